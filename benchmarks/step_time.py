@@ -1,0 +1,193 @@
+"""What does one optimizer step cost, against peers in the same process?
+
+    python benchmarks/step_time.py [--models bert-base] [--rounds 15]
+
+All contenders take turns, round by round, so that a noisy machine is noisy to
+all of them. `ResourceApplyAdam` is the yardstick of memory speed: it reads and
+writes 28 bytes per parameter and computes next to nothing. Every repeat goes
+into a JSON file; medians and ratios are printed.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import rich.console
+import rich.table
+import tensorflow as tf
+import tqdm
+
+import tf_optimizers as tfo
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+YARDSTICK = "ResourceApplyAdam"
+
+
+def bert_base() -> list[tuple[int, ...]]:
+    """Return the shapes of the 199 variables of BERT-base with its pooler."""
+    width, inner = 768, 3072
+    norm = [(width,), (width,)]
+    attention = 4 * [(width, width), (width,)] + norm
+    mlp = [(width, inner), (inner,), (inner, width), (width,)] + norm
+    embeddings = [(30522, width), (512, width), (2, width), *norm]
+    return embeddings + 12 * (attention + mlp) + [(width, width), (width,)]
+
+
+MODELS = {
+    "20M": [(20_000_000,)],
+    "bert-base": bert_base(),
+    "small": 200 * [(64, 64)] + 200 * [(64,)],
+}
+
+
+def optimizer_step(
+    optimizer: keras.optimizers.Optimizer, xla: bool = False
+) -> Callable:
+    """Return a factory of one step of an optimizer over fresh variables."""
+
+    def make(shapes: list, gradients: list[tf.Tensor]) -> Callable:
+        rng = np.random.default_rng(0)
+        variables = [
+            keras.Variable(0.02 * rng.standard_normal(s, "float32"))
+            for s in shapes
+        ]
+        optimizer.build(variables)
+        return tf.function(
+            lambda: optimizer.apply(gradients, variables),
+            jit_compile=True if xla else None,
+            autograph=False,
+        )
+
+    return make
+
+
+def yardstick_step(shapes: list, gradients: list[tf.Tensor]) -> Callable:
+    """Return one step of TensorFlow's fused Adam kernel."""
+    slots = [[tf.Variable(tf.zeros(s)) for s in shapes] for _ in range(3)]
+
+    def step() -> None:
+        for var, m, v, gradient in zip(*slots, gradients, strict=True):
+            tf.raw_ops.ResourceApplyAdam(
+                var=var.handle,
+                m=m.handle,
+                v=v.handle,
+                beta1_power=0.9,
+                beta2_power=0.999,
+                lr=1e-3,
+                beta1=0.9,
+                beta2=0.999,
+                epsilon=1e-8,
+                grad=gradient,
+            )
+
+    return tf.function(step, autograph=False)
+
+
+def contenders() -> dict[str, Callable]:
+    return {
+        YARDSTICK: yardstick_step,
+        "tfo.Lamb": optimizer_step(tfo.Lamb()),
+        "tfo.LANS": optimizer_step(tfo.LANS(weight_decay=0.01)),
+        "keras Lamb, graph": optimizer_step(
+            keras.optimizers.Lamb(weight_decay=0.01)
+        ),
+        "keras Lamb, XLA": optimizer_step(
+            keras.optimizers.Lamb(weight_decay=0.01), xla=True
+        ),
+        "keras Adam, graph": optimizer_step(keras.optimizers.Adam()),
+        "keras Adam, XLA": optimizer_step(keras.optimizers.Adam(), xla=True),
+    }
+
+
+def milliseconds(step: Callable) -> float:
+    start = time.perf_counter()
+    step()
+    return (time.perf_counter() - start) * 1e3
+
+
+def measure(name: str, rounds: int) -> dict:
+    """Return first-call and step times of all contenders on one model."""
+    shapes = MODELS[name]
+    rng = np.random.default_rng(1)
+    gradients = [
+        tf.constant(0.01 * rng.standard_normal(s, "float32")) for s in shapes
+    ]
+    steps = {key: make(shapes, gradients) for key, make in contenders().items()}
+    first = {key: milliseconds(step) for key, step in steps.items()}
+    times: dict[str, list[float]] = {key: [] for key in steps}
+    for _ in tqdm.trange(rounds, desc=name, unit="round"):
+        for key, step in steps.items():
+            times[key].append(milliseconds(step))
+    return {
+        "variables": len(shapes),
+        "parameters": sum(int(np.prod(s)) for s in shapes),
+        "first_call_ms": first,
+        "step_ms": times,
+    }
+
+
+def table(name: str, result: dict) -> rich.table.Table:
+    """Return medians, quartiles and ratios as a table."""
+    shown = rich.table.Table(
+        title=f"{name}: {result['variables']} variables, "
+        f"{result['parameters'] / 1e6:.1f} M parameters"
+    )
+    for column in ("contender", "median ms", "quartiles", "x yardstick"):
+        shown.add_column(
+            column, justify="left" if not shown.columns else "right"
+        )
+    shown.add_column("first call s", justify="right")
+    times = result["step_ms"]
+    unit = statistics.median(times[YARDSTICK])
+    for key, values in times.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        shown.add_row(
+            key,
+            f"{median:.1f}",
+            f"{low:.1f}-{high:.1f}",
+            f"{median / unit:.2f}",
+            f"{result['first_call_ms'][key] / 1e3:.1f}",
+        )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS)
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULTS / "step_time.json"
+    )
+    arguments = parser.parse_args()
+    document = {
+        "date": datetime.date.today().isoformat(),
+        "cpu_cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "models": {},
+    }
+    console = rich.console.Console()
+    for name in arguments.models:
+        keras.utils.clear_session()
+        result = measure(name, arguments.rounds)
+        document["models"][name] = result
+        console.print(table(name, result))
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The optimizers under test, one row each, and small helpers over them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import reference
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An optimizer, its reference, and arguments that use all of it."""
+
+    optimizer: type
+    reference: Callable
+    arguments: dict
+
+    def make(self, learning_rate=0.02, **kwargs):
+        return self.optimizer(learning_rate, **self.arguments | kwargs)
+
+    def reference_step(self):
+        return functools.partial(self.reference, **self.arguments)
+
+
+CASES = {
+    "lamb": Case(
+        tfo.Lamb,
+        reference.lamb,
+        {"weight_decay": 0.05},
+    ),
+    "lans": Case(
+        tfo.LANS,
+        reference.lans,
+        {"weight_decay": 0.05},
+    ),
+}
+
+SHAPES = {"kernel": (4, 5), "bias": (3,)}
+
+
+def make_values(seed=0, dtype="float32", shapes=SHAPES):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(s).astype(dtype) for s in shapes.values()]
+
+
+def make_variables(dtype="float32", values=None, shapes=SHAPES):
+    values = values or make_values(dtype="float32", shapes=shapes)
+    return [
+        keras.Variable(value, dtype=dtype, name=name)
+        for name, value in zip(shapes, values, strict=True)
+    ]
+
+
+def make_gradients(step, dtype="float32"):
+    return make_values(seed=100 + step, dtype=dtype)
+
+
+def run(optimizer, variables, steps, first=0, gradients=make_gradients):
+    for step in range(first, first + steps):
+        optimizer.apply(gradients(step), variables)
+    return [as_numpy(variable) for variable in variables]
+
+
+def run_reference(step_function, steps, learning_rate=0.02, values=None):
+    """Return the reference's weights, from the values `run` starts from."""
+    weights = [v.astype("float64") for v in values or make_values()]
+    states = [{} for _ in weights]
+    for step in range(steps):
+        gradients = [g.astype("float64") for g in make_gradients(step)]
+        weights = [
+            step_function(w, g, state, learning_rate)
+            for w, g, state in zip(weights, gradients, states, strict=True)
+        ]
+    return weights
+
+
+def as_numpy(variable):
+    """Return a value as NumPy, bfloat16 as the same value in float32."""
+    value = tf.convert_to_tensor(variable)
+    return (
+        tf.cast(value, "float32") if value.dtype == "bfloat16" else value
+    ).numpy()
+
+
+def error(actual, expected):
+    """Return the largest max|a - b| / max|b| of a pair of arrays."""
+    return max(
+        np.max(
+            np.abs(
+                as_numpy(a).astype("float64") - as_numpy(b).astype("float64")
+            )
+        )
+        / np.max(np.abs(as_numpy(b).astype("float64")))
+        for a, b in zip(actual, expected, strict=True)
+    )

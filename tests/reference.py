@@ -1,0 +1,87 @@
+"""Lamb and LANS in float64 NumPy, written from the papers' formulas.
+
+A parameter is an array, its state a dict; `step` counts from 1. Nothing here
+knows of TensorFlow or of the package.
+"""
+
+import numpy as np
+
+
+def moments(state, g, beta_1, beta_2):
+    """Return m / (1 - beta_1^t) and v / (1 - beta_2^t) after g."""
+    state["t"] = state.get("t", 0) + 1
+    state["m"] = beta_1 * state.get("m", 0.0) + (1 - beta_1) * g
+    state["v"] = beta_2 * state.get("v", 0.0) + (1 - beta_2) * g**2
+    return (
+        state["m"] / (1 - beta_1 ** state["t"]),
+        state["v"] / (1 - beta_2 ** state["t"]),
+    )
+
+
+def trust_ratio(w, u, adapt, lower_bound, upper_bound):
+    if not adapt:
+        return 1.0
+    w_norm, u_norm = np.linalg.norm(w), np.linalg.norm(u)
+    if lower_bound is not None:
+        w_norm = max(w_norm, lower_bound)
+    if upper_bound is not None:
+        w_norm = min(w_norm, upper_bound)
+    return w_norm / u_norm if w_norm > 0 and u_norm > 0 else 1.0
+
+
+def lamb(
+    w,
+    g,
+    state,
+    lr,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-6,
+    weight_decay=0.01,
+    adapt=True,
+    lower_bound=None,
+    upper_bound=None,
+):
+    """Return w after one step of arXiv:1904.00962, Algorithm 2."""
+    m_hat, v_hat = moments(state, g, beta_1, beta_2)
+    u = m_hat / (np.sqrt(v_hat) + epsilon) + weight_decay * w
+    return w - lr * trust_ratio(w, u, adapt, lower_bound, upper_bound) * u
+
+
+def lans(
+    w,
+    g,
+    state,
+    lr,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-6,
+    weight_decay=0.0,
+    adapt=True,
+    lower_bound=None,
+    upper_bound=None,
+    clip=None,
+):
+    """Return w after one step of arXiv:2006.13484, Algorithm 2."""
+    norm = np.linalg.norm(g)
+    g = g / norm if norm > 0 else np.zeros_like(g)
+    if clip is not None:
+        g = np.clip(g, -clip, clip)
+    m_hat, v_hat = moments(state, g, beta_1, beta_2)
+    d = np.sqrt(v_hat) + epsilon
+    a = m_hat / d + weight_decay * w
+    c = g / d + weight_decay * w
+    bounds = (adapt, lower_bound, upper_bound)
+    step_a = beta_1 * trust_ratio(w, a, *bounds) * a
+    step_c = (1 - beta_1) * trust_ratio(w, c, *bounds) * c
+    return w - lr * (step_a + step_c)
+
+
+def clip_by_norm(g, limit):
+    norm = np.linalg.norm(g)
+    return g * (limit / norm) if norm > limit else g
+
+
+def clip_by_global_norm(gradients, limit):
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    return [g * limit / max(norm, limit) for g in gradients]

@@ -1,0 +1,687 @@
+"""Properties that every optimizer has, one test each over all of them."""
+
+import cases
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+from tf_optimizers import kernels, schedules
+
+pytestmark = pytest.mark.parametrize(
+    "case", cases.CASES.values(), ids=cases.CASES.keys()
+)
+
+# A step changes weights by 2e-2 of their norm, so that 1e-6 tells any two
+# formulas apart.
+TOLERANCE = 1e-6
+
+
+def train(case, steps=4, dtype="float32", **kwargs):
+    optimizer = case.make(**kwargs)
+    return cases.run(optimizer, cases.make_variables(dtype), steps)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_step_matches_reference(case, dtype):
+    actual = train(case, steps=20, dtype=dtype)
+    expected = cases.run_reference(case.reference_step(), 20)
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+def test_float64_is_computed_in_float64(case):
+    variables = cases.make_variables("float64")
+    # As an exact float64: a learning rate Variable would be float32.
+    optimizer = case.make(lambda: tf.constant(0.02, "float64"))
+    actual = cases.run(optimizer, variables, 20)
+    expected = cases.run_reference(case.reference_step(), 20)
+    assert cases.error(actual, expected) < 1e-13
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_trains_as_its_float32_twin(case, dtype):
+    """Steps of 1e-4 vanish in bfloat16 without master weights."""
+    values = [
+        cases.as_numpy(tf.cast(value, dtype)) for value in cases.make_values()
+    ]
+    twin = cases.make_variables(values=values)
+    variables = cases.make_variables(dtype, values=values)
+    for variables_ in (twin, variables):
+        optimizer = case.make(1e-4)
+        cases.run(optimizer, variables_, 100)
+    for value, half, full in zip(values, variables, twin, strict=True):
+        assert half.dtype == dtype
+        assert np.abs(full - value).max() > 1e-3
+        rounded = tf.cast(full.value, dtype)
+        np.testing.assert_array_equal(
+            cases.as_numpy(half), cases.as_numpy(rounded)
+        )
+    assert {v.dtype for v in optimizer.variables[2:]} == {"float32"}
+
+
+def test_half_precision_under_xla_trains_as_its_float32_twin(case):
+    twin = cases.make_variables()
+    values = [v.numpy() for v in twin]
+    variables = cases.make_variables("bfloat16", values=values)
+    optimizer = case.make(1e-4)
+    optimizer.build(variables)
+    twin_optimizer = case.make(1e-4)
+    for twin_variable, variable in zip(twin, variables, strict=True):
+        twin_variable.assign(tf.cast(variable.value, "float32"))
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    for i in range(100):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+    cases.run(twin_optimizer, twin, 100)
+    for half, full in zip(variables, twin, strict=True):
+        # One unit in the last place of bfloat16 is 2^-8 of the value.
+        np.testing.assert_allclose(
+            cases.as_numpy(half), full.numpy(), rtol=2**-8
+        )
+
+
+def test_weight_assigned_from_outside_wins_over_its_master(case):
+    variables = cases.make_variables("bfloat16")
+    optimizer = case.make(1e-4)
+    cases.run(optimizer, variables, 3)
+    variables[0].assign(np.full((4, 5), 2.0))
+    cases.run(optimizer, variables, 1, first=3)
+    np.testing.assert_allclose(cases.as_numpy(variables[0]), 2.0, rtol=1e-2)
+
+
+def test_eager_equals_graph(case):
+    variables = cases.make_variables()
+    optimizer = case.make()
+
+    @tf.function
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    for i in range(4):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+    for a, b in zip(variables, train(case), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+
+
+def test_xla_equals_graph(case):
+    variables = cases.make_variables()
+    optimizer = case.make(gradient_accumulation_steps=2, use_ema=True)
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    optimizer.build(variables)
+    for i in range(4):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+    expected = train(case, gradient_accumulation_steps=2, use_ema=True)
+    assert cases.error(variables, expected) < TOLERANCE
+
+
+def test_traces_once(case, monkeypatch):
+    traces = []
+    rule = case.optimizer.rule
+
+    def count(*args):
+        traces.append("kernel")
+        return rule.directions(*args)
+
+    monkeypatch.setattr(case.optimizer, "rule", rule._replace(directions=count))
+    variables = cases.make_variables()
+    optimizer = case.make()
+    optimizer.build(variables)
+
+    @tf.function
+    def step(gradients):
+        traces.append("step")
+        optimizer.apply(gradients, variables)
+
+    for i in range(3):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+        # Two shapes, two kernels each.
+        assert sorted(traces) == 4 * ["kernel"] + ["step"]
+
+
+def test_second_optimizer_shares_the_kernels(case):
+    train(case)
+    before = kernels.compiled.cache_info().misses
+    train(case)
+    assert kernels.compiled.cache_info().misses == before
+
+
+def test_save_and_load_mid_run_gives_the_same_next_step(case, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 4)).astype("float32")
+    y = rng.standard_normal((8, 3)).astype("float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(case.make(use_ema=True, clipnorm=1.0), "mse")
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is case.optimizer
+    for each in (model, loaded):
+        each.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    pairs = [
+        *zip(model.weights, loaded.weights, strict=True),
+        *zip(
+            model.optimizer.variables, loaded.optimizer.variables, strict=True
+        ),
+    ]
+    for a, b in pairs:
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_half_precision_survives_a_tf_checkpoint(case, tmp_path):
+    def make():
+        variables = cases.make_variables("bfloat16")
+        optimizer = case.make(1e-4)
+        optimizer.build(variables)
+        checkpoint = tf.train.Checkpoint(
+            optimizer=optimizer, variables=[v.value for v in variables]
+        )
+        return optimizer, variables, checkpoint
+
+    optimizer, variables, checkpoint = make()
+    cases.run(optimizer, variables, 3)
+    path = checkpoint.save(tmp_path / "checkpoint")
+    expected = cases.run(optimizer, variables, 30, first=3)
+    optimizer, variables, checkpoint = make()
+    checkpoint.restore(path).assert_consumed()
+    actual = cases.run(optimizer, variables, 30, first=3)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_config_round_trip(case):
+    optimizer = case.make(
+        beta_1=0.8,
+        beta_2=0.99,
+        epsilon=1e-5,
+        exclude_from_weight_decay=["bias"],
+        exclude_from_layer_adaptation=[],
+        lower_bound=0.5,
+        upper_bound=2.0,
+        clipnorm=1.0,
+        use_ema=True,
+        name="mine",
+    )
+    config = optimizer.get_config()
+    restored = keras.optimizers.deserialize(
+        keras.optimizers.serialize(optimizer)
+    )
+    assert type(restored) is case.optimizer
+    assert restored.get_config() == config
+    assert config["exclude_from_weight_decay"] == ["bias"]
+    assert config["exclude_from_layer_adaptation"] == []
+
+
+@pytest.mark.parametrize("how", ["patterns", "names", "variables"])
+def test_exclusion_survives_the_config(case, how):
+    variables = cases.make_variables()
+    if how == "patterns":
+        optimizer = case.make(exclude_from_weight_decay=["^bias$"])
+    else:
+        optimizer = case.make()
+    if how == "names":
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    if how == "variables":
+        optimizer.exclude_from_weight_decay(var_list=[variables[1]])
+    config = optimizer.get_config()
+    restored = case.optimizer.from_config(config)
+    expected = cases.run_reference(
+        lambda w, *args: case.reference(
+            w,
+            *args,
+            weight_decay=0.0 if w.ndim == 1 else 0.05,
+            adapt=w.ndim > 1,
+        ),
+        5,
+    )
+    actual = cases.run(optimizer, variables, 5)
+    assert cases.error(actual, expected) < TOLERANCE
+    actual = cases.run(restored, cases.make_variables(), 5)
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+def test_excluded_from_decay_only_is_still_adapted(case):
+    optimizer = case.make(
+        exclude_from_weight_decay=["bias"], exclude_from_layer_adaptation=[]
+    )
+    expected = cases.run_reference(
+        lambda w, *args: case.reference(
+            w, *args, weight_decay=0.0 if w.ndim == 1 else 0.05
+        ),
+        5,
+    )
+    actual = cases.run(optimizer, cases.make_variables(), 5)
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+def test_excluding_one_of_two_variables_of_one_name(case):
+    first, second = (tf.Variable(v, name="v") for v in np.ones((2, 3)))
+    optimizer = case.make()
+    optimizer.exclude_from_weight_decay(var_list=[second])
+    optimizer.build([first, second])
+    assert [optimizer.is_decayed(v) for v in (first, second)] == [True, False]
+
+
+def test_exclude_method_after_build_is_refused(case):
+    optimizer = case.make()
+    optimizer.build(cases.make_variables())
+    with pytest.raises(RuntimeError, match="before the first `fit`"):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+
+
+def test_decay_is_applied_once(case):
+    """With a zero gradient the step is the decay, times its trust ratio."""
+    variables = cases.make_variables()
+    before = [v.numpy() for v in variables]
+    zeros = [np.zeros_like(v) for v in before]
+    case.make(0.01, exclude_from_layer_adaptation=[""]).apply(zeros, variables)
+    expected = [v * (1 - 0.01 * 0.05) for v in before]
+    assert cases.error(variables, expected) < 1e-7
+
+
+def test_sparse_gradient_equals_dense_gradient(case):
+    """Rows that are unsorted, given twice, and absent."""
+    rows = tf.constant([3, 1, 3, 0])
+    values = tf.constant(cases.make_values(7, shapes={"rows": (4, 5)})[0])
+    dense = np.zeros((4, 5), "float32")
+    np.add.at(dense, rows.numpy(), values.numpy())
+    bias = cases.make_gradients(0)[1]
+    for kwargs in (
+        {},
+        {"clipnorm": 0.1},
+        {"global_clipnorm": 0.1},
+        {"clipvalue": 0.1},
+        {"loss_scale_factor": 4.0},
+        {"gradient_accumulation_steps": 2},
+    ):
+        results = []
+        for gradient in (tf.IndexedSlices(values, rows, [4, 5]), dense):
+            variables = cases.make_variables()
+            optimizer = case.make(**kwargs)
+            for _ in range(4):
+                optimizer.apply([gradient, bias], variables)
+            results.append([v.numpy() for v in variables])
+        for sparse, expected in zip(*results, strict=True):
+            np.testing.assert_array_equal(sparse, expected)
+            assert not np.array_equal(expected, cases.make_values()[0])
+
+
+def test_empty_slices_equal_a_zero_gradient(case):
+    empty = tf.IndexedSlices(tf.zeros([0, 5]), tf.zeros([0], tf.int64), [4, 5])
+    results = []
+    for gradient in (empty, np.zeros((4, 5), "float32")):
+        variables = cases.make_variables()
+        case.make().apply([gradient, cases.make_gradients(0)[1]], variables)
+        results.append([v.numpy() for v in variables])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_embedding_trains_in_fit(case):
+    model = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int32"),
+            keras.layers.Embedding(4, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(case.make(0.1, loss_scale_factor=8.0), "mse")
+    x = np.array([[0, 0], [1, 3]])
+    history = model.fit(x, np.array([[1.0], [0.0]]), epochs=30, verbose=0)
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        keras.optimizers.schedules.PiecewiseConstantDecay(
+            [1, 3], [0.3, 0.02, 0.1]
+        ),
+        schedules.LansSchedule(0.1, 2, 1, 4),
+    ],
+    ids=["piecewise", "lans"],
+)
+def test_schedule_sets_the_rate_of_each_step(case, rate):
+    actual = cases.run(case.make(rate), cases.make_variables(), 5)
+    rates = iter([float(rate(step)) for step in range(5) for _ in range(2)])
+    expected = cases.run_reference(
+        lambda w, g, state, _: case.reference_step()(w, g, state, next(rates)),
+        5,
+    )
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+def test_callable_sets_the_rate_of_each_step(case):
+    rates = [0.1, 0.02, 0.3]
+    values = iter(rates)
+    optimizer = case.make(lambda: next(values))
+    actual = cases.run(optimizer, cases.make_variables(), 3)
+    rates = iter(np.repeat(rates, 2))
+    expected = cases.run_reference(
+        lambda w, g, state, _: case.reference_step()(w, g, state, next(rates)),
+        3,
+    )
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+def test_learning_rate_can_be_set_between_steps(case):
+    optimizer = case.make(0.5)
+    optimizer.learning_rate = 0.02
+    actual = cases.run(optimizer, cases.make_variables(), 3)
+    expected = cases.run_reference(case.reference_step(), 3)
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [1, np.float32(0.5), np.array(0.5), tf.constant(0.5), 0],
+    ids=["int", "numpy", "0-d array", "tensor", "zero"],
+)
+def test_learning_rate_of_any_number_kind_is_accepted(case, rate):
+    assert float(case.make(rate).learning_rate) == float(rate)
+
+
+def clipped(case, clip):
+    """Return the reference's weights with `clip` applied to each step."""
+    weights = [v.astype("float64") for v in cases.make_values()]
+    states = [{} for _ in weights]
+    for step in range(5):
+        gradients = [g.astype("float64") for g in cases.make_gradients(step)]
+        weights = [
+            case.reference_step()(w, g, state, 0.02)
+            for w, g, state in zip(
+                weights, clip(gradients), states, strict=True
+            )
+        ]
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("argument", "limit", "clip"),
+    [
+        (
+            "clipnorm",
+            2.0,
+            lambda gs: [reference.clip_by_norm(g, 2.0) for g in gs],
+        ),
+        (
+            "global_clipnorm",
+            2.0,
+            lambda gs: reference.clip_by_global_norm(gs, 2.0),
+        ),
+        ("clipvalue", 0.3, lambda gs: [np.clip(g, -0.3, 0.3) for g in gs]),
+    ],
+    ids=["clipnorm", "global_clipnorm", "clipvalue"],
+)
+def test_clipping_matches_reference(case, argument, limit, clip):
+    actual = train(case, steps=5, **{argument: limit})
+    assert cases.error(actual, clipped(case, clip)) < TOLERANCE
+
+
+def test_loss_scale_is_divided_out(case):
+    optimizer = case.make(loss_scale_factor=1024.0)
+    assert float(optimizer.scale_loss(tf.constant(1.0))) == 1024.0
+    actual = cases.run(
+        optimizer,
+        cases.make_variables(),
+        4,
+        gradients=lambda i: [g * 1024 for g in cases.make_gradients(i)],
+    )
+    for a, b in zip(actual, train(case), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_accumulated_gradients_equal_their_mean(case):
+    """Four gradients in two updates; nothing moves in between."""
+    variables = cases.make_variables()
+    optimizer = case.make(gradient_accumulation_steps=2)
+    moved = []
+    for step in range(4):
+        before = variables[0].numpy()
+        optimizer.apply(cases.make_gradients(step), variables)
+        moved.append(not np.array_equal(before, variables[0].numpy()))
+    assert moved == [False, True, False, True]
+    means = [
+        [
+            (a + b) / 2
+            for a, b in zip(
+                cases.make_gradients(2 * i),
+                cases.make_gradients(2 * i + 1),
+                strict=True,
+            )
+        ]
+        for i in range(2)
+    ]
+    expected = cases.run(
+        case.make(), cases.make_variables(), 2, gradients=lambda i: means[i]
+    )
+    assert cases.error(variables, expected) < TOLERANCE
+
+
+def test_moving_average_follows_and_replaces_the_weights(case):
+    """Also of a variable that never gets a gradient."""
+    variables = [*cases.make_variables(), keras.Variable(np.ones(2))]
+    optimizer = case.make(use_ema=True, ema_momentum=0.9)
+    averages = None
+    for step in range(4):
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            optimizer.apply([*cases.make_gradients(step), None], variables)
+        weights = [v.numpy().astype("float64") for v in variables]
+        averages = [
+            w if averages is None else 0.9 * a + 0.1 * w
+            for w, a in zip(weights, averages or weights, strict=True)
+        ]
+    optimizer.finalize_variable_values(variables)
+    assert cases.error(variables, averages) < TOLERANCE
+
+
+def test_moving_average_overwrites_at_its_frequency(case):
+    variables = cases.make_variables()
+    optimizer = case.make(
+        use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+    )
+    plain = cases.run(case.make(), cases.make_variables(), 2)
+    actual = cases.run(optimizer, variables, 2)
+    for a, b in zip(actual, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+    cases.run(optimizer, variables, 1, first=2)
+    averages = [optimizer.average(v).numpy() for v in variables]
+    for variable, average in zip(variables, averages, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), average)
+
+
+def test_moving_average_of_half_precision_is_float32(case):
+    variables = cases.make_variables("bfloat16")
+    optimizer = case.make(1e-4, use_ema=True, ema_momentum=0.999)
+    cases.run(optimizer, variables, 50)
+    average = optimizer.average(variables[0])
+    assert average.dtype == "float32"
+    start = tf.cast(cases.make_variables("bfloat16")[0].value, "float32")
+    assert np.abs(average - start).max() > 0
+    optimizer.finalize_variable_values(variables)
+    np.testing.assert_array_equal(
+        cases.as_numpy(variables[0]),
+        cases.as_numpy(tf.cast(average, "bfloat16")),
+    )
+
+
+def test_constraint_is_kept(case):
+    variable = keras.Variable(np.ones((4, 5), "float32"), name="kernel")
+    variable.constraint = keras.constraints.MaxNorm(0.5, axis=[0, 1])
+    optimizer = case.make()
+    cases.run(
+        optimizer,
+        [variable],
+        3,
+        gradients=lambda i: cases.make_gradients(i)[:1],
+    )
+    assert 0.4 < np.linalg.norm(variable.numpy()) < 0.5 + 1e-6
+
+
+def test_zero_gradient_leaves_undecayed_weights(case):
+    variables = cases.make_variables()
+    optimizer = case.make(weight_decay=0.0)
+    zeros = [np.zeros_like(v) for v in cases.make_values()]
+    optimizer.apply(zeros, variables)
+    for variable, value in zip(variables, cases.make_values(), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    # And the state is sound: the next step is the reference's.
+    state = {}
+    expected = case.reference_step()
+    gradient = cases.make_gradients(0)[0].astype("float64")
+    weight = cases.make_values()[0].astype("float64")
+    case.reference(weight, 0.0 * gradient, state, 0.02)
+    expected = case.reference(weight, gradient, state, 0.02, weight_decay=0.0)
+    optimizer.apply(cases.make_gradients(0), variables)
+    assert cases.error(variables[:1], [expected]) < TOLERANCE
+
+
+def test_zero_weights_move_with_ratio_one(case):
+    shapes = cases.SHAPES.values()
+    variables = cases.make_variables(
+        values=[np.zeros(s, "float32") for s in shapes]
+    )
+    actual = cases.run(case.make(), variables, 3)
+    expected = cases.run_reference(
+        case.reference_step(), 3, values=[np.zeros(s) for s in shapes]
+    )
+    assert cases.error(actual, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-10, 1e10, 1e20])
+@pytest.mark.parametrize("clip", [{}, {"clipnorm": 1e15}], ids=["", "clipped"])
+def test_tiny_and_huge_gradients_match_reference(case, scale, clip):
+    """Squares of either are outside of float32."""
+    variables = cases.make_variables()
+    optimizer = case.make(weight_decay=0.0, **clip)
+    for step in range(5):
+        gradients = [g * scale for g in cases.make_gradients(step)]
+        optimizer.apply([g.astype("float32") for g in gradients], variables)
+
+    def expected(w, g, state, lr):
+        g = g * scale
+        g = reference.clip_by_norm(g, 1e15) if clip else g
+        return case.reference(w, g, state, lr, weight_decay=0.0)
+
+    assert cases.error(variables, cases.run_reference(expected, 5)) < TOLERANCE
+
+
+def test_huge_gradients_for_long_stay_finite_and_moving(case):
+    variables = cases.make_variables()
+    optimizer = case.make()
+    optimizer.build(variables)
+
+    @tf.function
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    for i in range(300):
+        before = variables[0].numpy()
+        step([tf.constant(g * 1e20) for g in cases.make_gradients(i)])
+        moved = np.linalg.norm(variables[0].numpy() - before)
+        relative = moved / np.linalg.norm(before)
+        assert 0.001 < relative < 0.021
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "clip",
+    [{}, {"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}],
+    ids=lambda clip: next(iter(clip), "unclipped"),
+)
+def test_nonfinite_gradient_is_visible_in_the_weights(case, value, clip):
+    variables = cases.make_variables()
+    gradients = cases.make_gradients(0)
+    gradients[0][1, 2] = value
+    case.make(**clip).apply(gradients, variables)
+    assert not np.isfinite(variables[0].numpy()).all()
+    if "global_clipnorm" in clip:
+        assert np.isnan(variables[1].numpy()).all()
+    else:
+        assert np.isfinite(variables[1].numpy()).all()
+
+
+def test_terminate_on_nan_sees_a_nonfinite_gradient(case):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(case.make(), "mse")
+    x = np.array([[1.0, 2.0]] * 4)
+    x[1, 0] = np.inf
+    history = model.fit(
+        x,
+        np.ones((4, 1)),
+        batch_size=1,
+        epochs=5,
+        shuffle=False,
+        verbose=0,
+        callbacks=[keras.callbacks.TerminateOnNaN()],
+    )
+    assert len(history.epoch) == 1
+
+
+def test_dynamic_loss_scaling_skips_a_nonfinite_gradient(case):
+    variables = cases.make_variables()
+    optimizer = keras.optimizers.LossScaleOptimizer(case.make())
+    gradients = cases.make_gradients(0)
+    gradients[0][1, 2] = np.nan
+    optimizer.apply(gradients, variables)
+    for variable, value in zip(variables, cases.make_values(), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert float(optimizer.dynamic_scale) == 2.0**14
+    optimizer.apply([g * 2.0**14 for g in cases.make_gradients(0)], variables)
+    expected = cases.run_reference(case.reference_step(), 1)
+    assert cases.error(variables, expected) < TOLERANCE
+
+
+def test_groups_have_their_own_settings(case):
+    """Through `MultiOptimizer`, the counterpart of parameter groups."""
+    groups = keras.optimizers.OptimizerMap(
+        case.make(), {"bias": case.make(0.1, weight_decay=0.0)}
+    )
+    optimizer = keras.optimizers.MultiOptimizer(groups)
+    actual = cases.run(optimizer, cases.make_variables(), 4)
+
+    def expected(w, g, state, _):
+        if w.ndim > 1:
+            return case.reference_step()(w, g, state, 0.02)
+        return case.reference(w, g, state, 0.1, weight_decay=0.0)
+
+    assert cases.error(actual, cases.run_reference(expected, 4)) < TOLERANCE
+
+
+def test_float8_scales_are_left_to_keras(case):
+    """Variables that their gradients overwrite get no state."""
+    scale = keras.Variable(1.0, name="scale")
+    scale.overwrite_with_gradient = True
+    variables = [*cases.make_variables(), scale]
+    optimizer = case.make(use_ema=True)
+    optimizer.apply([*cases.make_gradients(0), np.float32(3.0)], variables)
+    assert scale.numpy() == 3.0
+    expected = cases.run_reference(case.reference_step(), 1)
+    assert cases.error(variables[:2], expected) < TOLERANCE
+
+
+def test_converges_on_a_quadratic(case):
+    """With the rate decayed to zero, since steps are a share of the norm."""
+    rate = schedules.LansSchedule(0.1, 10, 50, 200)
+    variables = cases.make_variables()
+    targets = cases.make_values(5)
+    optimizer = case.make(rate, weight_decay=0.0)
+    optimizer.build(variables)
+
+    @tf.function
+    def step():
+        optimizer.apply(
+            [v - t for v, t in zip(variables, targets, strict=True)], variables
+        )
+
+    for _ in range(260):
+        step()
+    assert cases.error(variables, targets) < 1e-2

@@ -1,0 +1,350 @@
+"""The demo: its data, its selection of learning rates, its report."""
+
+import json
+import re
+import socket
+
+import keras
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tf_optimizers.demo import large_batch, large_batch_report
+from tf_optimizers.demo.__main__ import main
+from tf_optimizers.demo.data import SPLIT_SIZES, load_splits, prepare
+from tf_optimizers.demo.large_batch import Budget, Plan, Study, Trial
+from tf_optimizers.demo.parts import EXTRAS
+from tf_optimizers.demo.report import write_json
+from tf_optimizers.demo.trainer import (
+    Trainer,
+    WarmupThenDecay,
+    shuffled_batches,
+)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """A folder in which the data set was made without the network."""
+    folder = tmp_path_factory.mktemp("data")
+
+    def refuse(*_):
+        raise OSError("The demo's data must not need the network.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        prepare(folder)
+    return folder
+
+
+def images_of(data_dir, split):
+    """Return a split's images as they are stored, and their labels."""
+    data = prepare(data_dir).as_dataset(split=split, as_supervised=True)
+    images, labels = zip(*data.as_numpy_iterator(), strict=True)
+    return np.stack(images), np.array(labels)
+
+
+def test_data_set_holds_every_digit_once(data_dir):
+    splits = [images_of(data_dir, name) for name in SPLIT_SIZES]
+    assert [len(images) for images, _ in splits] == [1024, 386, 387]
+    stored = np.concatenate([images for images, _ in splits])
+    assert stored.dtype == np.uint8 and stored.shape[1:] == (8, 8, 1)
+    assert stored.max() == 16
+    labels = np.concatenate([labels for _, labels in splits])
+    digits = load_digits()
+    # As a sorted list, a repeated or lost image changes the comparison.
+    expected = sorted(
+        (image.astype(np.uint8).tobytes(), label)
+        for image, label in zip(digits.images, digits.target, strict=True)
+    )
+    found = sorted(
+        (image.tobytes(), label)
+        for image, label in zip(stored, labels, strict=True)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("split", SPLIT_SIZES)
+def test_split_has_every_class_in_proportion(data_dir, split):
+    _, labels = images_of(data_dir, split)
+    counts = np.bincount(labels, minlength=10)
+    share = np.bincount(load_digits().target) / 1797
+    np.testing.assert_allclose(counts, share * len(labels), atol=1)
+
+
+def test_loaded_images_are_scaled_to_one(data_dir):
+    images, _ = next(iter(load_splits(data_dir)["train"].batch(1024)))
+    assert images.numpy().min() == 0 and images.numpy().max() == 1
+
+
+def test_shuffle_depends_on_the_seed_alone(data_dir):
+    data = load_splits(data_dir)["train"]
+
+    def labels(seed):
+        batches = shuffled_batches(data, 64, seed).take(20)
+        return np.stack([label for _, label in batches.as_numpy_iterator()])
+
+    np.testing.assert_array_equal(labels(1), labels(1))
+    assert (labels(1) != labels(2)).any()
+    # The second pass over the images has an order of its own.
+    assert (labels(1)[:4] != labels(1)[16:]).any()
+
+
+def test_schedule_warms_up_and_decays():
+    schedule = WarmupThenDecay()
+    schedule.set(peak=0.5, steps=30)
+    rates = [float(schedule(step)) for step in range(30)]
+    assert np.argmax(rates) == 2 and rates[2] == 0.5
+    np.testing.assert_allclose(np.diff(rates[:3]), 0.5 / 3, rtol=1e-5)
+    np.testing.assert_allclose(np.diff(rates[2:]), -0.5 / 28, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", large_batch.OPTIMIZERS)
+def test_reset_trainer_equals_fresh_one(data_dir, name):
+    data = shuffled_batches(load_splits(data_dir)["train"], 256, seed=3)
+    used, fresh = (Trainer(large_batch.OPTIMIZERS[name]) for _ in range(2))
+    used.train(data, rate=0.1, steps=5, seed=1)
+    once = used.model.get_weights()
+    for trainer in (used, fresh):
+        trainer.train(
+            shuffled_batches(load_splits(data_dir)["train"], 256, seed=4),
+            rate=0.01,
+            steps=7,
+            seed=2,
+        )
+    for reset, expected, before in zip(
+        used.model.get_weights(), fresh.model.get_weights(), once, strict=True
+    ):
+        np.testing.assert_array_equal(reset, expected)
+        assert (reset != before).any()
+    for reset, expected in zip(
+        used.optimizer.variables, fresh.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(reset.numpy(), expected.numpy())
+
+
+def test_later_runs_need_no_new_trace(data_dir):
+    traces = []
+
+    class Counting(keras.optimizers.SGD):
+        def apply(self, *args, **kwargs):
+            traces.append(1)
+            return super().apply(*args, **kwargs)
+
+    trainer = Trainer(Counting)
+    data = load_splits(data_dir)["train"]
+    counts = []
+    for batch_size, rate, seed in ((256, 0.1, 0), (1024, 0.01, 1)):
+        batches = shuffled_batches(data, batch_size, seed)
+        trainer.train(batches, rate, steps=batch_size // 128, seed=seed)
+        counts.append(len(traces))
+    assert counts[0] == counts[1] > 0
+
+
+def test_choice_takes_best_mean_then_lowest_rate():
+    trials = [
+        Trial(0.1, (0.9, 0.7)),
+        Trial(0.2, (0.85, 0.85)),
+        Trial(0.4, (0.84, 0.86)),
+        Trial(0.8, (0.99, 0.1)),
+    ]
+    assert large_batch.choose_trial(trials).learning_rate == 0.2
+
+
+class StubTrainer:
+    """Reaches more on test, and less on validation, the higher the rate."""
+
+    def __init__(self):
+        self.measured = {"validation": set(), "test": set()}
+
+    def train(self, data, rate, steps, seed, callbacks):
+        self.rate, self.seed = rate, seed
+
+    def accuracy(self, images, labels):
+        on_test = len(labels) == SPLIT_SIZES["test"]
+        self.measured["test" if on_test else "validation"].add(self.seed)
+        return self.rate if on_test else 1 - self.rate
+
+
+class SilentProgress:
+    """Takes the place of the progress bar."""
+
+    def update(self):
+        pass
+
+    def set_description_str(self, text):
+        pass
+
+
+def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
+    plan = Plan((Budget(1024, 1),), (0.1, 0.2, 0.3), tuning_seeds=(11, 12))
+    trainer = StubTrainer()
+    study = Study(plan, (0, 1, 2), load_splits(data_dir), SilentProgress())
+    (cell,) = study.cells("stub", trainer)
+    assert cell["learning_rate"] == 0.1 and cell["at_edge_of_grid"]
+    assert cell["test_accuracy"] == [0.1] * 3
+    assert trainer.measured == {"validation": {11, 12}, "test": {0, 1, 2}}
+
+
+@pytest.mark.parametrize("plan", [large_batch.FULL, large_batch.QUICK])
+def test_plan_keeps_its_promises(plan):
+    assert min(plan.tuning_seeds) > 1000  # test seeds count from 0
+    assert list(plan.rates) == sorted(plan.rates)
+    for budget in plan.budgets:
+        assert SPLIT_SIZES["train"] % budget.batch_size == 0
+    full_batch = [
+        budget
+        for budget in plan.budgets
+        if budget.batch_size == SPLIT_SIZES["train"]
+    ]
+    assert len(full_batch) == 2  # the plot of the grid has two panels
+    assert plan.curve_budget == max(full_batch, key=lambda each: each.steps)
+
+
+def cell(name, mean, std, at_edge=False):
+    """Return the part of a cell that the report's sentences use."""
+    return {
+        "optimizer": name,
+        "batch_size": 1024,
+        "epochs": 10,
+        "steps": 10,
+        "mean": mean,
+        "std": std,
+        "at_edge_of_grid": at_edge,
+    }
+
+
+def test_findings_follow_the_numbers():
+    cells = [cell("A", 0.90, 0.01), cell("B", 0.93, 0.02), cell("C", 0.92, 0)]
+    (line,) = large_batch_report.findings({"cells": cells})
+    assert "B has the best mean, 93.0 %" in line
+    assert line.endswith(": C.")
+
+
+def test_edge_note_names_cells_at_the_edge_only():
+    inside, at_edge = cell("A", 0.9, 0), cell("B", 0.9, 0, at_edge=True)
+    assert "None" in large_batch_report.edge_note([inside])
+    note = large_batch_report.edge_note([inside, at_edge])
+    assert note.endswith("outside: B at batch 1,024, 10 steps.")
+
+
+def test_json_is_whole_or_untouched(tmp_path):
+    path = tmp_path / "results.json"
+    write_json({"loss": [1.5, float("nan")]}, path)
+    assert json.loads(path.read_text()) == {"loss": [1.5, None]}
+    with pytest.raises(TypeError):
+        write_json({"loss": 0, "unwritable": object()}, path)
+    assert json.loads(path.read_text()) == {"loss": [1.5, None]}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture(scope="module")
+def report_dir(data_dir, tmp_path_factory):
+    """The folder of a reduced run's report."""
+    folder = tmp_path_factory.mktemp("run") / "report"
+    arguments = ["--quick", "--report-dir", str(folder), "--seeds", "3"]
+    assert main([*arguments, "--data-dir", str(data_dir)]) == 0
+    return folder
+
+
+@pytest.fixture
+def results(report_dir):
+    """What a reduced run wrote as JSON."""
+    return json.loads((report_dir / "results.json").read_text())
+
+
+def markdown_tables(text):
+    """Return each table of a page as {first cell: other cells}."""
+    tables = re.findall(r"^\| optimizer .*\n(?:\|.*\n)+", text, re.MULTILINE)
+    for table in tables:
+        rows = [
+            [entry.strip() for entry in line.strip("|").split("|")]
+            for line in table.splitlines()
+        ]
+        yield {name: entries for name, *entries in rows[2:]}
+
+
+def test_quick_run_fills_every_cell(results):
+    cells = results["parts"]["large-batch"]["cells"]
+    assert {cell["optimizer"] for cell in cells} == set(large_batch.OPTIMIZERS)
+    assert len(cells) == len(large_batch.OPTIMIZERS) * 3
+    for entry in cells:
+        assert len(entry["test_accuracy"]) == 3
+        means = {
+            trial["learning_rate"]: np.mean(trial["validation_accuracy"])
+            for trial in entry["tuning"]
+        }
+        assert means[entry["learning_rate"]] == max(means.values())
+        # Chance is 0.1: an optimizer that is not moving would show.
+        assert entry["mean"] > 0.4
+    assert results["quick"] is True
+    assert results["environment"]["keras"] == keras.__version__
+
+
+def test_quick_run_records_curves_of_one_budget(results):
+    for entry in results["parts"]["large-batch"]["cells"]:
+        curves = entry["curves"]
+        if (entry["batch_size"], entry["steps"]) != (1024, 10):
+            assert curves == {"loss": [], "accuracy": []}
+            continue
+        assert np.shape(curves["loss"]) == (3, 10)
+        last = [run[-1] for run in curves["accuracy"]]
+        assert last == entry["test_accuracy"]
+        # A running mean over the steps could not fall this far.
+        assert np.mean(curves["loss"], axis=0)[-1] < 0.6
+
+
+def test_report_tables_equal_the_json(report_dir, results):
+    accuracies, rates = markdown_tables((report_dir / "report.md").read_text())
+    cells = results["parts"]["large-batch"]["cells"]
+    for name in large_batch.OPTIMIZERS:
+        own = [entry for entry in cells if entry["optimizer"] == name]
+        percent = [100 * np.array(entry["test_accuracy"]) for entry in own]
+        assert accuracies[name] == [
+            f"{np.mean(runs):.1f} ± {np.std(runs, ddof=1):.1f}"
+            for runs in percent
+        ]
+        assert rates[name] == [f"{entry['learning_rate']:.3g}" for entry in own]
+
+
+def test_report_links_exist_and_plots_are_images(report_dir):
+    text = (report_dir / "report.md").read_text()
+    images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert len(images) == 3
+    for name in images:
+        assert (report_dir / name).read_bytes().startswith(b"\x89PNG")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    names = {path.name for path in report_dir.iterdir()}
+    assert set(links) | {"report.md"} == names
+
+
+def test_report_says_that_the_run_was_reduced(report_dir):
+    assert "reduced run" in (report_dir / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "1"], "must be an integer of at least 2.*Received: 1."),
+        (["--seeds", "two"], "must be an integer.*Received: two."),
+        (["--parts", "huge"], "Received: huge. Use any of: large-batch"),
+        (["--report-dir", "{file}"], "must be a folder.*Choose another path"),
+        (["--data-dir", "{file}/x"], "must be a folder.*Choose another path"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_argument_is_explained(arguments, message, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as stop:
+        main([text.format(file=file) for text in arguments])
+    assert stop.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_missing_extra_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(EXTRAS, "no_such_module", "no-such-package")
+    assert main(["--report-dir", str(tmp_path / "report")]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "Missing: no-such-package." in message
+    assert 'pip install "tf_optimizers[demo]"' in message

@@ -1,0 +1,182 @@
+"""Two replicas on logical CPU devices equal one on the same global batch."""
+
+import cases
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+pytestmark = pytest.mark.parametrize(
+    "case", cases.CASES.values(), ids=cases.CASES.keys()
+)
+
+# Float32 sums of two replicas' gradients, over some steps of 2e-2.
+TOLERANCE = 2e-6
+
+ROWS = np.random.default_rng(0).integers(0, 10, (16, 4))
+TARGETS = np.random.default_rng(1).random((16, 3), "float32")
+
+
+def make_model(dtype="float32"):
+    """An embedding, so that gradients are sparse too."""
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(10, 5, dtype=dtype),
+            keras.layers.Flatten(dtype=dtype),
+            keras.layers.Dense(3, dtype=dtype),
+        ]
+    )
+
+
+def fit(make_optimizer, dtype="float32"):
+    model = make_model(dtype)
+    model.compile(make_optimizer(), "mse")
+    model.fit(ROWS, TARGETS, batch_size=8, epochs=4, verbose=0, shuffle=False)
+    return model
+
+
+def assert_replicas_agree(strategy, model):
+    for variable in [*model.weights, *model.optimizer.variables]:
+        if "gradient_accumulator" in variable.path:
+            continue  # each replica's own, by design
+        first, second = strategy.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(
+            cases.as_numpy(first), cases.as_numpy(second)
+        )
+
+
+def assert_two_replicas_equal_one(strategy, make_optimizer):
+    expected = fit(make_optimizer)
+    with strategy.scope():
+        model = fit(make_optimizer)
+    assert_replicas_agree(strategy, model)
+    for start, weight in zip(
+        make_model().get_weights(), model.get_weights(), strict=True
+    ):
+        assert np.abs(weight - start).max() > 3e-4
+    error = cases.error(model.get_weights(), expected.get_weights())
+    assert error < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"clipnorm": 0.01},
+        {"global_clipnorm": 0.01},
+        {"clipvalue": 0.001},
+        {"use_ema": True, "ema_overwrite_frequency": 3},
+        {"loss_scale_factor": 128.0},
+        {"gradient_accumulation_steps": 2},
+        {
+            "gradient_accumulation_steps": 2,
+            "use_ema": True,
+            "ema_overwrite_frequency": 2,
+            "global_clipnorm": 0.01,
+        },
+    ],
+    ids=lambda kwargs: "-".join(kwargs) or "plain",
+)
+def test_two_replicas_equal_one(case, mirrored, kwargs):
+    assert_two_replicas_equal_one(mirrored, lambda: case.make(**kwargs))
+
+
+def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
+    assert_two_replicas_equal_one(
+        mirrored, lambda: keras.optimizers.LossScaleOptimizer(case.make())
+    )
+
+
+def test_two_replicas_equal_one_with_groups(case, mirrored):
+    def make():
+        by_path = {".*kernel": case.make(0.05, clipnorm=0.01)}
+        groups = keras.optimizers.OptimizerMap(case.make(), by_path)
+        return keras.optimizers.MultiOptimizer(groups)
+
+    assert_two_replicas_equal_one(mirrored, make)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_replicas_agree_in_half_precision(case, mirrored, dtype):
+    with mirrored.scope():
+        model = fit(case.make, dtype)
+    assert_replicas_agree(mirrored, model)
+    # Two in-replica roundings of the loss and its gradient apart.
+    error = cases.error(
+        map(cases.as_numpy, model.weights),
+        map(cases.as_numpy, fit(case.make, dtype).weights),
+    )
+    assert error < 0.05
+
+
+def test_clipping_follows_the_sum_over_replicas(case, mirrored):
+    """Keras clips first; the norms of two halves are not the whole's."""
+    local = [cases.make_gradients(0), [10 * g for g in cases.make_gradients(1)]]
+    per_replica = [
+        mirrored.experimental_distribute_values_from_function(
+            lambda replica, i=i: tf.constant(
+                local[replica.replica_id_in_sync_group][i]
+            )
+        )
+        for i in range(2)
+    ]
+    with mirrored.scope():
+        variables = cases.make_variables()
+        optimizer = case.make(clipnorm=1.0)
+        optimizer.build(variables)
+    mirrored.run(optimizer.apply, (per_replica, variables))
+
+    def control(first, second, **kwargs):
+        sums = [a + b for a, b in zip(first, second, strict=True)]
+        return cases.run(
+            case.make(**kwargs),
+            cases.make_variables(),
+            1,
+            gradients=lambda _: sums,
+        )
+
+    expected = control(*local, clipnorm=1.0)
+    assert cases.error(variables, expected) < TOLERANCE
+    clipped = [[reference.clip_by_norm(g, 1.0) for g in gs] for gs in local]
+    assert cases.error(variables, control(*clipped)) > 1e-3
+
+
+def test_custom_loop_builds_the_optimizer_in_its_first_step(case, mirrored):
+    with mirrored.scope():
+        variables = cases.make_variables()
+        optimizer = case.make()
+
+    @tf.function
+    def step(gradients):
+        def run(gradients):
+            # Half a gradient each: replicas' gradients are summed.
+            optimizer.apply([g / 2 for g in gradients], variables)
+
+        mirrored.run(run, (gradients,))
+
+    for i in range(3):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+    expected = cases.run_reference(case.reference_step(), 3)
+    assert cases.error(variables, expected) < TOLERANCE
+
+
+def test_apply_outside_of_a_replica_is_refused(case, mirrored):
+    with mirrored.scope():
+        variables = cases.make_variables()
+        optimizer = case.make()
+        with pytest.raises(RuntimeError, match="`strategy.run`"):
+            optimizer.apply(cases.make_gradients(0), variables)
+
+
+def test_one_device_strategy_equals_none(case):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
+    with strategy.scope():
+        model = fit(case.make)
+    assert all("CPU:1" in w.value.device for w in model.weights)
+    for a, b in zip(
+        model.get_weights(), fit(case.make).get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,48 @@
+"""Norms outside of float32's range of squares, and of many elements."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_optimizers.norms import norm
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4095,), (4096,), (4097,)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_norm_matches_numpy(shape, scale):
+    values = np.random.default_rng(0).standard_normal(shape) * scale
+    values = values.astype("float32")
+    expected = np.linalg.norm(values.astype("float64"))
+    assert float(norm(tf.constant(values))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_norm_of_odd_matrix_counts_every_element_once():
+    values = np.zeros((131, 101), "float32")
+    for row in range(131):
+        values[:] = 0
+        values[row, row % 101] = row + 1
+        assert float(norm(tf.constant(values))) == row + 1
+
+
+def test_norm_of_nothing_is_zero():
+    assert float(norm(tf.zeros([0, 5]))) == 0
+
+
+def test_norm_of_many_equal_elements_is_exact():
+    """Where a float32 sum, one by one, is off by more than 1e-3."""
+    count = 20_000_000
+    tensor = tf.fill([count], 1.1)
+    exact = np.float32(1.1).astype("float64") * np.sqrt(count)
+    assert float(norm(tensor)) == pytest.approx(exact, rel=1e-7)
+    naive = tf.function(
+        lambda x: tf.sqrt(tf.reduce_sum(x * x)), jit_compile=True
+    )
+    assert abs(float(naive(tensor)) / exact - 1) > 1e-3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_norm_is_not_finite_where_an_element_is_not(value):
+    values = np.ones(5000, "float32")
+    values[4999] = value
+    result = float(norm(tf.constant(values)))
+    np.testing.assert_equal(result, value)

@@ -1,0 +1,81 @@
+"""LansSchedule against the paper's formula."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_optimizers.schedules import LansSchedule
+
+
+def paper(t, rate, warmup, constant, total):
+    """Update t of total, from 1, of arXiv:2006.13484, Section 3.3."""
+    if t <= warmup:
+        return rate * t / warmup
+    if t <= warmup + constant:
+        return rate
+    return rate * (total - t) / (total - warmup - constant)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "constant", "decay"), [(10, 20, 30), (0, 5, 7), (4, 0, 3)]
+)
+def test_schedule_matches_the_paper(warmup, constant, decay):
+    schedule = LansSchedule(0.5, warmup, constant, decay)
+    total = warmup + constant + decay
+    actual = [float(schedule(step)) for step in range(total)]
+    expected = [
+        paper(t, 0.5, warmup, constant, total) for t in range(1, total + 1)
+    ]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-8)
+    assert actual[0] > 0
+
+
+def test_polynomial_decay_matches_keras():
+    ours = LansSchedule(0.5, 0, 0, 8, end_learning_rate=0.1, power=2.0)
+    theirs = keras.optimizers.schedules.PolynomialDecay(0.5, 8, 0.1, power=2.0)
+    # Keras's first update has the full rate, ours is one step into the decay.
+    for step in range(12):
+        expected = float(theirs(step + 1))
+        assert float(ours(step)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_schedule_stays_at_its_end():
+    assert float(LansSchedule(0.5, 1, 1, 1, 0.25)(1000)) == 0.25
+
+
+def test_schedule_takes_tensors_and_variables_in_a_graph():
+    schedule = LansSchedule(1.0, 4, 1, 5)
+    graph = tf.function(schedule)
+    for step in (0, 4, 7):
+        assert float(graph(tf.constant(step, "int64"))) == float(schedule(step))
+
+
+def test_schedule_survives_json():
+    schedule = LansSchedule(0.5, 3, 4, 5, 0.1, 2.0, name="warm")
+    config = json.loads(
+        json.dumps(keras.optimizers.schedules.serialize(schedule))
+    )
+    restored = keras.optimizers.schedules.deserialize(config)
+    assert isinstance(restored, LansSchedule)
+    assert restored.get_config() == schedule.get_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 1, 1, 1), ValueError, "`learning_rate` must be a finite"),
+        (("x", 1, 1, 1), TypeError, "`learning_rate` must be a finite"),
+        ((0.1, -1, 1, 1), ValueError, "`warmup_steps` must be an integer >= 0"),
+        ((0.1, 1.5, 1, 1), TypeError, "`warmup_steps` must be an integer"),
+        ((0.1, 1, -1, 1), ValueError, "`constant_steps` must be"),
+        ((0.1, 1, 1, 0), ValueError, "`decay_steps` must be an integer >= 1"),
+        ((0.1, 1, 1, 1, -0.1), ValueError, "`end_learning_rate` must be"),
+        ((0.1, 1, 1, 1, 0.0, 0.0), ValueError, "`power` must be"),
+    ],
+)
+def test_bad_argument_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LansSchedule(*arguments)

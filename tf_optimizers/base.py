@@ -1,0 +1,267 @@
+"""What every optimizer here does with a gradient before its own mathematics."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import (
+    Gradient,
+    OptimizerHooks,
+    cond_across_replicas,
+)
+from tf_optimizers.checks import check_base_arguments, check_learning_rate
+from tf_optimizers.clipping import clip
+from tf_optimizers.gradients import (
+    check_gradients,
+    check_not_empty,
+    check_replica_context,
+    dense,
+)
+from tf_optimizers.precision import (
+    check_floating,
+    is_half,
+    refresh_master_weight,
+    state_dtype,
+)
+from tf_optimizers.replicas import (
+    backend_variable,
+    local_component,
+    update_each,
+)
+
+
+class Optimizer(OptimizerHooks):
+    """A Keras optimizer that clips, averages and rounds where it should.
+
+    A replica's gradients flow through `apply` in this order:
+
+        check ─ unscale ─ accumulate ─ sum over replicas ─ make dense, in the
+        dtype of the state ─ clip ─ `update_step` ─ moving average ─ constraint
+
+    Clipping follows the sum, so that N replicas compute what one replica
+    computes on the same global batch. The state of float16 and bfloat16
+    variables is float32, and so are the master weights they get.
+
+    Args:
+        learning_rate: float >= 0 (also an int, NumPy scalar or 0-d tensor),
+            `LearningRateSchedule`, or callable without arguments.
+        **kwargs: See `keras.optimizers.Optimizer`.
+    """
+
+    def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
+        check_base_arguments(kwargs)
+        super().__init__(
+            learning_rate=check_learning_rate(learning_rate), **kwargs
+        )
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create what every optimizer keeps of `variables`."""
+        if self.built:
+            return
+        for variable in variables:
+            if not self.is_overwritten(variable):
+                check_floating(variable)
+        super().build(variables)
+        self._master_weights = [
+            self._add_master_weight(variable) for variable in variables
+        ]
+
+    def add_variable(
+        self,
+        shape: Any,
+        initializer: Any = "zeros",
+        dtype: Any = None,
+        **kwargs: Any,
+    ) -> keras.Variable:
+        """Add a variable, in float32 where the model's is of half precision."""
+        if dtype is not None:
+            dtype = state_dtype(dtype)
+        return super().add_variable(
+            shape, initializer=initializer, dtype=dtype, **kwargs
+        )
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient, Any]]
+    ) -> keras.Variable:
+        """Apply (gradient, variable) pairs; see `apply`."""
+        pairs = list(grads_and_vars)
+        check_not_empty(pairs)
+        return super().apply_gradients(pairs)
+
+    def apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[Any] | None = None,
+    ) -> None:
+        """Update the variables from one gradient each, in replica context.
+
+        Args:
+            grads: Tensors or `tf.IndexedSlices` of the variables' shapes, or
+                None for a variable that the loss does not depend on.
+            trainable_variables: The variables, of which the first call's are
+                those that the optimizer is built with. Defaults to these.
+
+        Raises:
+            ValueError: If there is no gradient, or one of another shape than
+                its variable, or an unknown variable. Nothing has changed then.
+            TypeError: If a gradient is not of a floating dtype.
+            RuntimeError: If called outside of `strategy.run`.
+        """
+        grads = list(grads)
+        check_not_empty(grads)
+        check_replica_context()
+        if trainable_variables is None and self.built:
+            trainable_variables = self.built_variables
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            check_gradients(grads, trainable_variables)
+            grads = self._without_slices_where_refused(
+                grads, trainable_variables
+            )
+            if not self.built:
+                # Lifted out of a `tf.function` that is being traced: inside,
+                # replicas get variables that are never initialized.
+                with tf.init_scope():
+                    self.build(trainable_variables)
+        super().apply(grads, trainable_variables)
+
+    def apply_in_replica(
+        self, gradients: list[Gradient], variables: list[Any]
+    ) -> None:
+        """Accumulate this replica's gradients, or update the variables."""
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            self._update(gradients, variables)
+            return
+        accumulators = [self.accumulator(variable) for variable in variables]
+
+        def accumulate(gradients: list[tf.Tensor]) -> None:
+            update_each(
+                accumulators,
+                lambda total, gradient: total.assign_add(
+                    tf.cast(gradient, total.dtype)
+                ),
+                gradients,
+            )
+
+        def update(gradients: list[tf.Tensor]) -> None:
+            means = [
+                (total + tf.cast(gradient, total.dtype)) / steps
+                for gradient, total in zip(gradients, accumulators, strict=True)
+            ]
+            self._update(means, variables)
+            update_each(
+                [self.accumulator(v) for v in self.built_variables],
+                lambda total: total.assign(tf.zeros_like(total)),
+            )
+
+        cond_across_replicas(
+            (self.micro_steps + 1) % steps == 0, update, accumulate, gradients
+        )
+
+    def overwrite_with_averages(self, variables: list[Any]) -> None:
+        """Assign to each variable its moving average."""
+        # Keras calls this after training, outside of the strategy's scope.
+        with self.strategy.scope():
+            for variable in map(backend_variable, variables):
+                if (average := self.average(variable)) is not None:
+                    self.strategy.extended.update(
+                        variable, self._assign_weight, args=(average,)
+                    )
+
+    def full_precision(self, variable: tf.Variable) -> tf.Variable:
+        """Return `variable`, or its up-to-date float32 master weight.
+
+        What is assigned to the result reaches a half-precision variable with
+        `store_weight`.
+        """
+        master = self._master_weights[self.variable_index(variable)]
+        if master is None:
+            return variable
+        master = local_component(master, variable)
+        refresh_master_weight(master, variable)
+        return master
+
+    def store_weight(self, variable: tf.Variable, weight: tf.Variable) -> None:
+        """Round the master weight into its variable, if it is one."""
+        if weight is not variable:
+            variable.assign(tf.cast(weight, variable.dtype))
+
+    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+        """Sum the gradients over replicas and step."""
+        variables = [backend_variable(variable) for variable in variables]
+        gradients = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM,
+            [
+                tf.cast(gradient, state_dtype(gradient.dtype))
+                for gradient in gradients
+            ],
+        )
+        gradients = [
+            tf.cast(dense(gradient, variable), state_dtype(variable.dtype))
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        gradients = clip(
+            gradients, self.clipnorm, self.global_clipnorm, self.clipvalue
+        )
+        learning_rate = keras.ops.convert_to_tensor(self.learning_rate)
+        update_each(
+            variables,
+            lambda variable, gradient, rate: self.update_step(
+                gradient, variable, rate
+            ),
+            gradients,
+            [learning_rate] * len(variables),
+        )
+        if self.use_ema:
+            self._update_averages()
+
+    def _update_averages(self) -> None:
+        """Let the moving averages follow the weights, and replace them."""
+        variables = [
+            backend_variable(variable)
+            for variable in self.built_variables
+            if not self.is_overwritten(variable)
+        ]
+        update_each(variables, self._update_average)
+
+    def _update_average(self, variable: tf.Variable) -> None:
+        weight = self.full_precision(variable)
+        average = local_component(self.average(variable), variable)
+        # The first update sets the average to the weights themselves.
+        momentum = tf.where(self.iterations == 0, 0.0, self.ema_momentum)
+        momentum = tf.cast(momentum, average.dtype)
+        average.assign(momentum * average + (1 - momentum) * weight)
+        if self.ema_overwrite_frequency:
+            tf.cond(
+                (self.iterations + 1) % self.ema_overwrite_frequency == 0,
+                lambda: self._assign_weight(variable, average),
+                lambda: None,
+            )
+
+    def _assign_weight(self, variable: tf.Variable, value: Any) -> None:
+        weight = self.full_precision(variable)
+        weight.assign(tf.cast(value, weight.dtype))
+        self.store_weight(variable, weight)
+
+    def _add_master_weight(self, variable: Any) -> keras.Variable | None:
+        if self.is_overwritten(variable) or not is_half(variable.dtype):
+            return None
+        return self.add_variable_from_reference(
+            variable,
+            name="master_weight",
+            initializer=lambda shape, dtype: tf.cast(variable, dtype),
+        )
+
+    def _without_slices_where_refused(
+        self, gradients: list[Gradient | None], variables: list[Any]
+    ) -> list[Gradient | None]:
+        """Densify IndexedSlices, which Keras cannot divide or add."""
+        if not (self.loss_scale_factor or self.gradient_accumulation_steps):
+            return gradients
+        return [
+            None if gradient is None else dense(gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]

@@ -1,0 +1,176 @@
+"""Checks of arguments, all errors in one form: rule, received, way out."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# The smallest normal float32: kernels flush anything below it to zero.
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    rule: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> float:
+    """Return `value` as a float, or raise with `rule` in the message."""
+    message = f"`{name}` must be {rule}. Received: {name}={value!r}."
+    if isinstance(value, (bool, np.bool_)) or not _is_scalar(value):
+        raise TypeError(message)
+    number = float(value)
+    above = number > low if low_open else number >= low
+    below = number < high if high_open else number <= high
+    if not (above and below and math.isfinite(number)):
+        raise ValueError(message)
+    return number
+
+
+def check_non_negative(name: str, value: Any) -> float:
+    """Return `value` as a finite float >= 0."""
+    return check_number(name, value, "a finite number >= 0", low=0.0)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return `value` as a finite float > 0."""
+    return check_number(
+        name, value, "a finite number > 0", low=0.0, low_open=True
+    )
+
+
+def check_decay_rate(name: str, value: Any) -> float:
+    """Return `value` as a float in [0, 1)."""
+    return check_number(
+        name, value, "a number in [0, 1)", low=0.0, high=1.0, high_open=True
+    )
+
+
+def check_epsilon(name: str, value: Any) -> float:
+    """Return `value` as a float that float32 arithmetic sees as positive."""
+    return check_number(
+        name,
+        value,
+        f"a number > 0 that float32 can hold (at least {TINY:.4g})",
+        low=TINY,
+    )
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return `value` as an int of at least `minimum`."""
+    message = (
+        f"`{name}` must be an integer >= {minimum}. Received: {name}={value!r}."
+    )
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(message)
+    if value < minimum:
+        raise ValueError(message)
+    return int(value)
+
+
+def check_boolean(name: str, value: Any) -> bool:
+    """Return `value` as a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(
+            f"`{name}` must be True or False. Received: {name}={value!r}."
+        )
+    return bool(value)
+
+
+def check_patterns(name: str, value: Any) -> list[str] | None:
+    """Return a sequence of regular expressions as a list, None as None."""
+    if value is None:
+        return None
+    if (
+        isinstance(value, (str, bytes))
+        or not isinstance(value, Sequence)
+        or not all(isinstance(pattern, str) for pattern in value)
+    ):
+        raise TypeError(
+            f"`{name}` must be None or a sequence of regular expressions, "
+            f'such as ["bias"]. Received: {name}={value!r}.'
+        )
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"`{name}` must hold valid regular expressions. Received: "
+                f"{pattern!r} ({error}). Escape literal text with `re.escape`."
+            ) from error
+    return list(value)
+
+
+def check_learning_rate(value: Any) -> Any:
+    """Return a number as a float; pass schedules, callables and configs on."""
+    if isinstance(value, (tf.Variable, keras.Variable)):
+        raise TypeError(
+            "`learning_rate` must be a number, a `LearningRateSchedule` or a "
+            f"callable. Received a variable: learning_rate={value!r}. Pass "
+            "`lambda: variable` to follow it, `float(variable)` to copy it."
+        )
+    if callable(value):
+        return value
+    return check_number(
+        "learning_rate",
+        value,
+        "a finite number >= 0, a `LearningRateSchedule` or a callable",
+        low=0.0,
+    )
+
+
+def check_base_arguments(arguments: dict[str, Any]) -> None:
+    """Check what `keras.optimizers.Optimizer` itself accepts unseen.
+
+    Keras ignores a `clipnorm` of zero or below without a word, and fails on
+    some wrong kinds only in the first step.
+    """
+    for name in (
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "loss_scale_factor",
+    ):
+        if arguments.get(name) is not None:
+            arguments[name] = check_positive(name, arguments[name])
+    for name, minimum in (
+        ("gradient_accumulation_steps", 2),
+        ("ema_overwrite_frequency", 1),
+    ):
+        if arguments.get(name) is not None:
+            arguments[name] = check_integer(name, arguments[name], minimum)
+    if "use_ema" in arguments:
+        arguments["use_ema"] = check_boolean("use_ema", arguments["use_ema"])
+    if "ema_momentum" in arguments:
+        arguments["ema_momentum"] = check_number(
+            "ema_momentum",
+            arguments["ema_momentum"],
+            "a number in [0, 1]",
+            low=0.0,
+            high=1.0,
+        )
+    if not isinstance(arguments.get("name"), (str, type(None))):
+        raise TypeError(
+            "`name` must be a string or None. "
+            f"Received: name={arguments['name']!r}."
+        )
+
+
+def _is_scalar(value: Any) -> bool:
+    """Tell a real number, NumPy scalar or concrete 0-d tensor from the rest."""
+    if isinstance(value, (int, float, np.number)):
+        return not isinstance(value, np.complexfloating)
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and value.dtype.kind in "iuf"
+    is_real = tf.is_tensor(value) and (
+        value.dtype.is_floating or value.dtype.is_integer
+    )
+    return is_real and hasattr(value, "numpy") and value.shape.rank == 0

@@ -1,0 +1,39 @@
+"""Clipping of dense gradients, by Keras's three arguments."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_optimizers.norms import norm
+
+
+def clip(
+    gradients: Sequence[tf.Tensor],
+    clipnorm: float | None,
+    global_clipnorm: float | None,
+    clipvalue: float | None,
+) -> list[tf.Tensor]:
+    """Clip each gradient's norm, the norm of all of them, or each element.
+
+    At most one limit is not None. A gradient that is not finite makes
+    everything NaN that its norm would have scaled.
+    """
+    if clipnorm:
+        return [g * _factor(norm(g), clipnorm) for g in gradients]
+    if global_clipnorm:
+        norms = [tf.cast(norm(g), tf.float64) for g in gradients]
+        factor = _factor(tf.norm(norms), global_clipnorm)
+        return [g * tf.cast(factor, g.dtype) for g in gradients]
+    if clipvalue:
+        return [_clip_elements(g, clipvalue) for g in gradients]
+    return list(gradients)
+
+
+def _factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
+    factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
+    return factor + (norm - norm)  # NaN where the norm is not finite
+
+
+def _clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+    clipped = tf.clip_by_value(gradient, -limit, limit)
+    return clipped + (gradient - gradient)  # NaN where it is not finite

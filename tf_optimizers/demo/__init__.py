@@ -1,0 +1,1 @@
+"""The demo: `python -m tf_optimizers.demo` trains on real data and reports."""

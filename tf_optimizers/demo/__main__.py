@@ -1,0 +1,126 @@
+"""Command line of the demo."""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tf_optimizers.demo.parts import PARTS, Settings, missing_extras
+
+DEFAULT_SEEDS = 8
+QUICK_SEEDS = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; return the process's exit code."""
+    options = parse(arguments)
+    missing = missing_extras()
+    if missing:
+        Console(stderr=True).print(
+            "The demo needs packages that are not installed. "
+            f"Missing: {', '.join(missing)}. "
+            'Run `pip install "tf_optimizers[demo]"`.',
+            markup=False,
+        )
+        return 1
+    # Only now: bad arguments should not wait for slow imports.
+    from tf_optimizers.demo.report import report_on
+
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = Settings(
+            seeds=options.seeds,
+            quick=options.quick,
+            data_dir=options.data_dir or Path(temporary),
+            report_dir=options.report_dir,
+        )
+        report_on(list(dict.fromkeys(options.parts)), settings, Console())
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options, or leave with a message and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_optimizers.demo",
+        description="Train on real data, nothing downloaded, and report.",
+    )
+    parser.add_argument(
+        "--report-dir",
+        type=_folder,
+        default="report",
+        help="where report.md, its plots and results.json go (%(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=_seeds,
+        help="networks behind each test accuracy "
+        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a reduced run, to see that the demo works",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=_folder,
+        help="where the data set is written or found (a temporary folder)",
+    )
+    parser.add_argument(
+        "--parts",
+        type=_part,
+        nargs="+",
+        default=list(PARTS),
+        metavar="PART",
+        help=f"any of: {', '.join(PARTS)} (all)",
+    )
+    options = parser.parse_args(arguments)
+    if options.seeds is None:
+        options.seeds = QUICK_SEEDS if options.quick else DEFAULT_SEEDS
+    return options
+
+
+def _folder(text: str) -> Path:
+    """Create the folder now, so that minutes of work are not lost later."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a folder or a path where one can be made. Received: "
+            f"{text} ({error.strerror}). Choose another path."
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"must be a writable folder. Received: {text}. Choose another path."
+        )
+    return path
+
+
+def _seeds(text: str) -> int:
+    try:
+        seeds = int(text)
+    except ValueError:
+        seeds = 0
+    if seeds < 2:
+        raise argparse.ArgumentTypeError(
+            "must be an integer of at least 2, as one run has no spread. "
+            f"Received: {text}. Leave it out for the default."
+        )
+    return seeds
+
+
+def _part(text: str) -> str:
+    if text not in PARTS:
+        raise argparse.ArgumentTypeError(
+            f"must name parts of the demo. Received: {text}. "
+            f"Use any of: {', '.join(PARTS)}."
+        )
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The large-batch study: how far each optimizer gets in a few large steps.
+
+For each cell (optimizer x batch size x epochs) the learning rate is chosen by
+mean validation accuracy over the tuning seeds; networks with fresh seeds are
+then trained with it, and only they meet the test split.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.data import SPLIT_SIZES, load_splits
+from tf_optimizers.demo.parts import Settings
+from tf_optimizers.demo.trainer import (
+    HIDDEN_UNITS,
+    WARMUP_SHARE,
+    MakeOptimizer,
+    StepRecorder,
+    Trainer,
+    shuffled_batches,
+)
+
+WEIGHT_DECAY = 0.01
+
+# One row per optimizer; everything not set here is the class's default.
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
+    "AdamW": lambda rate: keras.optimizers.AdamW(
+        rate, weight_decay=WEIGHT_DECAY
+    ),
+    "Keras Lamb": lambda rate: keras.optimizers.Lamb(
+        rate, weight_decay=WEIGHT_DECAY
+    ),
+    "tfo.Lamb": lambda rate: tfo.Lamb(rate, weight_decay=WEIGHT_DECAY),
+    "tfo.LANS": lambda rate: tfo.LANS(rate, weight_decay=WEIGHT_DECAY),
+}
+
+TRAIN_SIZE = SPLIT_SIZES["train"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A batch size and how often the training images are seen."""
+
+    batch_size: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps; the batch size divides the number of images."""
+        return TRAIN_SIZE // self.batch_size * self.epochs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of the study; the last budget is the one drawn by step."""
+
+    budgets: tuple[Budget, ...]
+    rates: tuple[float, ...]
+    tuning_seeds: tuple[int, ...]
+
+    @property
+    def curve_budget(self) -> Budget:
+        """The budget whose every step is measured."""
+        return self.budgets[-1]
+
+
+FULL = Plan(
+    budgets=(
+        Budget(64, 10),
+        Budget(256, 10),
+        Budget(TRAIN_SIZE, 10),
+        Budget(TRAIN_SIZE, 30),
+    ),
+    rates=tuple(2.0**k for k in range(-8, 1)),
+    tuning_seeds=(10_001, 10_002, 10_003),
+)
+QUICK = Plan(
+    budgets=(Budget(256, 3), Budget(TRAIN_SIZE, 3), Budget(TRAIN_SIZE, 10)),
+    rates=(2.0**-6, 2.0**-4, 2.0**-2),
+    tuning_seeds=(10_001,),
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate of a cell's grid and what its networks reached."""
+
+    learning_rate: float
+    validation_accuracy: tuple[float, ...]
+
+
+def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
+    """Run the study; the result holds plain numbers, ready for JSON."""
+    plan = QUICK if settings.quick else FULL
+    seeds = tuple(range(settings.seeds))
+    runs = len(plan.rates) * len(plan.tuning_seeds) + len(seeds)
+    progress.reset(len(OPTIMIZERS) * len(plan.budgets) * runs)
+    # The shuffles have seeds of their own, which TensorFlow mixes with this.
+    keras.utils.set_random_seed(0)
+    study = Study(plan, seeds, load_splits(settings.data_dir), progress)
+    return {
+        "settings": {
+            **asdict(plan),
+            "seeds": seeds,
+            "split_sizes": SPLIT_SIZES,
+            "hidden_units": HIDDEN_UNITS,
+            "warmup_share": WARMUP_SHARE,
+            "weight_decay": WEIGHT_DECAY,
+        },
+        "cells": [
+            cell
+            for name, make_optimizer in OPTIMIZERS.items()
+            for cell in study.cells(name, Trainer(make_optimizer))
+        ],
+    }
+
+
+def choose_trial(trials: list[Trial]) -> Trial:
+    """Return the best mean on validation; of equals, the lowest rate."""
+    return max(
+        trials,
+        key=lambda trial: (
+            np.mean(trial.validation_accuracy),
+            -trial.learning_rate,
+        ),
+    )
+
+
+class Study:
+    """Fills the cells of one optimizer after another."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seeds: tuple[int, ...],
+        data: dict[str, tf.data.Dataset],
+        progress: tqdm,
+    ) -> None:
+        """Take the splits as `load_splits` returns them."""
+        self.plan = plan
+        self.seeds = seeds
+        self.progress = progress
+        self.train_data = data["train"]
+        self.held_out = {
+            name: next(iter(data[name].batch(SPLIT_SIZES[name])))
+            for name in ("validation", "test")
+        }
+
+    def cells(self, name: str, trainer: Trainer) -> list[dict[str, Any]]:
+        """Tune and test one optimizer under every budget of the plan."""
+        return [
+            self._cell(name, trainer, budget) for budget in self.plan.budgets
+        ]
+
+    def _cell(
+        self, name: str, trainer: Trainer, budget: Budget
+    ) -> dict[str, Any]:
+        self.progress.set_description_str(
+            f"{name}, batch {budget.batch_size}, {budget.steps} steps"
+        )
+        trials = [
+            self._trial(trainer, budget, rate) for rate in self.plan.rates
+        ]
+        rate = choose_trial(trials).learning_rate
+        accuracies, curves = self._test(trainer, budget, rate)
+        return {
+            "optimizer": name,
+            **asdict(budget),
+            "steps": budget.steps,
+            "learning_rate": rate,
+            "at_edge_of_grid": rate
+            in (self.plan.rates[0], self.plan.rates[-1]),
+            "tuning": [asdict(trial) for trial in trials],
+            "test_accuracy": accuracies,
+            "mean": float(np.mean(accuracies)),
+            "std": float(np.std(accuracies, ddof=1)),
+            "curves": curves,
+        }
+
+    def _trial(self, trainer: Trainer, budget: Budget, rate: float) -> Trial:
+        accuracies = []
+        for seed in self.plan.tuning_seeds:
+            self._train(trainer, budget, rate, seed)
+            accuracies.append(trainer.accuracy(*self.held_out["validation"]))
+        return Trial(rate, tuple(accuracies))
+
+    def _test(
+        self, trainer: Trainer, budget: Budget, rate: float
+    ) -> tuple[list[float], dict[str, list[list[float]]]]:
+        def measure() -> float:
+            return trainer.accuracy(*self.held_out["test"])
+
+        accuracies = []
+        curves: dict[str, list[list[float]]] = {"loss": [], "accuracy": []}
+        for seed in self.seeds:
+            recorder = StepRecorder(measure)
+            # Measuring at every step is slow, so one budget alone has curves.
+            recorded = budget == self.plan.curve_budget
+            callbacks = [recorder] if recorded else []
+            self._train(trainer, budget, rate, seed, callbacks)
+            accuracies.append(measure())
+            if recorded:
+                curves["loss"].append(recorder.loss)
+                curves["accuracy"].append(recorder.accuracy)
+        return accuracies, curves
+
+    def _train(
+        self,
+        trainer: Trainer,
+        budget: Budget,
+        rate: float,
+        seed: int,
+        callbacks: Sequence[StepRecorder] = (),
+    ) -> None:
+        data = shuffled_batches(self.train_data, budget.batch_size, seed)
+        trainer.train(data, rate, budget.steps, seed, callbacks)
+        self.progress.update()

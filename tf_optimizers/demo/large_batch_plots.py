@@ -1,0 +1,169 @@
+"""Plots of the large-batch study."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
+
+# Okabe and Ito's colours, told apart with every kind of colour vision; marker
+# and line style tell the lines apart in grey.
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
+MARKERS = "osD^vP"
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
+STYLE: Any = {"font.size": 12, "axes.grid": True, "grid.alpha": 0.3}
+
+
+def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Write the plots; return caption -> file name in reading order."""
+    steps = _curve_steps(result)
+    images = max(cell["batch_size"] for cell in result["cells"])
+    plots: dict[str, tuple[str, Callable[..., None], int]] = {
+        f"Training loss and test accuracy over {steps} steps at batch "
+        f"{images:,}: mean (line), lowest and highest seed (band); "
+        "the lowest accuracies lie below the axis": (
+            "large_batch_steps.png",
+            _draw_curves,
+            2,
+        ),
+        "Test accuracy against batch size, the number of epochs being equal: "
+        "mean and standard deviation over seeds": (
+            "large_batch_sizes.png",
+            _draw_sizes,
+            1,
+        ),
+        f"The learning rate grid at batch {images:,}: mean validation "
+        "accuracy over the tuning seeds": (
+            "large_batch_rates.png",
+            _draw_rates,
+            2,
+        ),
+    }
+    for name, fill, columns in plots.values():
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(
+                figsize=(3 + 4 * columns, 4.8), layout="constrained"
+            )
+            fill(figure.subplots(1, columns), result)
+            _add_legend(figure)
+            figure.savefig(folder / name, dpi=120)
+    return {caption: plot[0] for caption, plot in plots.items()}
+
+
+def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
+    cells = [cell for cell in result["cells"] if _has_curves(cell)]
+    for axis, curve in zip(axes, ("loss", "accuracy"), strict=True):
+        for number, cell in enumerate(cells):
+            runs = np.array(cell["curves"][curve])
+            steps = np.arange(1, runs.shape[1] + 1)
+            style = _style(number, cell["optimizer"])
+            style["markevery"] = max(1, len(steps) // 6)
+            axis.plot(steps, runs.mean(axis=0), **style)
+            axis.fill_between(
+                steps,
+                runs.min(axis=0),
+                runs.max(axis=0),
+                color=style["color"],
+                alpha=0.15,
+                linewidth=0,
+            )
+        axis.set_xlabel("optimizer step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_yscale("log")
+    axes[0].set_ylabel("training loss (nats, log scale)")
+    _label_accuracy(axes[1], "test accuracy after the step")
+    # From chance level on, the first steps would flatten all that follows.
+    means = [np.mean(cell["curves"]["accuracy"], axis=0) for cell in cells]
+    axes[1].set_ylim(bottom=np.quantile(means, 0.15))
+
+
+def _draw_sizes(axis: Axes, result: dict[str, Any]) -> None:
+    cells = _cells_by_size(result)
+    sizes = sorted({cell["batch_size"] for cell in cells})
+    for number, name in enumerate(_optimizers(result)):
+        own = [cell for cell in cells if cell["optimizer"] == name]
+        # Moved apart sideways: the error bars would hide one another.
+        shift = 1.05 ** (number - 2)
+        axis.errorbar(
+            [cell["batch_size"] * shift for cell in own],
+            [cell["mean"] for cell in own],
+            yerr=[cell["std"] for cell in own],
+            capsize=3,
+            **_style(number, name),
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    epochs = cells[0]["epochs"]
+    axis.set_xlabel(f"batch size (images, log scale; {epochs} epochs each)")
+    _label_accuracy(axis, "test accuracy")
+
+
+def _draw_rates(axes: np.ndarray, result: dict[str, Any]) -> None:
+    largest = max(cell["batch_size"] for cell in result["cells"])
+    full = [cell for cell in result["cells"] if cell["batch_size"] == largest]
+    all_steps = sorted({cell["steps"] for cell in full})
+    for axis, steps in zip(axes, all_steps, strict=True):
+        cells = [cell for cell in full if cell["steps"] == steps]
+        for number, cell in enumerate(cells):
+            axis.plot(
+                [trial["learning_rate"] for trial in cell["tuning"]],
+                [
+                    np.mean(trial["validation_accuracy"])
+                    for trial in cell["tuning"]
+                ],
+                **_style(number, cell["optimizer"]),
+            )
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_locator(LogLocator(base=4))
+        axis.xaxis.set_major_formatter(FuncFormatter(_fraction))
+        axis.set_xlabel("highest learning rate (log scale)")
+        axis.set_title(f"{steps} steps")
+        _label_accuracy(axis, "validation accuracy")
+
+
+def _cells_by_size(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells of the smallest number of epochs."""
+    epochs = min(cell["epochs"] for cell in result["cells"])
+    return [cell for cell in result["cells"] if cell["epochs"] == epochs]
+
+
+def _optimizers(result: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(cell["optimizer"] for cell in result["cells"]))
+
+
+def _curve_steps(result: dict[str, Any]) -> int:
+    return max(cell["steps"] for cell in result["cells"] if _has_curves(cell))
+
+
+def _has_curves(cell: dict[str, Any]) -> bool:
+    return bool(cell["curves"]["loss"])
+
+
+def _style(number: int, name: str) -> dict[str, Any]:
+    return {
+        "label": name,
+        "color": COLOURS[number],
+        "marker": MARKERS[number],
+        "linestyle": LINES[number],
+        "markersize": 6,
+        "linewidth": 1.8,
+    }
+
+
+def _label_accuracy(axis: Axes, label: str) -> None:
+    axis.yaxis.set_major_formatter(PercentFormatter(xmax=1, symbol=None))
+    axis.set_ylabel(f"{label} (%)")
+
+
+def _fraction(rate: float, position: int) -> str:
+    return f"1/{1 / rate:.0f}" if rate < 1 else f"{rate:.0f}"
+
+
+def _add_legend(figure: Figure) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    columns = 5 if len(figure.axes) > 1 else 3
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -1,0 +1,150 @@
+"""What the large-batch study shows: a terminal table and a report section."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tf_optimizers.demo.large_batch_plots import draw
+
+Cells = list[dict[str, Any]]
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Return the test accuracies as a table for the terminal."""
+    rows = accuracy_rows(result)
+    shown = Table(title="Test accuracy in %, mean ± standard deviation")
+    for number, heading in enumerate(rows[0]):
+        shown.add_column(heading, justify="right" if number else "left")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    return shown
+
+
+def section(result: dict[str, Any], folder: Path) -> str:
+    """Draw the plots into `folder` and return the section's Markdown."""
+    paragraphs = [
+        "## Large batches",
+        _set_up(result["settings"]),
+        "Test accuracy in %, mean ± standard deviation over "
+        f"{len(result['settings']['seeds'])} seeds:",
+        _markdown_table(accuracy_rows(result)),
+        "\n".join(f"- {line}" for line in findings(result)),
+        "The learning rates that the validation split chose:",
+        _markdown_table(rate_rows(result)),
+        edge_note(result["cells"]),
+    ]
+    for caption, name in draw(result, folder).items():
+        paragraphs += [f"![{caption}]({name})", f"*{caption}.*"]
+    return "\n\n".join(paragraphs)
+
+
+def accuracy_rows(result: dict[str, Any]) -> list[list[str]]:
+    """Return a heading and one row per optimizer."""
+    return _rows(
+        result["cells"],
+        lambda cell: f"{100 * cell['mean']:.1f} ± {100 * cell['std']:.1f}",
+    )
+
+
+def rate_rows(result: dict[str, Any]) -> list[list[str]]:
+    """Return a heading and one row per optimizer."""
+    return _rows(result["cells"], lambda cell: f"{cell['learning_rate']:.3g}")
+
+
+def findings(result: dict[str, Any]) -> list[str]:
+    """Say per budget who has the best mean and who comes close to it."""
+    lines = []
+    for heading, cells in _budgets(result["cells"]).items():
+        best = max(cells, key=lambda cell: cell["mean"])
+        close = [
+            cell["optimizer"]
+            for cell in cells
+            if cell is not best
+            and best["mean"] - cell["mean"] <= max(best["std"], cell["std"])
+        ]
+        lines.append(
+            f"{heading}: {best['optimizer']} has the best mean, "
+            f"{100 * best['mean']:.1f} %; within one standard deviation of it "
+            f"(the larger of the two): {', '.join(close) or 'none'}."
+        )
+    return lines
+
+
+def edge_note(cells: Cells) -> str:
+    """Say whose best learning rate might lie outside the grid."""
+    at_edge = [
+        f"{cell['optimizer']} at batch {cell['batch_size']:,}, "
+        f"{cell['steps']} steps"
+        for cell in cells
+        if cell["at_edge_of_grid"]
+    ]
+    if not at_edge:
+        return "None of them lies at an edge of the grid."
+    return (
+        "At an edge of the grid, so that a better one may lie outside: "
+        f"{'; '.join(at_edge)}."
+    )
+
+
+def _set_up(settings: dict[str, Any]) -> str:
+    sizes = settings["split_sizes"]
+    rates = settings["rates"]
+    widths = " and ".join(str(width) for width in settings["hidden_units"])
+    return (
+        "How far does each optimizer get in a few large steps? Data: "
+        f"scikit-learn's digits, {sizes['train']:,} images to train on, "
+        f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
+        f"to test. Network: hidden layers of {widths} units (ReLU, He initial "
+        "weights, which a seed makes the same for every optimizer). Schedule: "
+        f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
+        "decay. Learning rate: per cell, the best mean validation accuracy of "
+        f"{len(settings['tuning_seeds'])} tuning seeds among {len(rates)} "
+        f"rates from {rates[0]:.3g} to {rates[-1]:.3g}, the same for all; the "
+        "test runs use other seeds. Weight decay "
+        f"{settings['weight_decay']} (SGD: none). `tfo` is this package. One "
+        "data set and one small network: another one may order the optimizers "
+        "differently."
+    )
+
+
+def _budgets(cells: Cells) -> dict[str, Cells]:
+    """Group the cells by batch size and epochs, in order."""
+    groups: dict[str, Cells] = {}
+    for cell in cells:
+        heading = (
+            f"batch {cell['batch_size']:,}, {cell['epochs']} epochs "
+            f"({cell['steps']} steps)"
+        )
+        groups.setdefault(heading, []).append(cell)
+    return groups
+
+
+def _rows(
+    cells: Cells, show: Callable[[dict[str, Any]], str]
+) -> list[list[str]]:
+    budgets = _budgets(cells)
+    names = dict.fromkeys(cell["optimizer"] for cell in cells)
+    return [
+        ["optimizer", *budgets],
+        *(
+            [
+                name,
+                *(
+                    show(cell)
+                    for group in budgets.values()
+                    for cell in group
+                    if cell["optimizer"] == name
+                ),
+            ]
+            for name in names
+        ),
+    ]
+
+
+def _markdown_table(rows: list[list[str]]) -> str:
+    rule = ["---", *("---:" for _ in rows[0][1:])]
+    return "\n".join(
+        f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]]
+    )

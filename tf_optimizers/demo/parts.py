@@ -1,0 +1,58 @@
+"""What the demo consists of, and what it is run with."""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+# Each part has a module that does the work and one that shows the outcome:
+#   run(settings, progress) -> result        table(result) -> rich.table.Table
+#                                            section(result, folder) -> Markdown
+PARTS = {
+    "large-batch": (
+        "tf_optimizers.demo.large_batch",
+        "tf_optimizers.demo.large_batch_report",
+    ),
+}
+
+# import name -> name to install
+EXTRAS = {
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+    "importlib_resources": "importlib-resources",
+    "matplotlib": "matplotlib",
+    "tqdm": "tqdm",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line decides.
+
+    Args:
+        seeds: int >= 2. Networks trained per cell for the test accuracy.
+        quick: Whether to run at a reduced size.
+        data_dir: Where the data set is written or found.
+        report_dir: Where the report is written.
+    """
+
+    seeds: int
+    quick: bool
+    data_dir: Path
+    report_dir: Path
+
+
+def load_part(name: str) -> tuple[ModuleType, ModuleType]:
+    """Import a part's two modules; not earlier, because they are slow."""
+    study, show = PARTS[name]
+    return importlib.import_module(study), importlib.import_module(show)
+
+
+def missing_extras() -> list[str]:
+    """Return the packages of the `demo` extra that are not installed."""
+    return [
+        package
+        for module, package in EXTRAS.items()
+        if importlib.util.find_spec(module) is None
+    ]

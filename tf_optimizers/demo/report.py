@@ -1,0 +1,103 @@
+"""Runs the parts and writes `results.json` and `report.md`."""
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from tqdm import tqdm
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.parts import Settings, load_part
+
+
+def report_on(
+    names: Sequence[str], settings: Settings, console: Console
+) -> None:
+    """Run the parts in turn, show their tables and write the report."""
+    start = time.monotonic()
+    parts = {name: load_part(name) for name in names}
+    results = {}
+    for name, (study, _) in parts.items():
+        # A log file needs no line per refresh.
+        interval = 0.1 if sys.stderr.isatty() else 15
+        with tqdm(desc=name, unit="run", mininterval=interval) as progress:
+            results[name] = study.run(settings, progress)
+    document = {
+        "quick": settings.quick,
+        "seconds": round(time.monotonic() - start, 1),
+        "environment": environment(),
+        "parts": results,
+    }
+    folder = settings.report_dir
+    write_json(document, folder / "results.json")
+    sections = []
+    for name, (_, show) in parts.items():
+        console.print(show.table(results[name]))
+        sections.append(show.section(results[name], folder))
+    write_report(document, sections, folder / "report.md")
+    console.print(f"Report: {folder / 'report.md'}", soft_wrap=True)
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers and repeat them."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+        "tf_optimizers": tfo.__version__,
+        "cpu_cores": os.cpu_count(),
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+    }
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """Write the whole document or, if interrupted, nothing."""
+    text = json.dumps(_finite(document), indent=1, allow_nan=False)
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def write_report(
+    document: dict[str, Any], sections: Sequence[str], path: Path
+) -> None:
+    """Write the page that shows every part's tables and plots."""
+    paragraphs = ["# Report of `python -m tf_optimizers.demo`"]
+    if document["quick"]:
+        paragraphs.append(
+            "**This was a reduced run (`--quick`): it shows that the demo "
+            "works; its numbers show nothing more.**"
+        )
+    env = document["environment"]
+    paragraphs.append(
+        f"{env['date']}; {document['seconds']:.0f} s, CPU cores: "
+        f"{env['cpu_cores']}, GPUs: {env['gpus']}; Python {env['python']}, "
+        f"TensorFlow {env['tensorflow']}, Keras {env['keras']}, NumPy "
+        f"{env['numpy']}, tf_optimizers {env['tf_optimizers']}. Every number, "
+        "those behind the plots too, is in [results.json](results.json)."
+    )
+    text = "\n\n".join([*paragraphs, *sections])
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON cannot hold, by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,50 @@
+"""Functions of tensors as TensorFlow graphs and as XLA kernels."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled(
+    function: Callable,
+    shape: tf.TensorShape,
+    dtype: tf.DType,
+    *constants: Any,
+    xla: bool = True,
+) -> Callable:
+    """Return `function` of `constants` and tensors as a `tf.function`.
+
+    There is one per signature, shared by all optimizers and traced once:
+    TensorFlow warns of a single one that is traced for each of a model's
+    shapes. Variables are passed as handles, to `read` and `assign`: a
+    `tf.function` that was handed a variable refuses to run when that one is
+    gone, though called with another.
+
+    Args:
+        function: Called as `function(*constants, *tensors)`.
+        shape: Shape of the variable in question; part of the signature.
+        dtype: Its dtype; part of the signature.
+        *constants: Hashable.
+        xla: Whether to compile it into one XLA kernel.
+    """
+    del shape, dtype
+    return tf.function(
+        functools.partial(function, *constants),
+        jit_compile=True if xla else None,
+        autograph=False,
+    )
+
+
+def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Return the value of a variable of the shape and dtype of `like`."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
+    value.set_shape(like.shape)
+    return value
+
+
+def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
+    """Assign to a variable."""
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)

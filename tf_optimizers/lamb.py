@@ -1,0 +1,126 @@
+"""LAMB: Adam with one trust ratio per variable."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.layerwise import (
+    Coefficients,
+    Direction,
+    LayerwiseOptimizer,
+    Rule,
+    bias_correction,
+    denominator,
+)
+
+
+def lamb_directions(
+    coefficients: Coefficients,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    step: tf.Tensor,
+) -> list[Direction]:
+    """Return LAMB's only direction u; `step` counts from 1."""
+    del gradient  # LAMB follows its moments only
+    # u = m^ / (sqrt(v^) + epsilon) + weight_decay w
+    scale = denominator(coefficients, v, step)
+    u = m / bias_correction(coefficients.beta_1, step) / scale
+    return [Direction(1.0, u + coefficients.weight_decay * weight)]
+
+
+@keras.saving.register_keras_serializable(package="tf_optimizers")
+class Lamb(LayerwiseOptimizer):
+    """LAMB: Adam whose step is in proportion to the norm of each variable.
+
+    For variable w with gradient g at step t, counted from 1:
+
+        m <- beta_1 m + (1 - beta_1) g
+        v <- beta_2 v + (1 - beta_2) g^2
+        u <- m^ / (sqrt(v^) + epsilon) + weight_decay w
+        w <- w - learning_rate (phi(|w|) / |u|) u
+
+    m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
+    whole variable; phi clamps to [lower_bound, upper_bound]. The trust ratio
+    phi(|w|) / |u| is 1 when either norm is 0 and for variables that are
+    excluded from layer adaptation.
+
+    State: m and v of the shape of w in float32 (float64 for float64 w), 8
+    bytes per parameter; float16 and bfloat16 variables also get float32 master
+    weights, 4 bytes more.
+    Traffic: as the strategy's all-reduce of the gradients.
+    Sparse gradients: made dense after the exchange; duplicate rows are summed
+    first. The update is dense.
+    Not finite: a NaN or inf gradient makes the variable not finite.
+    Differs from the paper: nothing but the bounds, which are phi.
+    Differs from `paddle.optimizer.Lamb`: `weight_decay=0` still adapts, as in
+    Paddle up to 2.5; give `exclude_from_layer_adaptation=[""]` for none.
+    Differs from `keras.optimizers.Lamb`: decay stands inside the trust ratio;
+    clipping follows the sum over replicas; float32 state; epsilon.
+
+    Args:
+        learning_rate: float >= 0, `LearningRateSchedule`, or callable without
+            arguments. Defaults to `1e-3`.
+        beta_1: float in [0, 1). Decay of m, per step. Defaults to `0.9`.
+        beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
+        epsilon: float > 0. Added to the root of v^. Defaults to `1e-6`.
+        weight_decay: float >= 0. Inside the trust ratio; None means 0.
+            Defaults to `0.01`.
+        exclude_from_weight_decay: None or a sequence of regular expressions,
+            searched in `variable.path`, such as `tfo.BIAS_AND_NORM`.
+            Defaults to `None`.
+        exclude_from_layer_adaptation: Likewise; None means the variables
+            that are not decayed, `[]` that all are adapted.
+            Defaults to `None`.
+        lower_bound: float >= 0 or None. Least |w| in the ratio.
+            Defaults to `None`.
+        upper_bound: float > 0 or None. Greatest |w| in the ratio.
+            Defaults to `None`.
+        **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
+            `keras.optimizers.Optimizer`.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is outside its range.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> optimizer = tfo.Lamb(
+        ...     1e-2, exclude_from_weight_decay=tfo.BIAS_AND_NORM
+        ... )
+
+    Reference:
+        You et al., 2020, "Large Batch Optimization for Deep Learning: Training
+        BERT in 76 minutes", arXiv:1904.00962, Algorithm 2.
+    """
+
+    rule = Rule(lamb_directions)
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float | None = 0.01,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_layer_adaptation: Sequence[str] | None = None,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            lower_bound,
+            upper_bound,
+            **kwargs,
+        )

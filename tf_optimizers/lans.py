@@ -1,0 +1,172 @@
+"""LANS: LAMB of normalised gradients, with Nesterov's momentum."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.checks import TINY, check_positive
+from tf_optimizers.layerwise import (
+    Coefficients,
+    Direction,
+    LayerwiseOptimizer,
+    Rule,
+    bias_correction,
+    denominator,
+)
+
+
+def normalize(
+    coefficients: Coefficients, gradient: tf.Tensor, norm: tf.Tensor
+) -> tf.Tensor:
+    """Return the gradient over its norm, and 0 where that is 0, clipped."""
+    # A norm below the normal numbers has no finite inverse. NaN stays NaN.
+    gradient *= tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
+    limit = coefficients.clip_normalized_gradient
+    if limit is None:
+        return gradient
+    clipped = tf.clip_by_value(gradient, -limit, limit)
+    return clipped + (gradient - gradient)  # NaN where it is not finite
+
+
+def lans_directions(
+    coefficients: Coefficients,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    step: tf.Tensor,
+) -> list[Direction]:
+    """Return LANS's two directions; `step` counts from 1."""
+    # a = m^ / (sqrt(v^) + epsilon) + weight_decay w;  c likewise, of g~
+    scale = denominator(coefficients, v, step)
+    decay = coefficients.weight_decay * weight
+    a = m / bias_correction(coefficients.beta_1, step) / scale + decay
+    c = gradient / scale + decay
+    share = coefficients.beta_1
+    return [Direction(share, a), Direction(1 - share, c)]
+
+
+@keras.saving.register_keras_serializable(package="tf_optimizers")
+class LANS(LayerwiseOptimizer):
+    """LANS: LAMB of normalised gradients, with Nesterov's momentum.
+
+    For variable w with gradient g at step t, counted from 1:
+
+        g~ <- g / |g|, elementwise in [-clip_normalized_gradient, +...]
+        m <- beta_1 m + (1 - beta_1) g~
+        v <- beta_2 v + (1 - beta_2) g~^2
+        d <- sqrt(v^) + epsilon
+        a <- m^ / d + weight_decay w
+        c <- g~ / d + weight_decay w
+        w <- w - learning_rate (beta_1 (phi(|w|) / |a|) a
+                                + (1 - beta_1) (phi(|w|) / |c|) c)
+
+    m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
+    whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 where |g|
+    is 0. Both trust ratios phi(|w|) / |.| are 1 when either norm is 0 and for
+    variables that are excluded from layer adaptation.
+
+    The scale of a gradient cancels out, so that `clipnorm` and
+    `loss_scale_factor` change nothing but what is representable.
+
+    State: m and v of the shape of w in float32 (float64 for float64 w), 8
+    bytes per parameter; float16 and bfloat16 variables also get float32 master
+    weights, 4 bytes more.
+    Traffic: as the strategy's all-reduce of the gradients.
+    Sparse gradients: made dense after the exchange; duplicate rows are summed
+    first. The update is dense.
+    Not finite: a NaN or inf gradient makes the variable not finite.
+    Differs from the paper: nothing but clipping and bounds.
+    Differs from `mxnet.optimizer.LANS`: equals its fused step; an all-zero
+    gradient leaves g~ at 0 instead of turning weights and state into NaN;
+    tiny and huge gradients neither under- nor overflow.
+
+    Args:
+        learning_rate: float >= 0, `LearningRateSchedule`, or callable without
+            arguments. Defaults to `1e-3`.
+        beta_1: float in [0, 1). Decay of m, per step, and share of its
+            direction. Defaults to `0.9`.
+        beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
+        epsilon: float > 0. Added to the root of v^. Defaults to `1e-6`.
+        weight_decay: float >= 0. Inside both trust ratios; None means 0.
+            Defaults to `0.0`.
+        exclude_from_weight_decay: None or a sequence of regular expressions,
+            searched in `variable.path`, such as `tfo.BIAS_AND_NORM`.
+            Defaults to `None`.
+        exclude_from_layer_adaptation: Likewise; None means the variables
+            that are not decayed, `[]` that all are adapted.
+            Defaults to `None`.
+        lower_bound: float >= 0 or None. Least |w| in the ratios.
+            Defaults to `None`.
+        upper_bound: float > 0 or None. Greatest |w| in the ratios.
+            Defaults to `None`.
+        clip_normalized_gradient: float > 0 or None. Greatest absolute element
+            of g~. Defaults to `None`.
+        **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
+            `keras.optimizers.Optimizer`.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is outside its range.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> optimizer = tfo.LANS(
+        ...     tfo.schedules.LansSchedule(7e-3, 1500, 977, 3519),
+        ...     weight_decay=0.01,
+        ...     exclude_from_weight_decay=tfo.BIAS_AND_NORM,
+        ... )
+
+    Reference:
+        Zheng et al., 2020, "Accelerated Large Batch Optimization of BERT
+        Pretraining in 54 minutes", arXiv:2006.13484, Algorithm 2.
+    """
+
+    rule = Rule(lans_directions, normalize)
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float | None = 0.0,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_layer_adaptation: Sequence[str] | None = None,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        clip_normalized_gradient: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if clip_normalized_gradient is not None:
+            clip_normalized_gradient = check_positive(
+                "clip_normalized_gradient", clip_normalized_gradient
+            )
+        super().__init__(
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            lower_bound,
+            upper_bound,
+            **kwargs,
+        )
+        self.clip_normalized_gradient = clip_normalized_gradient
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return super().get_config() | {
+            "clip_normalized_gradient": self.clip_normalized_gradient
+        }
+
+    def _coefficients(self, index: int) -> Coefficients:
+        return (
+            super()
+            ._coefficients(index)
+            ._replace(clip_normalized_gradient=self.clip_normalized_gradient)
+        )

@@ -1,0 +1,43 @@
+"""Which dtype the state has, and master weights for half precision."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_HALF = ("float16", "bfloat16")
+_FULL = ("float32", "float64")
+
+
+def is_half(dtype: Any) -> bool:
+    """Tell float16 and bfloat16 from the rest."""
+    return keras.backend.standardize_dtype(dtype) in _HALF
+
+
+def state_dtype(dtype: Any) -> str:
+    """Return the dtype of arithmetic and state: float32 for half precision."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    return "float32" if dtype in _HALF else dtype
+
+
+def check_floating(variable: Any) -> None:
+    """Refuse variables that cannot be optimized."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if dtype not in _HALF + _FULL:
+        raise TypeError(
+            "A trainable variable must be of dtype float16, bfloat16, float32 "
+            f"or float64. Received: {variable.name} of dtype {dtype}."
+        )
+
+
+def refresh_master_weight(master: tf.Variable, variable: tf.Variable) -> None:
+    """Let what was assigned to the variable from outside win.
+
+    A master weight holds more bits than its variable and otherwise rounds to
+    it. Where it does not, somebody else assigned the variable
+    (`set_weights`, a constraint, a restored checkpoint).
+    """
+    # Compared as bits: XLA may elide a rounding to half precision and back.
+    rounded = tf.bitcast(tf.cast(master, variable.dtype), tf.uint16)
+    is_stale = rounded != tf.bitcast(variable.value(), tf.uint16)
+    master.assign(tf.where(is_stale, tf.cast(variable, master.dtype), master))

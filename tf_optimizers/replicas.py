@@ -1,0 +1,44 @@
+"""How a function reaches the copy of a variable on every device."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import call_across_replicas
+
+
+def backend_variable(variable: Any) -> tf.Variable:
+    """Return the `tf.Variable` of a `keras.Variable`."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
+    """Return the component of `variable` on the device of `like`."""
+    strategy = tf.distribute.get_strategy()
+    components = strategy.experimental_local_results(backend_variable(variable))
+    if len(components) == 1:
+        return components[0]
+    return next(c for c in components if c.device == like.device)
+
+
+def update_each(
+    variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
+) -> None:
+    """Call `function(component, *values)` for each component of each variable.
+
+    Args:
+        variables: Variables of the current strategy.
+        function: Called on the component's device.
+        *args: One sequence per further argument of `function`, with one
+            tensor per variable: this replica's.
+    """
+
+    def update(strategy: Any, *args: Any) -> None:
+        for variable, *values in zip(variables, *args, strict=True):
+            strategy.extended.update(
+                variable, function, args=tuple(values), group=False
+            )
+
+    call_across_replicas(update, *args)

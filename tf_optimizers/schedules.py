@@ -1,0 +1,101 @@
+"""Learning-rate schedules of the papers."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.checks import (
+    check_integer,
+    check_non_negative,
+    check_positive,
+)
+
+
+@keras.saving.register_keras_serializable(package="tf_optimizers")
+class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, constant, polynomial decay, as for BERT in 54 minutes.
+
+    For update t, counted from 1 (`step` + 1, with `step` as Keras passes it):
+
+        t <= warmup_steps:          learning_rate t / warmup_steps
+        then for constant_steps:    learning_rate
+        then for decay_steps:       end_learning_rate
+                                    + (learning_rate - end_learning_rate)
+                                      (1 - (t - start of decay) / decay_steps)
+                                      ^ power
+        after that:                 end_learning_rate
+
+    The paper's point is the middle part: a maximal rate is bounded by the
+    curvature, so that larger batches need it for longer, not higher.
+
+    Args:
+        learning_rate: float > 0. The rate of the middle part.
+        warmup_steps: int >= 0. Updates, not epochs.
+        constant_steps: int >= 0. Updates at the full rate.
+        decay_steps: int >= 1. Updates from there to the end.
+        end_learning_rate: float >= 0. Defaults to `0.0`.
+        power: float > 0. 1 decays linearly, as in the paper.
+            Defaults to `1.0`.
+        name: str or None. Defaults to `None`.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is outside its range.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> schedule = tfo.schedules.LansSchedule(
+        ...     7e-3, warmup_steps=1500, constant_steps=960, decay_steps=1059
+        ... )
+        >>> optimizer = tfo.LANS(schedule)
+
+    Reference:
+        Zheng et al., 2020, "Accelerated Large Batch Optimization of BERT
+        Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float,
+        warmup_steps: int,
+        constant_steps: int,
+        decay_steps: int,
+        end_learning_rate: float = 0.0,
+        power: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        self.learning_rate = check_positive("learning_rate", learning_rate)
+        self.warmup_steps = check_integer("warmup_steps", warmup_steps, 0)
+        self.constant_steps = check_integer("constant_steps", constant_steps, 0)
+        self.decay_steps = check_integer("decay_steps", decay_steps, 1)
+        self.end_learning_rate = check_non_negative(
+            "end_learning_rate", end_learning_rate
+        )
+        self.power = check_positive("power", power)
+        self.name = name
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Return the rate of the update after `step` updates, a scalar."""
+        dtype = keras.backend.floatx()
+        update = tf.cast(step, dtype) + 1.0
+        decay_start = self.warmup_steps + self.constant_steps
+        left = 1.0 - (update - decay_start) / self.decay_steps
+        span = self.learning_rate - self.end_learning_rate
+        decayed = self.end_learning_rate + span * tf.pow(
+            tf.clip_by_value(left, 0.0, 1.0), self.power
+        )
+        warming = self.learning_rate * update / max(self.warmup_steps, 1)
+        return tf.where(update <= self.warmup_steps, warming, decayed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {
+            "learning_rate": self.learning_rate,
+            "warmup_steps": self.warmup_steps,
+            "constant_steps": self.constant_steps,
+            "decay_steps": self.decay_steps,
+            "end_learning_rate": self.end_learning_rate,
+            "power": self.power,
+            "name": self.name,
+        }
