@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import platform
-import statistics
 import time
 from collections.abc import Callable
 
@@ -22,15 +21,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-import rich.console
-import rich.table
+import tables
 import tensorflow as tf
 import tqdm
 
 import tf_optimizers as tfo
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-YARDSTICK = "ResourceApplyAdam"
 
 
 def bert_base() -> list[tuple[int, ...]]:
@@ -95,7 +92,7 @@ def yardstick_step(shapes: list, gradients: list[tf.Tensor]) -> Callable:
 
 def contenders() -> dict[str, Callable]:
     return {
-        YARDSTICK: yardstick_step,
+        tables.YARDSTICK: yardstick_step,
         "tfo.Lamb": optimizer_step(tfo.Lamb()),
         "tfo.LANS": optimizer_step(tfo.LANS(weight_decay=0.01)),
         "keras Lamb, graph": optimizer_step(
@@ -136,31 +133,6 @@ def measure(name: str, rounds: int) -> dict:
     }
 
 
-def table(name: str, result: dict) -> rich.table.Table:
-    """Return medians, quartiles and ratios as a table."""
-    shown = rich.table.Table(
-        title=f"{name}: {result['variables']} variables, "
-        f"{result['parameters'] / 1e6:.1f} M parameters"
-    )
-    for column in ("contender", "median ms", "quartiles", "x yardstick"):
-        shown.add_column(
-            column, justify="left" if not shown.columns else "right"
-        )
-    shown.add_column("first call s", justify="right")
-    times = result["step_ms"]
-    unit = statistics.median(times[YARDSTICK])
-    for key, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        shown.add_row(
-            key,
-            f"{median:.1f}",
-            f"{low:.1f}-{high:.1f}",
-            f"{median / unit:.2f}",
-            f"{result['first_call_ms'][key] / 1e3:.1f}",
-        )
-    return shown
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -180,12 +152,10 @@ def main() -> None:
         "keras": keras.__version__,
         "models": {},
     }
-    console = rich.console.Console()
     for name in arguments.models:
-        keras.utils.clear_session()
         result = measure(name, arguments.rounds)
         document["models"][name] = result
-        console.print(table(name, result))
+        print(tables.step_time(name, result), end="\n\n")
     arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -1,0 +1,42 @@
+"""Turns the JSON of benchmarks into the Markdown tables of the README.
+
+python benchmarks/tables.py
+"""
+
+import json
+import pathlib
+import statistics
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+YARDSTICK = "ResourceApplyAdam"
+
+
+def step_time(name: str, result: dict) -> str:
+    """Return medians, quartiles and ratios of one model's contenders."""
+    times = result["step_ms"]
+    unit = statistics.median(times[YARDSTICK])
+    lines = [
+        f"{name}: {result['variables']:,} variables, "
+        f"{result['parameters'] / 1e6:.1f} M parameters",
+        "",
+        "| | median ms | quartiles | x yardstick | first call s |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for key, values in times.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        lines.append(
+            f"| {key} | {median:.1f} | {low:.1f}-{high:.1f} "
+            f"| {median / unit:.2f} "
+            f"| {result['first_call_ms'][key] / 1e3:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    document = json.loads((RESULTS / "step_time.json").read_text())
+    for name, result in document["models"].items():
+        print(step_time(name, result), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What README and docstrings say is executed and compared with the code."""
+
+import ast
+import doctest
+import importlib.util
+import inspect
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import tf_optimizers as tfo
+from tf_optimizers import schedules
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CLASSES = [tfo.Lamb, tfo.LANS, schedules.LansSchedule]
+
+
+def load_tables():
+    path = ROOT / "benchmarks" / "tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments_section(cls):
+    docstring = inspect.getdoc(cls)
+    return re.search(r"\nArgs:\n(.*?)\n\n", docstring, re.S).group(1)
+
+
+@pytest.mark.parametrize(
+    "code", re.findall(r"```python\n(.*?)```", README, re.S)
+)
+def test_readme_code_runs(code):
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300
+    )
+
+
+def test_readme_has_both_commands():
+    for name in ("demo", "tests"):
+        assert re.search(rf"<!-- {name} -->\n```bash\n[^\n]+\n```", README)
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) < 200
+
+
+def test_readme_links_exist():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_readme_names_every_optimizer():
+    for name in tfo.__all__:
+        assert name in README
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r"<!-- step_time: (\S+) -->", README)
+)
+def test_readme_table_is_that_of_the_measured_json(name):
+    tables = load_tables()
+    document = json.loads((tables.RESULTS / "step_time.json").read_text())
+    expected = tables.step_time(name, document["models"][name])
+    assert f"<!-- step_time: {name} -->\n\n{expected}\n" in README
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_argument_is_documented_with_its_default(cls):
+    section = arguments_section(cls)
+    entries = dict(
+        re.findall(r"^    (\**\w+): (.*?)(?=\n    \S|\Z)", section, re.S | re.M)
+    )
+    parameters = inspect.signature(cls).parameters
+    names = [
+        f"**{name}" if p.kind is p.VAR_KEYWORD else name
+        for name, p in parameters.items()
+    ]
+    assert list(entries) == names
+    for name, parameter in parameters.items():
+        documented = re.search(
+            r"Defaults\s+to\s+`(.*?)`", entries.get(name, "")
+        )
+        if parameter.default is parameter.empty:
+            assert documented is None
+        else:
+            assert ast.literal_eval(documented.group(1)) == parameter.default
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_example_in_docstring_runs(cls):
+    examples = doctest.DocTestFinder(recurse=False).find(cls, globs={})
+    assert examples[0].examples
+    results = doctest.DocTestRunner().run(examples[0])
+    assert results.failed == 0
+
+
+def test_interface_is_the_agreed_one():
+    """Names and defaults that users and saved configs rely on."""
+    shared = (
+        "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-06, "
+        "weight_decay={}, exclude_from_weight_decay=None, "
+        "exclude_from_layer_adaptation=None, lower_bound=None, "
+        "upper_bound=None, "
+    )
+    expected = {
+        tfo.Lamb: shared.format(0.01) + "**kwargs",
+        tfo.LANS: shared.format(0.0)
+        + "clip_normalized_gradient=None, **kwargs",
+    }
+    for cls, arguments in expected.items():
+        signature = inspect.signature(cls)
+        bare = signature.replace(
+            parameters=[
+                p.replace(annotation=p.empty)
+                for p in signature.parameters.values()
+            ],
+            return_annotation=signature.empty,
+        )
+        assert str(bare) == f"({arguments})"
+
+
+@pytest.mark.parametrize(
+    ("path", "matches"),
+    [
+        ("dense/bias", True),
+        ("encoder/layer_0/attention/query/bias", True),
+        ("batch_normalization_3/gamma", True),
+        ("layer_normalization/beta", True),
+        ("rms_normalization/scale", True),
+        ("dense/kernel", False),
+        ("embedding/embeddings", False),
+        ("alphabeta/kernel", False),
+        ("bias/kernel", False),
+        ("upscale", False),
+    ],
+)
+def test_bias_and_norm_patterns(path, matches):
+    found = any(re.search(pattern, path) for pattern in tfo.BIAS_AND_NORM)
+    assert found is matches
