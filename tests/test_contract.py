@@ -39,6 +39,23 @@ def test_float64_is_computed_in_float64(case):
     assert cases.error(actual, expected) < 1e-13
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (1, 1, 2, 3), (4099,)])
+def test_every_shape_matches_reference(case, shape):
+    rng = np.random.default_rng(0)
+    value, *gradients = rng.standard_normal((4, *shape)).astype("float32")
+    variable = keras.Variable(value)
+    optimizer = case.make()
+    expected, state = value.astype("float64"), {}
+    for gradient in gradients:
+        optimizer.apply([gradient], [variable])
+        expected = case.reference_step()(
+            expected, gradient.astype("float64"), state, 0.02
+        )
+    scale = np.max(np.abs(expected), initial=1e-30)
+    difference = np.abs(variable.numpy() - expected)
+    assert np.max(difference, initial=0.0) / scale < TOLERANCE
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_trains_as_its_float32_twin(case, dtype):
     """Steps of 1e-4 vanish in bfloat16 without master weights."""
@@ -437,6 +454,35 @@ def test_loss_scale_is_divided_out(case):
     )
     for a, b in zip(actual, train(case), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_loss_scale_is_divided_out_in_float32(case):
+    """In float16, 2e-5 / 1024 has two bits left."""
+    values = [np.full((5,), 0.5, "float32")]
+    rng = np.random.default_rng(0)
+    scaled = (2e-5 * rng.standard_normal(5)).astype("float16")
+    results = []
+    for kwargs, gradient in (
+        ({"loss_scale_factor": 1024.0}, scaled),
+        ({}, scaled.astype("float32") / 1024),
+    ):
+        variables = cases.make_variables("float16", values, {"kernel": (5,)})
+        optimizer = case.make(1e-3, epsilon=1e-9, **kwargs)
+        optimizer.apply([gradient], variables)
+        results.append(optimizer.variables[2].numpy())
+    assert results[0].dtype == "float32"
+    np.testing.assert_array_equal(*results)
+
+
+def test_gradients_as_lists_and_of_other_floats_are_taken(case):
+    variables = cases.make_variables()
+    gradients = cases.make_gradients(0)
+    optimizer = case.make()
+    optimizer.apply(
+        [gradients[0].tolist(), gradients[1].astype("float64")], variables
+    )
+    expected = cases.run_reference(case.reference_step(), 1)
+    assert cases.error(variables, expected) < TOLERANCE
 
 
 def test_accumulated_gradients_equal_their_mean(case):

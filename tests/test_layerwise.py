@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_optimizers as tfo
 from tf_optimizers.lamb import lamb_directions
 from tf_optimizers.lans import lans_directions, normalize
-from tf_optimizers.layerwise import (
+from tf_optimizers.layerwise_step import (
     Coefficients,
     bias_correction,
     trust_ratios,

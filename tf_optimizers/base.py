@@ -14,10 +14,12 @@ from tf_optimizers._compat import (
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.clipping import clip
 from tf_optimizers.gradients import (
+    as_gradient,
     check_gradients,
     check_not_empty,
     check_replica_context,
-    dense,
+    densify,
+    in_state_dtype,
 )
 from tf_optimizers.precision import (
     check_floating,
@@ -37,8 +39,8 @@ class Optimizer(OptimizerHooks):
 
     A replica's gradients flow through `apply` in this order:
 
-        check ─ unscale ─ accumulate ─ sum over replicas ─ make dense, in the
-        dtype of the state ─ clip ─ `update_step` ─ moving average ─ constraint
+        check ─ cast to the state's dtype ─ unscale ─ accumulate ─ sum over
+        replicas ─ make dense ─ clip ─ `update_step` ─ average ─ constrain
 
     Clipping follows the sum, so that N replicas compute what one replica
     computes on the same global batch. The state of float16 and bfloat16
@@ -109,7 +111,7 @@ class Optimizer(OptimizerHooks):
             TypeError: If a gradient is not of a floating dtype.
             RuntimeError: If called outside of `strategy.run`.
         """
-        grads = list(grads)
+        grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context()
         if trainable_variables is None and self.built:
@@ -117,9 +119,10 @@ class Optimizer(OptimizerHooks):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             check_gradients(grads, trainable_variables)
-            grads = self._without_slices_where_refused(
-                grads, trainable_variables
-            )
+            grads = in_state_dtype(grads, trainable_variables)
+            if self.loss_scale_factor or self.gradient_accumulation_steps:
+                # Keras can neither divide nor add IndexedSlices.
+                grads = densify(grads, trainable_variables)
             if not self.built:
                 # Lifted out of a `tf.function` that is being traced: inside,
                 # replicas get variables that are never initialized.
@@ -140,15 +143,13 @@ class Optimizer(OptimizerHooks):
         def accumulate(gradients: list[tf.Tensor]) -> None:
             update_each(
                 accumulators,
-                lambda total, gradient: total.assign_add(
-                    tf.cast(gradient, total.dtype)
-                ),
+                lambda total, gradient: total.assign_add(gradient),
                 gradients,
             )
 
         def update(gradients: list[tf.Tensor]) -> None:
             means = [
-                (total + tf.cast(gradient, total.dtype)) / steps
+                (total + gradient) / steps
                 for gradient, total in zip(gradients, accumulators, strict=True)
             ]
             self._update(means, variables)
@@ -193,18 +194,13 @@ class Optimizer(OptimizerHooks):
         """Sum the gradients over replicas and step."""
         variables = [backend_variable(variable) for variable in variables]
         gradients = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM,
-            [
-                tf.cast(gradient, state_dtype(gradient.dtype))
-                for gradient in gradients
-            ],
+            tf.distribute.ReduceOp.SUM, gradients
         )
-        gradients = [
-            tf.cast(dense(gradient, variable), state_dtype(variable.dtype))
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
         gradients = clip(
-            gradients, self.clipnorm, self.global_clipnorm, self.clipvalue
+            densify(gradients, variables),
+            self.clipnorm,
+            self.global_clipnorm,
+            self.clipvalue,
         )
         learning_rate = keras.ops.convert_to_tensor(self.learning_rate)
         update_each(
@@ -231,8 +227,8 @@ class Optimizer(OptimizerHooks):
         weight = self.full_precision(variable)
         average = local_component(self.average(variable), variable)
         # The first update sets the average to the weights themselves.
-        momentum = tf.where(self.iterations == 0, 0.0, self.ema_momentum)
-        momentum = tf.cast(momentum, average.dtype)
+        is_later = tf.cast(self.iterations > 0, average.dtype)
+        momentum = self.ema_momentum * is_later
         average.assign(momentum * average + (1 - momentum) * weight)
         if self.ema_overwrite_frequency:
             tf.cond(
@@ -254,14 +250,3 @@ class Optimizer(OptimizerHooks):
             name="master_weight",
             initializer=lambda shape, dtype: tf.cast(variable, dtype),
         )
-
-    def _without_slices_where_refused(
-        self, gradients: list[Gradient | None], variables: list[Any]
-    ) -> list[Gradient | None]:
-        """Densify IndexedSlices, which Keras cannot divide or add."""
-        if not (self.loss_scale_factor or self.gradient_accumulation_steps):
-            return gradients
-        return [
-            None if gradient is None else dense(gradient, variable)
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]

@@ -6,13 +6,40 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.precision import state_dtype
 
 
-def dense(gradient: Gradient, variable: Any) -> tf.Tensor:
-    """Return a gradient as a tensor of the variable's static shape.
+def as_gradient(value: Any) -> Gradient | None:
+    """Return whatever NumPy understands as a tensor."""
+    if value is None or isinstance(value, tf.IndexedSlices):
+        return value
+    return tf.convert_to_tensor(value)
+
+
+def in_state_dtype(
+    gradients: Sequence[Gradient | None], variables: Sequence[Any]
+) -> list[Gradient | None]:
+    """Cast each gradient to the dtype of its variable's state."""
+    return [
+        None if gradient is None else tf.cast(gradient, state_dtype(v.dtype))
+        for gradient, v in zip(gradients, variables, strict=True)
+    ]
+
+
+def densify(
+    gradients: Sequence[Gradient | None], variables: Sequence[Any]
+) -> list[tf.Tensor | None]:
+    """Return tensors of the variables' static shapes.
 
     Duplicate rows of `tf.IndexedSlices` are summed.
     """
+    return [
+        None if gradient is None else _dense(gradient, variable)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _dense(gradient: Gradient, variable: Any) -> tf.Tensor:
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, variable.shape[0]
@@ -73,8 +100,8 @@ def _check_gradient(gradient: Gradient, variable: Any) -> None:
             f"gradient of shape {values.shape} for {name} of shape "
             f"{variable.shape}. Pass gradients in the order of the variables."
         )
-    if not tf.as_dtype(values.dtype).is_floating:
+    if not values.dtype.is_floating:
         raise TypeError(
             "A gradient must be of a floating dtype. Received a gradient of "
-            f"dtype {values.dtype} for {name}. Cast it first."
+            f"dtype {values.dtype.name} for {name}. Cast it first."
         )

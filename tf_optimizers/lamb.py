@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers.layerwise import (
+from tf_optimizers.layerwise import LayerwiseOptimizer
+from tf_optimizers.layerwise_step import (
     Coefficients,
     Direction,
-    LayerwiseOptimizer,
     Rule,
     bias_correction,
     denominator,

@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers.checks import TINY, check_positive
-from tf_optimizers.layerwise import (
+from tf_optimizers.layerwise import LayerwiseOptimizer
+from tf_optimizers.layerwise_step import (
     Coefficients,
     Direction,
-    LayerwiseOptimizer,
     Rule,
     bias_correction,
     denominator,
