@@ -7,6 +7,7 @@ import pytest
 import reference
 import tensorflow as tf
 
+import tf_optimizers as tfo
 from tf_optimizers import kernels, schedules
 
 pytestmark = pytest.mark.parametrize(
@@ -284,6 +285,20 @@ def test_excluding_one_of_two_variables_of_one_name(case):
     optimizer.exclude_from_weight_decay(var_list=[second])
     optimizer.build([first, second])
     assert [optimizer.is_decayed(v) for v in (first, second)] == [True, False]
+
+
+def test_plain_tensorflow_variables_are_trained_and_excluded(case):
+    variables = [
+        tf.Variable(value, name=name)
+        for name, value in zip(cases.SHAPES, cases.make_values(), strict=True)
+    ]
+    kwargs = {"exclude_from_weight_decay": tfo.BIAS_AND_NORM, "use_ema": True}
+    actual = cases.run(case.make(**kwargs), variables, 4)
+    expected = cases.run(case.make(**kwargs), cases.make_variables(), 4)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    decayed = cases.run(case.make(), cases.make_variables(), 4)
+    assert not np.array_equal(actual[1], decayed[1])
 
 
 def test_exclude_method_after_build_is_refused(case):

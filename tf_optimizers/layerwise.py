@@ -95,7 +95,9 @@ class LayerwiseOptimizer(DecayedOptimizer):
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
-            "exclude_from_layer_adaptation": patterns and list(patterns),
+            "exclude_from_layer_adaptation": None
+            if patterns is None
+            else list(patterns),
             "lower_bound": self.lower_bound,
             "upper_bound": self.upper_bound,
         }

@@ -93,7 +93,8 @@ class DecayedOptimizer(Optimizer):
 
 def path_of(variable: Any) -> str:
     """Return the path of a Keras variable, the name of a `tf.Variable`."""
-    return getattr(variable, "path", variable.name)
+    # TensorFlow appends the number of an output, always ":0".
+    return getattr(variable, "path", variable.name.removesuffix(":0"))
 
 
 def is_match(patterns: Sequence[str], variable: Any) -> bool:
