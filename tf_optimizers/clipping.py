@@ -25,15 +25,17 @@ def clip(
         factor = _factor(tf.norm(norms), global_clipnorm)
         return [g * tf.cast(factor, g.dtype) for g in gradients]
     if clipvalue:
-        return [_clip_elements(g, clipvalue) for g in gradients]
+        return [clip_elements(g, clipvalue) for g in gradients]
     return list(gradients)
 
 
-def _factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
-    factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
-    return factor + (norm - norm)  # NaN where the norm is not finite
-
-
-def _clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+def clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+    """Clip each element to [-limit, limit]; one that is not finite is NaN."""
     clipped = tf.clip_by_value(gradient, -limit, limit)
-    return clipped + (gradient - gradient)  # NaN where it is not finite
+    return clipped + (gradient - gradient)
+
+
+def _factor(size: tf.Tensor, limit: float) -> tf.Tensor:
+    """Return what brings a norm of `size` to `limit`; NaN if not finite."""
+    factor = tf.where(size > limit, limit / size, tf.ones_like(size))
+    return factor + (size - size)

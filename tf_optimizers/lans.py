@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers.checks import TINY, check_positive
+from tf_optimizers.clipping import clip_elements
 from tf_optimizers.layerwise import LayerwiseOptimizer
 from tf_optimizers.layerwise_step import (
     Coefficients,
@@ -24,10 +25,7 @@ def normalize(
     # A norm below the normal numbers has no finite inverse. NaN stays NaN.
     gradient *= tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     limit = coefficients.clip_normalized_gradient
-    if limit is None:
-        return gradient
-    clipped = tf.clip_by_value(gradient, -limit, limit)
-    return clipped + (gradient - gradient)  # NaN where it is not finite
+    return gradient if limit is None else clip_elements(gradient, limit)
 
 
 def lans_directions(
