@@ -8,7 +8,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers import kernels, schedules
+from tf_optimizers import kernels, layerwise, schedules
 
 pytestmark = pytest.mark.parametrize(
     "case", cases.CASES.values(), ids=cases.CASES.keys()
@@ -19,12 +19,20 @@ pytestmark = pytest.mark.parametrize(
 TOLERANCE = 1e-6
 
 
+@pytest.fixture(params=["one kernel", "two kernels"])
+def either_path(request, monkeypatch):
+    """A small variable's step is one kernel, a large one's two."""
+    if request.param == "two kernels":
+        monkeypatch.setattr(layerwise, "_ONE_KERNEL", 0)
+
+
 def train(case, steps=4, dtype="float32", **kwargs):
     optimizer = case.make(**kwargs)
     return cases.run(optimizer, cases.make_variables(dtype), steps)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.usefixtures("either_path")
 def test_step_matches_reference(case, dtype):
     actual = train(case, steps=20, dtype=dtype)
     expected = cases.run_reference(case.reference_step(), 20)
@@ -40,7 +48,9 @@ def test_float64_is_computed_in_float64(case):
     assert cases.error(actual, expected) < 1e-13
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (1, 1, 2, 3), (4099,)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (0, 3), (1, 1, 2, 3), (4099,), (65_535,), (257, 257)]
+)
 def test_every_shape_matches_reference(case, shape):
     rng = np.random.default_rng(0)
     value, *gradients = rng.standard_normal((4, *shape)).astype("float32")
@@ -58,6 +68,7 @@ def test_every_shape_matches_reference(case, shape):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.usefixtures("either_path")
 def test_half_precision_trains_as_its_float32_twin(case, dtype):
     """Steps of 1e-4 vanish in bfloat16 without master weights."""
     values = [
@@ -111,6 +122,7 @@ def test_weight_assigned_from_outside_wins_over_its_master(case):
     np.testing.assert_allclose(cases.as_numpy(variables[0]), 2.0, rtol=1e-2)
 
 
+@pytest.mark.usefixtures("either_path")
 def test_eager_equals_graph(case):
     variables = cases.make_variables()
     optimizer = case.make()
@@ -140,6 +152,7 @@ def test_xla_equals_graph(case):
     assert cases.error(variables, expected) < TOLERANCE
 
 
+@pytest.mark.usefixtures("either_path")
 def test_traces_once(case, monkeypatch):
     traces = []
     rule = case.optimizer.rule
@@ -160,7 +173,7 @@ def test_traces_once(case, monkeypatch):
 
     for i in range(3):
         step([tf.constant(g) for g in cases.make_gradients(i)])
-        # Two shapes, two kernels each.
+        # Two shapes; directions are written twice in the kernel of each.
         assert sorted(traces) == 4 * ["kernel"] + ["step"]
 
 
@@ -619,6 +632,7 @@ def test_zero_weights_move_with_ratio_one(case):
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-10, 1e10, 1e20])
 @pytest.mark.parametrize("clip", [{}, {"clipnorm": 1e15}], ids=["", "clipped"])
+@pytest.mark.usefixtures("either_path")
 def test_tiny_and_huge_gradients_match_reference(case, scale, clip):
     """Squares of either are outside of float32."""
     variables = cases.make_variables()
@@ -635,6 +649,7 @@ def test_tiny_and_huge_gradients_match_reference(case, scale, clip):
     assert cases.error(variables, cases.run_reference(expected, 5)) < TOLERANCE
 
 
+@pytest.mark.usefixtures("either_path")
 def test_huge_gradients_for_long_stay_finite_and_moving(case):
     variables = cases.make_variables()
     optimizer = case.make(weight_decay=0.0)
@@ -658,6 +673,7 @@ def test_huge_gradients_for_long_stay_finite_and_moving(case):
     [{}, {"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}],
     ids=lambda clip: next(iter(clip), "unclipped"),
 )
+@pytest.mark.usefixtures("either_path")
 def test_nonfinite_gradient_is_visible_in_the_weights(case, value, clip):
     variables = cases.make_variables()
     gradients = cases.make_gradients(0)
