@@ -314,6 +314,24 @@ def test_plain_tensorflow_variables_are_trained_and_excluded(case):
     assert not np.array_equal(actual[1], decayed[1])
 
 
+@pytest.mark.parametrize("name", ["bias", "^bias$", "ia", "^b", "s$"])
+def test_excluded_names_are_searched_as_keras_does(case, name):
+    """In the last part of a path only, anchors and all."""
+    layers = [keras.layers.Dense(2, name=n) for n in ("bias_of", "sibias")]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    theirs = keras.optimizers.SGD(weight_decay=0.1)
+    ours = case.make()
+    for optimizer in (theirs, ours):
+        optimizer.exclude_from_weight_decay(var_names=[name])
+        optimizer.build(model.trainable_variables)
+    for variable in model.trainable_variables:
+        expected = theirs._use_weight_decay(variable)
+        assert expected is not variable.path.endswith("/bias")
+        assert ours.is_decayed(variable) is expected
+        restored = case.optimizer.from_config(ours.get_config())
+        assert restored.is_decayed(variable) is expected
+
+
 def test_exclude_method_after_build_is_refused(case):
     optimizer = case.make()
     optimizer.build(cases.make_variables())

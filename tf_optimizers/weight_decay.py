@@ -67,8 +67,7 @@ class DecayedOptimizer(Optimizer):
                 "to the constructor."
             )
         names = check_patterns("var_names", var_names) or []
-        # A name is the part of a path behind its last slash.
-        self._excluded_names = [f"(?:{name})[^/]*$" for name in names]
+        self._excluded_names = [_name_in_path(name) for name in names]
         self._excluded_variables = {
             self.variable_key(variable): f"^{re.escape(path_of(variable))}$"
             for variable in var_list or ()
@@ -95,6 +94,12 @@ def path_of(variable: Any) -> str:
     """Return the path of a Keras variable, the name of a `tf.Variable`."""
     # TensorFlow appends the number of an output, always ":0".
     return getattr(variable, "path", variable.name.removesuffix(":0"))
+
+
+def _name_in_path(pattern: str) -> str:
+    """Return a pattern for paths that searches behind their last slash."""
+    start = "(^|/)" if pattern.startswith("^") else ""
+    return f"{start}(?:{pattern.removeprefix('^')})[^/]*$"
 
 
 def is_match(patterns: Sequence[str], variable: Any) -> bool:
