@@ -4,32 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_optimizers.layerwise import LayerwiseOptimizer
-from tf_optimizers.layerwise_step import (
-    Coefficients,
-    Direction,
-    Rule,
-    bias_correction,
-    denominator,
-)
-
-
-def lamb_directions(
-    coefficients: Coefficients,
-    weight: tf.Tensor,
-    gradient: tf.Tensor,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    step: tf.Tensor,
-) -> list[Direction]:
-    """Return LAMB's only direction u; `step` counts from 1."""
-    del gradient  # LAMB follows its moments only
-    # u = m^ / (sqrt(v^) + epsilon) + weight_decay w
-    scale = denominator(coefficients, v, step)
-    u = m / bias_correction(coefficients.beta_1, step) / scale
-    return [Direction(1.0, u + coefficients.weight_decay * weight)]
+from tf_optimizers.layerwise_step import Rule, momentum_direction
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -97,7 +74,7 @@ class Lamb(LayerwiseOptimizer):
         BERT in 76 minutes", arXiv:1904.00962, Algorithm 2.
     """
 
-    rule = Rule(lamb_directions)
+    rule = Rule((momentum_direction,))
 
     def __init__(
         self,

@@ -11,10 +11,9 @@ from tf_optimizers.clipping import clip_elements
 from tf_optimizers.layerwise import LayerwiseOptimizer
 from tf_optimizers.layerwise_step import (
     Coefficients,
-    Direction,
     Rule,
-    bias_correction,
     denominator,
+    momentum_direction,
 )
 
 
@@ -28,22 +27,18 @@ def normalize(
     return gradient if limit is None else clip_elements(gradient, limit)
 
 
-def lans_directions(
+def gradient_direction(
     coefficients: Coefficients,
     weight: tf.Tensor,
     gradient: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
     step: tf.Tensor,
-) -> list[Direction]:
-    """Return LANS's two directions; `step` counts from 1."""
-    # a = m^ / (sqrt(v^) + epsilon) + weight_decay w;  c likewise, of g~
-    scale = denominator(coefficients, v, step)
+) -> tf.Tensor:
+    """Return g~ / (sqrt(v^) + epsilon) + weight_decay w."""
+    del m
     decay = coefficients.weight_decay * weight
-    a = m / bias_correction(coefficients.beta_1, step) / scale + decay
-    c = gradient / scale + decay
-    share = coefficients.beta_1
-    return [Direction(share, a), Direction(1 - share, c)]
+    return gradient / denominator(coefficients, v, step) + decay
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -122,7 +117,7 @@ class LANS(LayerwiseOptimizer):
         Pretraining in 54 minutes", arXiv:2006.13484, Algorithm 2.
     """
 
-    rule = Rule(lans_directions, normalize)
+    rule = Rule((momentum_direction, gradient_direction), normalize)
 
     def __init__(
         self,
@@ -166,5 +161,8 @@ class LANS(LayerwiseOptimizer):
         return (
             super()
             ._coefficients(index)
-            ._replace(clip_normalized_gradient=self.clip_normalized_gradient)
+            ._replace(
+                shares=(self.beta_1, 1 - self.beta_1),
+                clip_normalized_gradient=self.clip_normalized_gradient,
+            )
         )

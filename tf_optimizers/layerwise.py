@@ -18,7 +18,7 @@ from tf_optimizers.replicas import backend_variable, local_component
 from tf_optimizers.weight_decay import DecayedOptimizer, is_match
 
 # Elements of a variable below which its whole step is one XLA kernel: it stays
-# in the cache, and starting two kernels would take longer than running them.
+# in the cache, and starting more kernels takes longer than running them.
 _ONE_KERNEL = 65_536
 
 
@@ -112,8 +112,9 @@ class LayerwiseOptimizer(DecayedOptimizer):
             self.beta_2,
             self.epsilon,
             self.weight_decay if self._decayed[index] else 0.0,
-            self.lower_bound,
-            self.upper_bound,
+            shares=(1.0,),
+            lower_bound=self.lower_bound,
+            upper_bound=self.upper_bound,
         )
 
     def update_step(

@@ -1,11 +1,12 @@
-"""One step of Lamb or LANS on one variable, in two passes over memory.
+"""One step of Lamb or LANS on one variable.
 
-No weight can move before the norm of the whole direction is known:
+No weight can move before the norms of whole directions are known:
 
-    accumulate   m, v <- gradient;  squared norms of w and of each direction
-    move         w <- w - learning_rate sum(share * ratio * direction)
+    accumulate   m, v <- gradient
+    squares      |w|^2, and |d|^2 of each direction d
+    move         w <- w - learning_rate sum(share (|w| / |d|) d)
 
-The directions are computed in both, which costs less than storing them.
+The directions are computed again to move, which costs less than storing them.
 """
 
 import math
@@ -17,35 +18,31 @@ import tensorflow as tf
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.norms import norm, partial_squares
 
+# (coefficients, weight, gradient, m, v, step) -> a tensor like these
+Direction = Callable[..., tf.Tensor]
+
 
 class Coefficients(NamedTuple):
-    """The constants of a variable's step."""
+    """The constants of a variable's step; `shares` has one per direction."""
 
     beta_1: float
     beta_2: float
     epsilon: float
     weight_decay: float
+    shares: tuple[float, ...]
     lower_bound: float | None = None
     upper_bound: float | None = None
     clip_normalized_gradient: float | None = None
 
 
-class Direction(NamedTuple):
-    """A part of the update: its share of the step, and where it points."""
-
-    share: float
-    vector: tf.Tensor
-
-
 class Rule(NamedTuple):
-    """What tells one layerwise optimizer from another: two pure functions.
+    """What tells one layerwise optimizer from another: pure functions.
 
-    `directions(coefficients, weight, gradient, m, v, step)` returns where the
-    step leads; `prepare(coefficients, gradient, norm)` the gradient to follow,
-    None if that is the gradient itself.
+    The step goes along each of `directions`. `prepare(coefficients, gradient,
+    norm)` returns the gradient to follow; None if that is the gradient itself.
     """
 
-    directions: Callable[..., Sequence[Direction]]
+    directions: tuple[Direction, ...]
     prepare: Callable[..., tf.Tensor] | None = None
 
 
@@ -75,16 +72,19 @@ def layerwise_step(
     """
     constants = (gradient.shape, gradient.dtype, rule, coefficients)
     gradient_norm = norm(gradient) if rule.prepare else None
-    weight_squares, squares = compiled(accumulate, *constants)(
-        weight, m, v, gradient, gradient_norm, step
-    )
-    rates = [learning_rate for _ in squares]
+    state = (weight, m, v, gradient, gradient_norm, step)
+    compiled(accumulate, *constants)(m, v, gradient, gradient_norm)
+    rates = [learning_rate for _ in rule.directions]
     if adapted:
-        ratios = trust_ratios(coefficients, weight_squares, squares)
+        # In kernels of their own: directions share terms, which XLA would
+        # write to memory rather than compute twice.
+        weight_squares, *direction_squares = (
+            compiled(squares, *constants, vector)(*state)
+            for vector in (_weight, *rule.directions)
+        )
+        ratios = trust_ratios(coefficients, weight_squares, direction_squares)
         rates = [learning_rate * tf.cast(r, gradient.dtype) for r in ratios]
-    compiled(move, *constants)(
-        weight, m, v, gradient, gradient_norm, step, rates
-    )
+    compiled(move, *constants)(*state, rates)
 
 
 def update_moments(
@@ -100,48 +100,55 @@ def update_moments(
     return m, tf.where(v > limit, limit, v)
 
 
+def momentum_direction(
+    coefficients: Coefficients,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    step: tf.Tensor,
+) -> tf.Tensor:
+    """Return m^ / (sqrt(v^) + epsilon) + weight_decay w."""
+    del gradient
+    m_hat = m / bias_correction(coefficients.beta_1, step)
+    decay = coefficients.weight_decay * weight
+    return m_hat / denominator(coefficients, v, step) + decay
+
+
 def accumulate(
     rule: Rule,
     coefficients: Coefficients,
-    weight: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
     gradient: tf.Tensor,
     gradient_norm: tf.Tensor | None,
-    step: tf.Tensor,
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Update m and v; return partial squares of w and of each direction."""
-    w = read(weight, gradient)
+) -> None:
+    """Update m and v."""
     g = _prepare(rule, coefficients, gradient, gradient_norm)
     new_m, new_v = update_moments(
         coefficients, g, read(m, gradient), read(v, gradient)
     )
     assign(m, new_m)
     assign(v, new_v)
-    directions = rule.directions(coefficients, w, g, new_m, new_v, step)
-    return partial_squares(w), [partial_squares(d.vector) for d in directions]
 
 
-def move(
-    rule: Rule,
-    coefficients: Coefficients,
-    weight: tf.Tensor,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    gradient: tf.Tensor,
-    gradient_norm: tf.Tensor | None,
-    step: tf.Tensor,
-    rates: list[tf.Tensor],
-) -> None:
+def squares(
+    rule: Rule, coefficients: Coefficients, vector: Direction, *state: tf.Tensor
+) -> tf.Tensor:
+    """Return partial squares of what `vector` makes of the state."""
+    return partial_squares(vector(*_values(rule, coefficients, *state)))
+
+
+def move(rule: Rule, coefficients: Coefficients, *arguments: tf.Tensor) -> None:
     """Move w along each direction, at its rate times its share."""
-    w = read(weight, gradient)
-    g = _prepare(rule, coefficients, gradient, gradient_norm)
-    directions = rule.directions(
-        coefficients, w, g, read(m, gradient), read(v, gradient), step
-    )
-    for rate, direction in zip(rates, directions, strict=True):
-        w -= rate * direction.share * direction.vector
-    assign(weight, w)
+    *state, rates = arguments
+    values = _values(rule, coefficients, *state)
+    _, w, *_ = values
+    for direction, share, rate in zip(
+        rule.directions, coefficients.shares, rates, strict=True
+    ):
+        w -= rate * share * direction(*values)
+    assign(state[0], w)
 
 
 def trust_ratios(
@@ -182,6 +189,34 @@ def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
     if beta == 0.0:
         return tf.ones_like(step)
     return -tf.math.expm1(step * math.log(beta))
+
+
+def _values(
+    rule: Rule,
+    coefficients: Coefficients,
+    weight: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    gradient: tf.Tensor,
+    gradient_norm: tf.Tensor | None,
+    step: tf.Tensor,
+) -> tuple:
+    """Return the arguments of a direction, read from the variables."""
+    return (
+        coefficients,
+        read(weight, gradient),
+        _prepare(rule, coefficients, gradient, gradient_norm),
+        read(m, gradient),
+        read(v, gradient),
+        step,
+    )
+
+
+def _weight(
+    coefficients: Coefficients, weight: tf.Tensor, *_: tf.Tensor
+) -> tf.Tensor:
+    del coefficients
+    return weight
 
 
 def _prepare(
