@@ -1,0 +1,204 @@
+"""Command line of the launcher."""
+
+import argparse
+import importlib.util
+import math
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+
+from tf_optimizers.launch.group import launch
+
+USAGE = (
+    "python -m tf_optimizers.launch --workers N [option ...] "
+    "{script.py | -m module} [argument ...]"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the workers to their end; return the exit code."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    return launch(
+        options.command,
+        workers=options.workers,
+        devices=options.devices_per_worker,
+        host=options.host,
+        grace_period=options.grace_period,
+    )
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options, or leave with a message and exit code 2."""
+    parser = make_parser()
+    own, command = split(arguments)
+    options = parser.parse_args(own, argparse.Namespace(command=command))
+    problem = problem_of_environment() or problem_of_command(command)
+    if problem:
+        parser.error(problem)
+    return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the launcher's own options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_optimizers.launch",
+        usage=USAGE,
+        description="Run a script or module in several worker processes, "
+        "with TF_CONFIG set. `pydoc tf_optimizers.launch` tells more.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--workers",
+        type=_count,
+        required=True,
+        metavar="N",
+        help="worker processes",
+    )
+    parser.add_argument(
+        "--devices-per-worker",
+        type=_count,
+        default=1,
+        metavar="M",
+        help="logical CPU devices of each worker (%(default)s)",
+    )
+    parser.add_argument(
+        "--host",
+        type=_host,
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address of this machine that goes into TF_CONFIG (%(default)s)",
+    )
+    parser.add_argument(
+        "--grace-period",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="time to end after SIGTERM or SIGINT, then SIGKILL (%(default)g)",
+    )
+    return parser
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the launcher's own arguments, and the command they end at.
+
+    `argparse.REMAINDER` would take some options of the script for the
+    launcher's, and lose a `--`.
+    """
+    start = 0
+    while start < len(arguments):
+        argument = arguments[start]
+        if argument in ("-m", "--") or not argument.startswith("-"):
+            break
+        alone = "=" in argument or argument in ("-h", "--help")
+        start += 1 if alone else 2
+    command = list(arguments[start:])
+    return list(arguments[:start]), command[command[:1] == ["--"] :]
+
+
+def problem_of_environment() -> str | None:
+    """Return why workers cannot be started from here, or None."""
+    if os.name != "posix":
+        return f"needs Linux or macOS. Received: {sys.platform}."
+    if os.environ.get("TF_CONFIG"):
+        return (
+            "`TF_CONFIG` must not be set, as each worker is given its own. "
+            f"Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset it, or "
+            "start the script without the launcher to use it."
+        )
+    return None
+
+
+def problem_of_command(command: list[str]) -> str | None:
+    """Return what is wrong with the command, or None."""
+    if command in ([], ["-m"]):
+        return (
+            "a script or `-m module` must follow the options. Received: "
+            f"{' '.join(command) or 'neither'}. Usage: {USAGE}"
+        )
+    if command[0] == "-m":
+        if not is_runnable_module(command[1]):
+            return (
+                "the module must be one that `python -m` can run from this "
+                f"folder. Received: -m {command[1]}. Check its name, and that "
+                "a package has a `__main__.py`."
+            )
+    elif not os.path.isfile(command[0]):
+        found = "is a folder" if os.path.isdir(command[0]) else "does not exist"
+        return (
+            f"the script must be a file. Received: {command[0]}, which {found}."
+            " Check the path, or write `-m` in front of a module's name."
+        )
+    elif not os.access(command[0], os.R_OK):
+        return (
+            f"the script must be readable. Received: {command[0]}. "
+            f"Try `chmod +r {command[0]}`."
+        )
+    return None
+
+
+def is_runnable_module(name: str) -> bool:
+    """Tell whether `python -m name` finds a module, importing none."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return False
+    try:
+        spec = importlib.util.find_spec(parts[0])
+    except ValueError:  # A module made by hand, such as `__main__`.
+        return False
+    for depth in range(2, len(parts) + 1):
+        spec = _child(spec, ".".join(parts[:depth]))
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _child(spec, name + ".__main__")
+    return spec is not None
+
+
+def _child(parent: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    if parent is None or parent.submodule_search_locations is None:
+        return None
+    return PathFinder.find_spec(name, parent.submodule_search_locations)
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be an integer of at least 1. Received: {text}. "
+            "One per core is a good start."
+        )
+    return count
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            "must be a finite number of seconds >= 0. "
+            f"Received: {text}. Leave it out for the default."
+        )
+    return seconds
+
+
+def _host(text: str) -> str:
+    try:
+        found = socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(
+            f"must be an address of this machine. Received: {text} ({error}). "
+            "Leave it out for 127.0.0.1."
+        ) from error
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

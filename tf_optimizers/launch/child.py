@@ -1,0 +1,80 @@
+"""What the launcher starts: workers, and the watchdog over their processes.
+
+Run by path and not as part of the package, whose import loads TensorFlow.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+
+
+def watch() -> None:
+    """Kill all worker groups that are left when the launcher is gone.
+
+    Stdin, the lifeline, ends when the launcher has ended, however it did, and
+    every worker has written `+pid`; the launcher writes `-pid` after the end
+    of a worker's group, as the number may be given to others from then on.
+    """
+    groups: set[int] = set()
+    for line in sys.stdin.buffer:
+        change = groups.add if line.startswith(b"+") else groups.discard
+        change(int(line[1:]))
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue  # It ended by itself, or is now somebody else's.
+
+
+def work(lifeline: int, devices: int, command: list[str]) -> None:
+    """Become the process that `python *command` would be."""
+    # Before anything of the user's runs: no moment without the watchdog.
+    os.write(lifeline, b"+%d\n" % os.getpid())
+    os.close(lifeline)
+    if devices == 1:
+        os.execv(sys.executable, [sys.executable, "-u", *command])
+    is_module = command[0] == "-m"
+    sys.argv = command[1:] if is_module else command
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11
+        script_folder = os.path.dirname(os.path.realpath(command[0]))
+        sys.path[0] = os.getcwd() if is_module else script_folder
+    split_cpu(devices)
+    if is_module:
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        run_script(command[0])
+
+
+def split_cpu(devices: int) -> None:
+    """Give TensorFlow `devices` logical CPUs, which must precede any tensor."""
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(devices)],
+    )
+
+
+def run_script(path: str) -> None:
+    """Run a script as Python does: `sys.argv[0]` as given, `__file__` absolute.
+
+    `runpy.run_path` makes the two equal, and takes `__main__` away at the
+    script's end, when its threads and exit functions may still need it.
+    """
+    main = types.ModuleType("__main__")
+    main.__file__ = os.path.abspath(path)
+    loader = SourceFileLoader("__main__", main.__file__)
+    main.__loader__ = loader
+    sys.modules["__main__"] = main
+    source = loader.get_data(main.__file__)
+    exec(loader.source_to_code(source, main.__file__), main.__dict__)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "watch":
+        watch()
+    else:
+        work(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
