@@ -68,6 +68,22 @@ def test_tensorflow_has_private_function(name):
     assert callable(value), f"tf.__internal__.distribute.{name} is gone."
 
 
+@pytest.mark.parametrize("xla", [True, None])
+def test_xla_is_noticed_while_tracing(xla):
+    seen = []
+
+    def note(x):
+        seen.append(_compat.in_xla())
+        return x
+
+    function = tf.function(
+        lambda x: tf.cond(note(x) > 0, lambda: note(x), lambda: -x),
+        jit_compile=xla,
+    )
+    function.get_concrete_function(tf.constant(1.0))
+    assert seen == [bool(xla)] * 2, "TensorFlow marks XLA otherwise now."
+
+
 def test_every_private_name_of_compat_is_listed_here():
     source = inspect.getsource(_compat)
     used = set(re.findall(r"(?:self\.|def )(_[a-z]\w+)", source))
@@ -77,7 +93,7 @@ def test_every_private_name_of_compat_is_listed_here():
 def test_private_names_are_used_in_compat_only():
     """Keras's and TensorFlow's; our own underscores are ours."""
     private = re.compile(
-        "|".join([*METHODS, *ATTRIBUTES, "__internal__", r"keras\.src"])
+        "|".join([*METHODS, *ATTRIBUTES, "__internal__", r"(keras\.src|tensorflow\.python)"])
     )
     folder = inspect.getsourcefile(_compat).rpartition("/")[0]
     import pathlib

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -101,6 +102,15 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         """Tell a variable that its gradient replaces (a float8 scale)."""
         # Keras gives these no slots, and hands no gradients of them on.
         return self._overwrite_variable_with_gradient(variable)
+
+
+def in_xla() -> bool:
+    """Tell whether what is being traced will be compiled by XLA."""
+    # `tf.function(jit_compile=True)` opens a context that ops ask for in here
+    # only; it has no public name.
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
 
 
 def call_across_replicas(function: Callable, *args: Any) -> Any:

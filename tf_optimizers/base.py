@@ -190,18 +190,24 @@ class Optimizer(OptimizerHooks):
         if weight is not variable:
             variable.assign(tf.cast(weight, variable.dtype))
 
-    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
-        """Sum the gradients over replicas and step."""
-        variables = [backend_variable(variable) for variable in variables]
+    def aggregate(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> list[Gradient]:
+        """Sum the gradients over replicas, make them dense and clip them."""
         gradients = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, gradients
         )
-        gradients = clip(
+        return clip(
             densify(gradients, variables),
             self.clipnorm,
             self.global_clipnorm,
             self.clipvalue,
         )
+
+    def step(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Call `update_step` for each variable and each of its components."""
         learning_rate = keras.ops.convert_to_tensor(self.learning_rate)
         update_each(
             variables,
@@ -211,6 +217,11 @@ class Optimizer(OptimizerHooks):
             gradients,
             [learning_rate] * len(variables),
         )
+
+    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+        """Aggregate, step, average."""
+        variables = [backend_variable(variable) for variable in variables]
+        self.step(self.aggregate(gradients, variables), variables)
         if self.use_ema:
             self._update_averages()
 
