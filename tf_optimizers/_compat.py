@@ -9,6 +9,11 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_ops,
+)
+from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 if keras.backend.backend() != "tensorflow":
@@ -98,6 +103,35 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         average = self._model_variables_moving_average[index]
         return None if average is None else average.value
 
+    def add_replica_variable(
+        self, reference: Any, name: str, dtype: str
+    ) -> keras.Variable:
+        """Add a variable of zeros of which every replica has its own.
+
+        Read outside of a replica, it is the sum over replicas; what is
+        assigned there is divided among them. Keras's `add_variable` has no
+        argument for this, and tracks its variables in private.
+        """
+        path = getattr(reference, "path", reference.name.removesuffix(":0"))
+        value = getattr(reference, "value", reference)
+        if callable(value):  # The method of a `tf.Variable`.
+            value = reference
+        with (
+            self.strategy.extended.colocate_vars_with(value),
+            keras.name_scope(self.name, caller=self),
+        ):
+            variable = keras.Variable(
+                "zeros",
+                shape=reference.shape,
+                dtype=dtype,
+                trainable=False,
+                synchronization="on_read",
+                aggregation="sum",
+                name=f"{path.replace('/', '_')}_{name}",
+            )
+        self._track_variable(variable)
+        return variable
+
     def is_overwritten(self, variable: Any) -> bool:
         """Tell a variable that its gradient replaces (a float8 scale)."""
         # Keras gives these no slots, and hands no gradients of them on.
@@ -125,38 +159,187 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     )
 
 
-def cond_across_replicas(
-    condition: tf.Tensor,
-    true_function: Callable,
-    false_function: Callable,
-    gradients: list[Gradient],
+def switch_across_replicas(
+    index: Any, functions: Sequence[Callable], gradients: list[Gradient]
 ) -> None:
-    """Run one of two functions of a replica's gradients.
+    """Run one of several functions of a replica's gradients.
 
-    Either may reduce over replicas and update variables. A strategy that
-    merges its replicas refuses both inside a `tf.cond` that a replica enters,
-    so there the cond is entered once and each replica runs inside it.
+    Each may reduce over replicas and update variables. A strategy that merges
+    its replicas refuses both inside a `tf.switch_case` that a replica enters,
+    so there it is entered once and each replica runs inside it.
     """
+
+    def switch(index: tf.Tensor, call: Callable) -> None:
+        def branch(function: Callable) -> Callable:
+            # Branches must return something, and the same.
+            return lambda: (call(function), tf.constant(0))[1]
+
+        tf.switch_case(tf.cast(index, tf.int32), list(map(branch, functions)))
+
+    if len(functions) == 1:
+        functions[0](gradients)
+        return
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        tf.cond(
-            condition,
-            lambda: true_function(gradients),
-            lambda: false_function(gradients),
-        )
+        switch(index, lambda function: function(gradients))
         return
 
-    def merged(strategy: Any, condition: Any, gradients: Any) -> None:
-        def branch(function: Callable) -> Callable:
-            return lambda: strategy.extended.call_for_each_replica(
+    def merged(strategy: Any, index: Any, gradients: Any) -> None:
+        switch(
+            strategy.experimental_local_results(index)[0],
+            lambda function: strategy.extended.call_for_each_replica(
                 function, args=(gradients,)
-            )
-
-        tf.cond(
-            strategy.experimental_local_results(condition)[0],
-            branch(true_function),
-            branch(false_function),
+            ),
         )
 
     tf.distribute.get_replica_context().merge_call(
-        merged, args=(condition, gradients)
+        merged, args=(index, gradients)
     )
+
+
+class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
+    """TensorFlow's collectives between replicas, under public names.
+
+    Subclasses implement `all_reduce`, and find the stock one in
+    `all_reduce_dense`.
+    """
+
+    def _all_reduce(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value: Any,
+        replica_id: int,
+        options: Any,
+    ) -> Any:
+        # All ways into the collectives lead through here: those of replicas
+        # in a graph, and those of `merge_call` and of eager mode.
+        return self.all_reduce(reduce_op, value, replica_id, options)
+
+    def all_reduce(
+        self, reduce_op: Any, value: Any, replica_id: int, options: Any
+    ) -> Any:
+        """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
+        raise NotImplementedError
+
+    def all_reduce_dense(
+        self, reduce_op: Any, value: Any, replica_id: int, options: Any
+    ) -> Any:
+        """Reduce a list of tensors of one dtype, packed."""
+        return super()._all_reduce(reduce_op, value, replica_id, options)
+
+    def all_gather(
+        self, tensor: tf.Tensor, replica_id: int, options: Any
+    ) -> tf.Tensor:
+        """Concatenate tensors of one shape along the first axis.
+
+        The public `all_gather` is for tensors of different shapes, and needs
+        two collectives.
+        """
+        return self._launchers[replica_id]._all_gather(tensor, options)
+
+    def device(self, replica_id: int) -> str:
+        """The device of a local replica; no public accessor."""
+        return self._devices[replica_id]
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers; no public accessor."""
+        return self._group_size
+
+
+class MultiWorkerExtendedHooks(
+    collective_all_reduce_strategy.CollectiveAllReduceExtended
+):
+    """The extension of `MultiWorkerMirroredStrategy`, to be adapted.
+
+    A strategy does its work in such an object, which has no public name.
+    Subclasses set `collectives`.
+    """
+
+    collectives: type[CollectiveAllReduceHooks]
+
+    def _use_merge_call(self) -> bool:
+        # Without merge calls, collectives may stand inside a `tf.cond`, and
+        # gradient accumulation works.
+        return False
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes one CPU; we take every logical one. With one, the
+        # two are the same.
+        devices, kind = super()._initialize_local_devices(
+            cluster_resolver, worker_device
+        )
+        if kind == "CPU":
+            own = tf.DeviceSpec.from_string(worker_device)
+            found = [
+                tf.DeviceSpec.from_string(device.name)
+                for device in tf.config.list_logical_devices("CPU")
+            ]
+            count = sum((d.job, d.task) == (own.job, own.task) for d in found)
+            devices = tuple(
+                f"{worker_device}/device:CPU:{i}" for i in range(count)
+            )
+        return devices, kind
+
+    def _initialize_local(
+        self, cluster_resolver: Any, devices: Any = None
+    ) -> None:
+        super()._initialize_local(cluster_resolver, devices)
+        self._replace_collectives()
+
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        super()._initialize_multi_worker(cluster_resolver)
+        self._replace_collectives()
+
+    def _replace_collectives(self) -> None:
+        # There is no argument for them.
+        self._cross_device_ops = self.collectives(
+            devices=self.worker_devices,
+            group_size=self._num_replicas_in_sync,
+            options=self._communication_options,
+            collective_keys=self._collective_keys,
+        )
+
+    @property
+    def workers(self) -> int:
+        """The number of worker processes; no public accessor."""
+        return self._num_workers
+
+    @property
+    def worker_index(self) -> int:
+        """This process's place among them, the chief's being 0."""
+        return self._id_in_cluster
+
+
+def has_tensorflow_started() -> bool:
+    """Tell whether it is too late to configure collectives.
+
+    TensorFlow itself raises, but with a word of its own inside.
+    """
+    return context.context()._context_handle is not None
+
+
+class Coordination:
+    """TensorFlow's key-value store between the processes of a cluster.
+
+    It has no public name. Unlike a collective, it is not part of a graph, and
+    has a timeout.
+    """
+
+    def write(self, key: str, text: str) -> None:
+        """Set what every process can read, once per key."""
+        context.context().set_config_key_value(key, text)
+
+    def read(self, key: str, timeout: float) -> str | None:
+        """Return what was written, or None after `timeout` seconds."""
+        try:
+            return context.context().get_config_key_value(
+                key, int(1000 * timeout)
+            )
+        except tf.errors.DeadlineExceededError:
+            return None
+
+    def meet(self, key: str, timeout: float) -> None:
+        """Wait until every process of the cluster has come here."""
+        context.context().wait_at_barrier(key, int(1000 * timeout))

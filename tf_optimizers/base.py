@@ -9,10 +9,11 @@ import tensorflow as tf
 from tf_optimizers._compat import (
     Gradient,
     OptimizerHooks,
-    cond_across_replicas,
+    switch_across_replicas,
 )
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.clipping import clip
+from tf_optimizers.distribute.strategy import check_same_optimizer
 from tf_optimizers.gradients import (
     as_gradient,
     check_gradients,
@@ -57,6 +58,7 @@ class Optimizer(OptimizerHooks):
         super().__init__(
             learning_rate=check_learning_rate(learning_rate), **kwargs
         )
+        self._is_agreed = False
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create what every optimizer keeps of `variables`."""
@@ -128,6 +130,9 @@ class Optimizer(OptimizerHooks):
                 # replicas get variables that are never initialized.
                 with tf.init_scope():
                     self.build(trainable_variables)
+            if not self._is_agreed:
+                check_same_optimizer(self, trainable_variables)
+                self._is_agreed = True
         super().apply(grads, trainable_variables)
 
     def apply_in_replica(
@@ -136,7 +141,7 @@ class Optimizer(OptimizerHooks):
         """Accumulate this replica's gradients, or update the variables."""
         steps = self.gradient_accumulation_steps
         if not steps:
-            self._update(gradients, variables)
+            self.update(gradients, variables)
             return
         accumulators = [self.accumulator(variable) for variable in variables]
 
@@ -152,14 +157,14 @@ class Optimizer(OptimizerHooks):
                 (total + gradient) / steps
                 for gradient, total in zip(gradients, accumulators, strict=True)
             ]
-            self._update(means, variables)
+            self.update(means, variables)
             update_each(
                 [self.accumulator(v) for v in self.built_variables],
                 lambda total: total.assign(tf.zeros_like(total)),
             )
 
-        cond_across_replicas(
-            (self.micro_steps + 1) % steps == 0, update, accumulate, gradients
+        switch_across_replicas(
+            (self.micro_steps + 1) % steps == 0, [accumulate, update], gradients
         )
 
     def overwrite_with_averages(self, variables: list[Any]) -> None:
@@ -190,6 +195,11 @@ class Optimizer(OptimizerHooks):
         if weight is not variable:
             variable.assign(tf.cast(weight, variable.dtype))
 
+    def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+        """Update the variables from this replica's share of the gradients."""
+        variables = [backend_variable(variable) for variable in variables]
+        self.step(self.aggregate(gradients, variables), variables)
+
     def aggregate(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
@@ -217,11 +227,6 @@ class Optimizer(OptimizerHooks):
             gradients,
             [learning_rate] * len(variables),
         )
-
-    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
-        """Aggregate, step, average."""
-        variables = [backend_variable(variable) for variable in variables]
-        self.step(self.aggregate(gradients, variables), variables)
         if self.use_ema:
             self._update_averages()
 

@@ -85,6 +85,28 @@ def check_boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value` if it is among `choices`."""
+    if value not in choices:
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(map(repr, choices))}. "
+            f"Received: {name}={value!r}."
+        )
+    return value
+
+
+def check_unused(
+    owner: str, arguments: dict[str, Any], ways_out: dict[str, str]
+) -> None:
+    """Refuse base arguments that an optimizer has no use for."""
+    for name, way_out in ways_out.items():
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"`{owner}` takes no `{name}`. Received: "
+                f"{name}={arguments[name]!r}. {way_out}"
+            )
+
+
 def check_patterns(name: str, value: Any) -> list[str] | None:
     """Return a sequence of regular expressions as a list, None as None."""
     if value is None:

@@ -19,10 +19,10 @@ def clip(
     everything NaN that its norm would have scaled.
     """
     if clipnorm:
-        return [g * _factor(norm(g), clipnorm) for g in gradients]
+        return [g * clip_factor(norm(g), clipnorm) for g in gradients]
     if global_clipnorm:
         norms = [tf.cast(norm(g), tf.float64) for g in gradients]
-        factor = _factor(tf.norm(norms), global_clipnorm)
+        factor = clip_factor(tf.norm(norms), global_clipnorm)
         return [g * tf.cast(factor, g.dtype) for g in gradients]
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]
@@ -35,7 +35,7 @@ def clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:
     return clipped + (gradient - gradient)
 
 
-def _factor(size: tf.Tensor, limit: float) -> tf.Tensor:
+def clip_factor(size: tf.Tensor, limit: float) -> tf.Tensor:
     """Return what brings a norm of `size` to `limit`; NaN if not finite."""
     factor = tf.where(size > limit, limit / size, tf.ones_like(size))
     return factor + (size - size)

@@ -23,6 +23,17 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
     return next(c for c in components if c.device == like.device)
 
 
+def own_component(variable: Any) -> tf.Variable:
+    """Return the component of `variable` of the replica that asks."""
+    context = tf.distribute.get_replica_context()
+    components = context.strategy.experimental_local_results(
+        backend_variable(variable)
+    )
+    # Workers have equally many replicas, and number them one after another.
+    index = tf.get_static_value(context.replica_id_in_sync_group)
+    return components[index % len(components)]
+
+
 def update_each(
     variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
 ) -> None:

@@ -1,0 +1,365 @@
+"""DGCMomentum: momentum SGD that exchanges a thousandth of the gradient."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient, in_xla, switch_across_replicas
+from tf_optimizers.base import Optimizer
+from tf_optimizers.checks import (
+    check_boolean,
+    check_choice,
+    check_decay_rate,
+    check_integer,
+    check_unused,
+)
+from tf_optimizers.clipping import clip
+from tf_optimizers.compression.memory import Memory, Momentum, multi_index
+from tf_optimizers.compression.penalty import penalty_of
+from tf_optimizers.compression.schedule import SparsitySchedule, kept
+from tf_optimizers.compression.summary import summarize
+from tf_optimizers.gradients import densify
+from tf_optimizers.precision import state_dtype
+from tf_optimizers.replicas import backend_variable, own_component
+
+_UNUSED = {
+    "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
+    "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
+    "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
+}
+
+
+@keras.saving.register_keras_serializable(package="tf_optimizers")
+class DGCMomentum(Optimizer):
+    """Deep Gradient Compression: momentum SGD over a slow network.
+
+    For variable w on N replicas, where g_i is replica i's gradient of its
+    share of the loss (so that the sum of g_i is the mean), at step s from 0:
+
+        g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
+        g_i <- g_i + regularizer's gradient / N
+        u_i <- momentum u_i + g_i
+        v_i <- v_i + u_i
+        send the k entries of largest |v_i|; v_i and u_i become 0 there
+        w   <- w - learning_rate (sum of what all replicas sent)
+
+    k = max(1, floor((1 - sparsity) size)) follows the warm-up: dense momentum
+    SGD while s < rampup_begin_step, then sparsity[min(floor((s -
+    rampup_begin_step) len(sparsity) / rampup_step), len(sparsity) - 1)]. With
+    `nesterov`, u_i <- momentum (u_i + g_i) and v_i <- v_i + u_i + g_i. Nothing
+    is lost: what is not sent stays in v_i and is sent when it has grown. The
+    selection is exact, of equal entries the first; zeros are not sent.
+
+    A variable is exchanged densely, with clipping of the sum and the same
+    momentum, if it has fewer than `min_compress_size` elements, is not
+    float32, or has sparse gradients (embeddings).
+
+    Runs under any `tf.distribute.Strategy`, or none;
+    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once.
+
+    State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
+    parameter; u_i only, 4 bytes, where w is exchanged densely. Outside of
+    replicas they read as the sum over i, which is what checkpoints hold.
+    Traffic: 8 bytes per sent entry, from every worker to every other; see
+    `communication_summary`.
+    Sparse gradients: exchanged as they are, and made dense after it; duplicate
+    rows are summed.
+    Not finite: a NaN or inf is always among what is sent, and seen in w.
+    Differs from the paper and from
+    `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal, and
+    the selection exact; gradients are scaled as Keras does, so that `clipnorm`
+    is the limit of the sum of N equal norms; with `nesterov` the switch from
+    dense to sparse is continuous, where Paddle's momentum is 1 / momentum too
+    large.
+    Differs from `keras.optimizers.SGD`: the learning rate multiplies the
+    momentum, and is not part of it.
+
+    Args:
+        learning_rate: float >= 0, `LearningRateSchedule`, or callable without
+            arguments.
+        momentum: float in [0, 1). Decay of u_i, per step. Defaults to `0.9`.
+        rampup_begin_step: int >= 0. Steps of dense exchange before compression
+            starts. Defaults to `0`.
+        rampup_step: int >= 1. Steps over which `sparsity` is walked through.
+            Defaults to `1`.
+        sparsity: Sequence of floats in [0, 1), not decreasing. The share of
+            entries held back, stage by stage. The paper's warm-up is (0.75,
+            0.9375, 0.984375, 0.996, 0.999). Defaults to `(0.999,)`.
+        nesterov: bool. Defaults to `False`.
+        regularizer: None or `keras.regularizers.L1`, `L2` or `L1L2`. Its
+            gradient is added to that of each variable without a regularizer
+            of its own. Defaults to `None`.
+        min_compress_size: int >= 1. Elements of the smallest variable that is
+            compressed. Defaults to `16384`.
+        momentum_masking: bool. Whether u_i, too, becomes 0 where v_i is sent.
+            Defaults to `True`.
+        value_dtype: "float32". The dtype that values are sent in.
+            Defaults to `"float32"`.
+        **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
+            `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
+            `weight_decay` are refused.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is outside its range, or refused.
+        RuntimeError: If a step is compiled by XLA.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> optimizer = tfo.DGCMomentum(
+        ...     0.1,
+        ...     rampup_begin_step=500,
+        ...     rampup_step=1000,
+        ...     sparsity=(0.75, 0.9375, 0.984375, 0.996, 0.999),
+        ... )
+
+    Reference:
+        Lin et al., 2018, "Deep Gradient Compression: Reducing the
+        Communication Bandwidth for Distributed Training", arXiv:1712.01887.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: float = 0.9,
+        rampup_begin_step: int = 0,
+        rampup_step: int = 1,
+        sparsity: Sequence[float] = (0.999,),
+        nesterov: bool = False,
+        regularizer: Any = None,
+        min_compress_size: int = 16384,
+        momentum_masking: bool = True,
+        value_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        momentum = check_decay_rate("momentum", momentum)
+        schedule = SparsitySchedule(rampup_begin_step, rampup_step, sparsity)
+        nesterov = check_boolean("nesterov", nesterov)
+        penalty = penalty_of(regularizer)
+        min_compress_size = check_integer(
+            "min_compress_size", min_compress_size, 1
+        )
+        momentum_masking = check_boolean("momentum_masking", momentum_masking)
+        check_choice("value_dtype", value_dtype, ["float32"])
+        check_unused("DGCMomentum", kwargs, _UNUSED)
+        super().__init__(learning_rate, **kwargs)
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.regularizer = regularizer
+        self.min_compress_size = min_compress_size
+        self.momentum_masking = momentum_masking
+        self.value_dtype = value_dtype
+        self.schedule = schedule
+        self._penalty = penalty
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create u of each variable, and v of those that are compressed."""
+        if self.built:
+            return
+        super().build(variables)
+        if self.strategy.num_replicas_in_sync == 1:
+            warnings.warn(
+                "DGCMomentum saves traffic between replicas. Received: one "
+                "replica, which has none. Use `keras.optimizers.SGD` with "
+                "`momentum` there.",
+                stacklevel=2,
+            )
+        self._memories = [self._add_memory(variable) for variable in variables]
+
+    def is_eligible(self, variable: Any) -> bool:
+        """Tell whether dense gradients of the variable are compressed."""
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        size = tf.TensorShape(variable.shape).num_elements()
+        return dtype == "float32" and size >= self.min_compress_size
+
+    def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+        """Exchange what the stage of this step sends, and apply it."""
+        if in_xla() and any(map(self._is_compressed, gradients, variables)):
+            raise RuntimeError(
+                "`DGCMomentum` cannot run under XLA, which selects nothing by "
+                "value. Received: a step that is compiled by XLA. Pass "
+                "`jit_compile=False` to `compile` or `tf.function`."
+            )
+        variables = [backend_variable(variable) for variable in variables]
+
+        def at(sparsity: float | None) -> Callable:
+            return lambda gradients: self.step(
+                self.exchange(gradients, variables, sparsity), variables
+            )
+
+        switch_across_replicas(
+            self.schedule.stage(tf.convert_to_tensor(self.iterations)),
+            [at(sparsity) for sparsity in self.schedule.stages],
+            gradients,
+        )
+
+    def exchange(
+        self,
+        gradients: list[Gradient],
+        variables: list[tf.Variable],
+        sparsity: float | None,
+    ) -> list[Gradient]:
+        """Return what all replicas send: for each variable, its step.
+
+        Args:
+            gradients: This replica's share.
+            variables: Of the strategy.
+            sparsity: The share to hold back, or None for a dense exchange.
+
+        Returns:
+            Dense tensors, and `tf.IndexedSlices` of the flattened variable.
+        """
+        pairs = list(zip(gradients, variables, strict=True))
+        sparse = [
+            sparsity is not None and self._is_compressed(*p) for p in pairs
+        ]
+        messages = [
+            self._compress(gradient, variable, sparsity)
+            if is_sparse
+            else gradient
+            for (gradient, variable), is_sparse in zip(
+                pairs, sparse, strict=True
+            )
+        ]
+        received = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, messages
+        )
+        return [
+            message if is_sparse else self._accumulate_mean(message, variable)
+            for message, variable, is_sparse in zip(
+                received, variables, sparse, strict=True
+            )
+        ]
+
+    def update_step(
+        self, gradient: Gradient, variable: Any, learning_rate: Any
+    ) -> None:
+        """Subtract what was received from a variable, or its component.
+
+        Args:
+            gradient: Dense, or `tf.IndexedSlices` of the flattened variable.
+            variable: A variable that the optimizer was built with.
+            learning_rate: Scalar.
+        """
+        variable = backend_variable(variable)
+        weight = self.full_precision(variable)
+        rate = tf.cast(learning_rate, weight.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            tf.raw_ops.ResourceScatterNdSub(
+                ref=weight.handle,
+                indices=multi_index(gradient.indices, weight.shape),
+                updates=rate * gradient.values,
+            )
+        else:
+            weight.assign_sub(rate * gradient)
+        self.store_weight(variable, weight)
+
+    def communication_summary(self, step: int | None = None) -> dict[str, Any]:
+        """Return what one replica sends at a step, in bytes.
+
+        Sparse gradients count as dense: at most, that is.
+
+        Args:
+            step: int >= 0, from 0. Defaults to the next step.
+
+        Returns:
+            {"step": step, "variables": {path: traffic}, "total": traffic},
+            where traffic is {"dense_bytes": of the gradient, "sent_bytes": of
+            what is sent instead, "ratio": dense_bytes / sent_bytes}.
+
+        Raises:
+            RuntimeError: If the optimizer is not built.
+        """
+        if not self.built:
+            raise RuntimeError(
+                "`communication_summary()` needs the variables. Received: an "
+                "optimizer that is not built. Call `build` or `fit` first."
+            )
+        if step is None:
+            step = int(self.iterations)
+        step = check_integer("step", step, 0)
+        sparsity = self.schedule.stages[self.schedule.stage(step)]
+        return summarize(step, self.built_variables, self.is_eligible, sparsity)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        config = super().get_config() | {
+            "momentum": self.momentum,
+            "rampup_begin_step": self.schedule.begin_step,
+            "rampup_step": self.schedule.rampup_step,
+            "sparsity": list(self.schedule.sparsity),
+            "nesterov": self.nesterov,
+            "regularizer": keras.regularizers.serialize(self.regularizer)
+            if self.regularizer
+            else None,
+            "min_compress_size": self.min_compress_size,
+            "momentum_masking": self.momentum_masking,
+            "value_dtype": self.value_dtype,
+        }
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "DGCMomentum":
+        """Return an optimizer of what `get_config` returned."""
+        regularizer = config.get("regularizer")
+        if isinstance(regularizer, dict):
+            regularizer = keras.regularizers.deserialize(regularizer)
+        return super().from_config(
+            config | {"regularizer": regularizer}, custom_objects
+        )
+
+    def _add_memory(self, variable: Any) -> Memory:
+        def add(name: str) -> keras.Variable:
+            return self.add_replica_variable(
+                variable, name, state_dtype(variable.dtype)
+            )
+
+        # A regularizer of its own is part of the loss already.
+        is_regularized = getattr(variable, "regularizer", None) is not None
+        return Memory(
+            Momentum(
+                self.momentum,
+                self.nesterov,
+                None if is_regularized else self._penalty,
+                self.strategy.num_replicas_in_sync,
+            ),
+            add("momentum"),
+            add("residual") if self.is_eligible(variable) else None,
+        )
+
+    def _is_compressed(self, gradient: Gradient, variable: Any) -> bool:
+        memory = self._memories[self.variable_index(variable)]
+        return memory.residual is not None and not isinstance(
+            gradient, tf.IndexedSlices
+        )
+
+    def _compress(
+        self, gradient: tf.Tensor, variable: tf.Variable, sparsity: float
+    ) -> tf.IndexedSlices:
+        """Accumulate a replica's gradient, and return what it sends."""
+        index = self.variable_index(variable)
+        memory = self._memories[index]
+        memory.accumulate(gradient, own_component(variable), self.clipnorm)
+        return memory.compress(
+            gradient,
+            kept(gradient.shape.num_elements(), sparsity),
+            self.momentum_masking,
+            tf.stack([tf.cast(self.iterations, tf.int32), index]),
+        )
+
+    def _accumulate_mean(
+        self, gradient: Gradient, variable: tf.Variable
+    ) -> tf.Tensor:
+        """Return the step of all replicas from their summed gradient."""
+        memory = self._memories[self.variable_index(variable)]
+        gradients = densify([gradient], [variable])
+        if not self._is_compressed(gradient, variable):
+            gradients = clip(gradients, self.clipnorm, None, None)
+        return memory.accumulate_mean(
+            gradients[0], self.full_precision(own_component(variable))
+        )

@@ -1,0 +1,112 @@
+"""Checks of a cluster's description, before TensorFlow waits for it."""
+
+import json
+import os
+from typing import Any
+
+import tensorflow as tf
+
+_JOBS = ("chief", "worker", "evaluator")
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+
+
+def check_cluster(resolver: Any) -> Any:
+    """Return the resolver, or that of `TF_CONFIG` for None, if well-formed."""
+    if resolver is None:
+        _check_tf_config(os.environ.get("TF_CONFIG", ""))
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if not isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
+        raise TypeError(
+            "`cluster_resolver` must be None or a "
+            "`tf.distribute.cluster_resolver.ClusterResolver`. "
+            f"Received: cluster_resolver={resolver!r}."
+        )
+    cluster = resolver.cluster_spec().as_dict()
+    if cluster:
+        _check_jobs(cluster)
+        _check_task(cluster, resolver.task_type, resolver.task_id)
+    return resolver
+
+
+def _check_tf_config(text: str) -> None:
+    """Check what TensorFlow's resolver takes for granted."""
+    try:
+        config = json.loads(text or "{}")
+    except ValueError as error:
+        raise _malformed(
+            "`TF_CONFIG` must be JSON", f"{text!r} ({error})"
+        ) from error
+    parts = config if isinstance(config, dict) else {"": config}
+    for name in ("cluster", "task"):
+        if not isinstance(parts.get(name, {}), dict) or "" in parts:
+            raise _malformed(
+                "`TF_CONFIG` must be an object of objects", repr(text)
+            )
+    for job, addresses in parts.get("cluster", {}).items():
+        if not isinstance(addresses, list) or not all(
+            isinstance(address, str) for address in addresses
+        ):
+            raise _malformed(
+                "A job of a cluster must be a list of host:port",
+                f"{job}={addresses!r}",
+            )
+    index = parts.get("task", {}).get("index", 0)
+    if isinstance(index, bool) or not str(index).isdecimal():
+        raise _malformed("The index of a task must be an int", repr(index))
+
+
+def _check_jobs(cluster: dict[str, Any]) -> None:
+    unknown = sorted(set(cluster) - set(_JOBS))
+    if unknown:
+        raise _malformed(
+            f"The jobs of a cluster must be among {_JOBS}", f"{unknown}"
+        )
+    addresses: list[str] = []
+    for job in cluster.values():
+        addresses += job.values() if isinstance(job, dict) else job
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise _malformed(
+                "An address must be host:port, with a port in [1, 65535]",
+                repr(address),
+            )
+        if addresses.count(address) > 1:
+            raise _malformed(
+                "Every worker must have an address of its own",
+                f"{address!r} more than once",
+            )
+    if len(cluster.get("chief", [])) > 1:
+        raise _malformed(
+            "A cluster must have at most one chief", f"{cluster['chief']}"
+        )
+
+
+def _check_task(cluster: dict[str, Any], job: Any, index: Any) -> None:
+    if job is None or index is None:
+        raise _malformed(
+            "A cluster must come with the type and index of this task",
+            f"type={job!r}, index={index!r}",
+        )
+    if job == "evaluator":
+        return
+    if job not in cluster:
+        raise _malformed(
+            "The type of the task must be a job of the cluster",
+            f"type={job!r}, jobs={sorted(cluster)}",
+        )
+    if not 0 <= index < len(cluster[job]):
+        raise _malformed(
+            f"The index of a {job} must be in [0, {len(cluster[job])})",
+            f"index={index}",
+        )
+
+
+def _malformed(rule: str, received: str) -> ValueError:
+    return ValueError(
+        f"{rule}. Received: {received}. An example of a `TF_CONFIG`: "
+        f"{_EXAMPLE}. `python -m tf_optimizers.launch` sets it by itself."
+    )

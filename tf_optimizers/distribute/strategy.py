@@ -1,0 +1,178 @@
+"""The strategy: `MultiWorkerMirroredStrategy` for Keras 3 and sparse values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat import (
+    MultiWorkerExtendedHooks,
+    has_tensorflow_started,
+)
+from tf_optimizers.distribute.agreement import check_agreement
+from tf_optimizers.distribute.cluster import check_cluster
+from tf_optimizers.distribute.sparse_all_reduce import SparseCollectiveAllReduce
+
+# What PyTorch allows its workers, too: time for one of them to prepare data or
+# to write a checkpoint, while the others wait in a collective.
+TIMEOUT_SECONDS = 1800.0
+
+
+class SparseMultiWorkerMirroredStrategy(
+    tf.distribute.MultiWorkerMirroredStrategy
+):
+    """Synchronous training on several workers, for Keras 3 and sparse values.
+
+    A `tf.distribute.MultiWorkerMirroredStrategy` that exchanges all
+    `tf.IndexedSlices` of an `all_reduce` in one all-gather, instead of three
+    per variable, and under which `fit`, `evaluate` and `predict` of Keras 3
+    work. The dense values of one dtype travel together, in packs of
+    `communication_options.bytes_per_pack` (0, the default, is one pack).
+
+    Create it before any tensor or variable, and the model in its `scope()`:
+
+        strategy = tfo.SparseMultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = ...
+            model.compile(optimizer=tfo.DGCMomentum(0.1), loss=...)
+        model.fit(dataset_of_global_batches)
+
+    and start the script on every worker with `TF_CONFIG` set, locally by
+    `python -m tf_optimizers.launch --workers 2 script.py`. Without a cluster
+    there is one worker: this process.
+
+    Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
+    worker is a replica, not only the first; collectives may stand inside a
+    `tf.cond`, and `gradient_accumulation_steps` works; a collective that waits
+    for longer than 30 minutes is an error, not a hang; workers that were
+    started with different settings are told so.
+
+    Args:
+        cluster_resolver: None or a
+            `tf.distribute.cluster_resolver.ClusterResolver`. None reads the
+            environment variable `TF_CONFIG`. Defaults to `None`.
+        communication_options: None or a
+            `tf.distribute.experimental.CommunicationOptions`. A
+            `timeout_seconds` of None, its default, is 1,800 seconds; the way
+            to wait for ever is a large number. Defaults to `None`.
+
+    Raises:
+        TypeError: If an argument is of another class.
+        ValueError: If the cluster is malformed.
+        RuntimeError: If TensorFlow was used before, or if the workers disagree
+            on the number of devices.
+    """
+
+    def __init__(
+        self, cluster_resolver: Any = None, communication_options: Any = None
+    ) -> None:
+        cluster_resolver = check_cluster(cluster_resolver)
+        options = _with_timeout(communication_options)
+        if cluster_resolver.cluster_spec().as_dict() and (
+            has_tensorflow_started()
+        ):
+            raise RuntimeError(
+                "`SparseMultiWorkerMirroredStrategy()` must be created before "
+                "any tensor or variable. Received a call after TensorFlow had "
+                "started. Move it to the top of the script, below the imports."
+            )
+        self._timeout = options.timeout_seconds
+        # The parent's constructor would make its own extension.
+        tf.distribute.Strategy.__init__(
+            self, SparseExtended(self, cluster_resolver, options)
+        )
+        self.check_agreement(
+            "the strategy",
+            {"devices": len(self.extended.worker_devices)},
+        )
+
+    def check_agreement(self, subject: str, statement: dict[str, Any]) -> None:
+        """Raise unless all workers make the same statement.
+
+        Every worker must call this equally often, in the same order.
+
+        Args:
+            subject: What the statement is about.
+            statement: Values that JSON can hold, by what they are.
+
+        Raises:
+            RuntimeError: If a worker says otherwise, or nothing in time.
+        """
+        extended = self.extended
+        if extended.workers > 1:
+            check_agreement(
+                subject,
+                statement,
+                extended.worker_index,
+                extended.workers,
+                self._timeout,
+            )
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Reduce every value of a nest over replicas, and along `axis`.
+
+        Keras 3 hands over nests, and an axis with scalars, of which
+        TensorFlow's own method takes neither.
+        """
+        return tf.nest.map_structure(
+            lambda v: super(SparseMultiWorkerMirroredStrategy, self).reduce(
+                reduce_op, v, None if self._is_scalar(v) else axis
+            ),
+            value,
+        )
+
+    def _is_scalar(self, value: Any) -> bool:
+        first = self.experimental_local_results(value)[0]
+        return tf.convert_to_tensor(first).shape.rank == 0
+
+
+class SparseExtended(MultiWorkerExtendedHooks):
+    """Does the work of the strategy."""
+
+    collectives = SparseCollectiveAllReduce
+
+
+def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Raise unless all workers train alike: they would wait for ever.
+
+    Args:
+        optimizer: One of ours, built.
+        variables: What it is about to update.
+
+    Raises:
+        RuntimeError: See `check_agreement`.
+    """
+    strategy = optimizer.strategy
+    if not isinstance(strategy, SparseMultiWorkerMirroredStrategy):
+        return
+    with tf.init_scope():
+        settings = optimizer.get_config()
+        step = int(optimizer.micro_steps)
+    # Keras numbers names by what a worker has made before.
+    del settings["name"]
+    shapes = {
+        f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
+        for i, variable in enumerate(variables)
+    }
+    strategy.check_agreement(
+        "the optimizer's first step",
+        {"optimizer": type(optimizer).__name__, "step": step}
+        | settings
+        | shapes,
+    )
+
+
+def _with_timeout(options: Any) -> Any:
+    """Return the options, with our default for a timeout of None."""
+    kind = tf.distribute.experimental.CommunicationOptions
+    options = kind() if options is None else options
+    if not hasattr(options, "timeout_seconds"):
+        raise TypeError(
+            "`communication_options` must be None or a "
+            "`tf.distribute.experimental.CommunicationOptions`. "
+            f"Received: communication_options={options!r}."
+        )
+    timeout = TIMEOUT_SECONDS
+    if options.timeout_seconds is not None:
+        timeout = options.timeout_seconds
+    return kind(options.bytes_per_pack, timeout, options.implementation)
