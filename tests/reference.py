@@ -1,4 +1,4 @@
-"""Lamb and LANS in float64 NumPy, written from the papers' formulas.
+"""Lamb, LANS and DGC in float64 NumPy, written from the papers' formulas.
 
 A parameter is an array, its state a dict; `step` counts from 1. Nothing here
 knows of TensorFlow or of the package.
@@ -85,3 +85,71 @@ def clip_by_norm(g, limit):
 def clip_by_global_norm(gradients, limit):
     norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
     return [g * limit / max(norm, limit) for g in gradients]
+
+
+class DGC:
+    """Deep Gradient Compression (arXiv:1712.01887) of one parameter.
+
+    N workers; a worker's gradient is of its share of the mean loss, so that
+    their sum is the mean. `sparsity(step)` is None while all is dense.
+    """
+
+    def __init__(
+        self,
+        w,
+        workers,
+        lr,
+        momentum=0.9,
+        nesterov=False,
+        masking=True,
+        clipnorm=None,
+        penalty=lambda w: 0.0,
+        sparsity=lambda step: 0.75,
+        compressed=True,
+    ):
+        self.w, self.lr, self.momentum = w.astype("float64"), lr, momentum
+        self.nesterov, self.masking, self.compressed = (
+            nesterov,
+            masking,
+            compressed,
+        )
+        self.clipnorm, self.penalty, self.sparsity = clipnorm, penalty, sparsity
+        self.u = np.zeros((workers, *w.shape))
+        self.v = np.zeros((workers, *w.shape))
+        self.steps = 0
+
+    def accumulate(self, worker, g):
+        """Return what the gradient adds to the step, with momentum."""
+        if self.nesterov:
+            self.u[worker] = self.momentum * (self.u[worker] + g)
+            return self.u[worker] + g
+        self.u[worker] = self.momentum * self.u[worker] + g
+        return self.u[worker]
+
+    def step(self, gradients):
+        """Take a step from a list of the workers' gradients."""
+        workers = len(gradients)
+        share = self.penalty(self.w) / workers
+        sparsity = self.sparsity(self.steps) if self.compressed else None
+        self.steps += 1
+        total = np.zeros_like(self.w)
+        if sparsity is None:
+            mean = sum(gradients)
+            if self.clipnorm and not self.compressed:
+                mean = clip_by_norm(mean, self.clipnorm)
+            for i in range(workers):
+                total = total + self.accumulate(i, mean / workers + share)
+        else:
+            k = max(1, int(round(self.w.size * (1 - sparsity), 6)))
+            for i, g in enumerate(gradients):
+                if self.clipnorm:
+                    g = clip_by_norm(g, self.clipnorm / np.sqrt(workers))
+                self.v[i] += self.accumulate(i, g + share)
+                v, u = self.v[i].reshape(-1), self.u[i].reshape(-1)
+                sent = np.argsort(-np.abs(v), kind="stable")[:k]
+                sent = sent[v[sent] != 0]
+                total.reshape(-1)[sent] += v[sent]
+                v[sent] = 0
+                if self.masking:
+                    u[sent] = 0
+        self.w = self.w - self.lr * total

@@ -16,12 +16,11 @@ from tf_optimizers.checks import (
     check_integer,
     check_unused,
 )
-from tf_optimizers.clipping import clip
+from tf_optimizers.compression.exchange import exchange
 from tf_optimizers.compression.memory import Memory, Momentum, multi_index
 from tf_optimizers.compression.penalty import penalty_of
-from tf_optimizers.compression.schedule import SparsitySchedule, kept
+from tf_optimizers.compression.schedule import SparsitySchedule
 from tf_optimizers.compression.summary import summarize
-from tf_optimizers.gradients import densify
 from tf_optimizers.precision import state_dtype
 from tf_optimizers.replicas import backend_variable, own_component
 
@@ -147,6 +146,9 @@ class DGCMomentum(Optimizer):
         check_unused("DGCMomentum", kwargs, _UNUSED)
         super().__init__(learning_rate, **kwargs)
         self.momentum = momentum
+        self.rampup_begin_step = schedule.begin_step
+        self.rampup_step = schedule.rampup_step
+        self.sparsity = schedule.sparsity
         self.nesterov = nesterov
         self.regularizer = regularizer
         self.min_compress_size = min_compress_size
@@ -167,72 +169,51 @@ class DGCMomentum(Optimizer):
                 "`momentum` there.",
                 stacklevel=2,
             )
-        self._memories = [self._add_memory(variable) for variable in variables]
+        self._memories: list[Any] = [
+            None if self.is_overwritten(v) else self._add_memory(v)
+            for v in variables
+        ]
 
     def is_eligible(self, variable: Any) -> bool:
         """Tell whether dense gradients of the variable are compressed."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        size = tf.TensorShape(variable.shape).num_elements()
-        return dtype == "float32" and size >= self.min_compress_size
+        shape = tf.TensorShape(variable.shape)
+        is_large = shape.num_elements() >= self.min_compress_size
+        return dtype == "float32" and shape.rank > 0 and is_large
 
     def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
         """Exchange what the stage of this step sends, and apply it."""
-        if in_xla() and any(map(self._is_compressed, gradients, variables)):
+        variables = [backend_variable(variable) for variable in variables]
+        memories = [self._memories[self.variable_index(v)] for v in variables]
+        compressed = [
+            memory.is_compressed(gradient)
+            for memory, gradient in zip(memories, gradients, strict=True)
+        ]
+        if in_xla() and any(compressed):
             raise RuntimeError(
                 "`DGCMomentum` cannot run under XLA, which selects nothing by "
                 "value. Received: a step that is compiled by XLA. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
-        variables = [backend_variable(variable) for variable in variables]
 
         def at(sparsity: float | None) -> Callable:
-            return lambda gradients: self.step(
-                self.exchange(gradients, variables, sparsity), variables
-            )
+            def update(gradients: list[Gradient]) -> None:
+                weights = [
+                    self.full_precision(own_component(v)) for v in variables
+                ]
+                step = tf.cast(self.iterations, tf.int32)
+                self.step(
+                    exchange(gradients, weights, memories, sparsity, step),
+                    variables,
+                )
+
+            return update
 
         switch_across_replicas(
-            self.schedule.stage(tf.convert_to_tensor(self.iterations)),
+            self.schedule.stage(tf.cast(self.iterations, tf.int64)),
             [at(sparsity) for sparsity in self.schedule.stages],
             gradients,
         )
-
-    def exchange(
-        self,
-        gradients: list[Gradient],
-        variables: list[tf.Variable],
-        sparsity: float | None,
-    ) -> list[Gradient]:
-        """Return what all replicas send: for each variable, its step.
-
-        Args:
-            gradients: This replica's share.
-            variables: Of the strategy.
-            sparsity: The share to hold back, or None for a dense exchange.
-
-        Returns:
-            Dense tensors, and `tf.IndexedSlices` of the flattened variable.
-        """
-        pairs = list(zip(gradients, variables, strict=True))
-        sparse = [
-            sparsity is not None and self._is_compressed(*p) for p in pairs
-        ]
-        messages = [
-            self._compress(gradient, variable, sparsity)
-            if is_sparse
-            else gradient
-            for (gradient, variable), is_sparse in zip(
-                pairs, sparse, strict=True
-            )
-        ]
-        received = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, messages
-        )
-        return [
-            message if is_sparse else self._accumulate_mean(message, variable)
-            for message, variable, is_sparse in zip(
-                received, variables, sparse, strict=True
-            )
-        ]
 
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
@@ -286,11 +267,11 @@ class DGCMomentum(Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        config = super().get_config() | {
+        return super().get_config() | {
             "momentum": self.momentum,
-            "rampup_begin_step": self.schedule.begin_step,
-            "rampup_step": self.schedule.rampup_step,
-            "sparsity": list(self.schedule.sparsity),
+            "rampup_begin_step": self.rampup_begin_step,
+            "rampup_step": self.rampup_step,
+            "sparsity": list(self.sparsity),
             "nesterov": self.nesterov,
             "regularizer": keras.regularizers.serialize(self.regularizer)
             if self.regularizer
@@ -299,7 +280,6 @@ class DGCMomentum(Optimizer):
             "momentum_masking": self.momentum_masking,
             "value_dtype": self.value_dtype,
         }
-        return config
 
     @classmethod
     def from_config(
@@ -328,38 +308,8 @@ class DGCMomentum(Optimizer):
                 None if is_regularized else self._penalty,
                 self.strategy.num_replicas_in_sync,
             ),
+            self.clipnorm,
+            self.momentum_masking,
             add("momentum"),
             add("residual") if self.is_eligible(variable) else None,
-        )
-
-    def _is_compressed(self, gradient: Gradient, variable: Any) -> bool:
-        memory = self._memories[self.variable_index(variable)]
-        return memory.residual is not None and not isinstance(
-            gradient, tf.IndexedSlices
-        )
-
-    def _compress(
-        self, gradient: tf.Tensor, variable: tf.Variable, sparsity: float
-    ) -> tf.IndexedSlices:
-        """Accumulate a replica's gradient, and return what it sends."""
-        index = self.variable_index(variable)
-        memory = self._memories[index]
-        memory.accumulate(gradient, own_component(variable), self.clipnorm)
-        return memory.compress(
-            gradient,
-            kept(gradient.shape.num_elements(), sparsity),
-            self.momentum_masking,
-            tf.stack([tf.cast(self.iterations, tf.int32), index]),
-        )
-
-    def _accumulate_mean(
-        self, gradient: Gradient, variable: tf.Variable
-    ) -> tf.Tensor:
-        """Return the step of all replicas from their summed gradient."""
-        memory = self._memories[self.variable_index(variable)]
-        gradients = densify([gradient], [variable])
-        if not self._is_compressed(gradient, variable):
-            gradients = clip(gradients, self.clipnorm, None, None)
-        return memory.accumulate_mean(
-            gradients[0], self.full_precision(own_component(variable))
         )

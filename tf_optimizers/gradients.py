@@ -34,12 +34,13 @@ def densify(
     Duplicate rows of `tf.IndexedSlices` are summed.
     """
     return [
-        None if gradient is None else _dense(gradient, variable)
+        None if gradient is None else as_dense(gradient, variable)
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
 
 
-def _dense(gradient: Gradient, variable: Any) -> tf.Tensor:
+def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
+    """Return a tensor of the variable's static shape; see `densify`."""
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, variable.shape[0]

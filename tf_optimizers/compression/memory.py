@@ -3,14 +3,18 @@
 The functions change the variables in place, through their handles.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.clipping import clip_factor
+from tf_optimizers._compat import Gradient
+from tf_optimizers.clipping import clip, clip_factor
 from tf_optimizers.compression.penalty import Penalty
+from tf_optimizers.compression.schedule import kept
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.distribute.sparse_all_reduce import UniformSlices
+from tf_optimizers.gradients import as_dense
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.norms import norm
 from tf_optimizers.replicas import own_component
@@ -42,80 +46,96 @@ class Momentum(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of one variable: each replica has its own u and v.
+    """The memory of one variable: every replica has its own u and v.
 
     Args:
         rule: How gradients are accumulated.
+        clipnorm: None, or the limit of a gradient's norm.
+        masking: Whether u becomes 0 where v is sent.
         momentum: u, a variable of the shape of w.
         residual: v, likewise; None if the variable is never compressed.
     """
 
     rule: Momentum
+    clipnorm: float | None
+    masking: bool
     momentum: Any
     residual: Any
 
-    def accumulate(
-        self, gradient: tf.Tensor, weight: tf.Variable, clipnorm: float | None
-    ) -> None:
-        """Add a replica's gradient to its u and v, in one pass."""
-        scale = tf.ones([], gradient.dtype)
-        if clipnorm:
-            # The sum of N gradients of this norm, at right angles, has the
-            # norm `clipnorm`.
-            limit = clipnorm / self.rule.replicas**0.5
-            scale = clip_factor(norm(gradient), limit)
-        compiled(_accumulate, gradient.shape, gradient.dtype, self.rule)(
-            weight.handle, *self._handles(), gradient, scale
-        )
+    def is_compressed(self, gradient: Gradient) -> bool:
+        """Tell whether a replica sends only entries of this gradient."""
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return self.residual is not None and not is_sparse
 
     def compress(
-        self, like: tf.Tensor, k: int, masking: bool, seed: tf.Tensor
+        self,
+        gradient: tf.Tensor,
+        weight: tf.Variable,
+        sparsity: float,
+        seed: tf.Tensor,
     ) -> UniformSlices:
-        """Take the k largest entries out of a replica's v.
+        """Add a replica's gradient to its u and v; take out what is sent.
 
         Args:
-            like: Tensor of the shape and dtype of v.
-            k: Entries to send.
-            masking: Whether u becomes 0 where v does.
-            seed: int32 [2].
+            gradient: Dense.
+            weight: The replica's w.
+            sparsity: The share to hold back.
+            seed: int32 [2]; has no effect on the result.
 
         Returns:
-            k values of the flattened variable; at the end zeros at position 0,
-            if v has fewer entries but 0.
+            k entries of the flattened variable; at the end zeros at position
+            0, if v has fewer entries but 0.
         """
-        kernel = compiled(
-            _compress, like.shape, like.dtype, k, masking, xla=False
+        scale = tf.ones([], gradient.dtype)
+        if self.clipnorm:
+            # N gradients of this norm, at right angles, have a sum of the
+            # norm `clipnorm`.
+            limit = self.clipnorm / math.sqrt(self.rule.replicas)
+            scale = clip_factor(norm(gradient), limit)
+        shape, dtype = gradient.shape, gradient.dtype
+        u = own_component(self.momentum).handle
+        v = own_component(self.residual).handle
+        accumulate = compiled(_accumulate, shape, dtype, self.rule)
+        accumulate(weight.handle, u, v, gradient, scale)
+        size = shape.num_elements()
+        take = compiled(
+            _take, shape, dtype, kept(size, sparsity), self.masking, xla=False
         )
-        values, positions = kernel(*self._handles(), like, seed)
-        return UniformSlices(
-            values, positions, tf.constant([like.shape.num_elements()])
-        )
+        values, positions = take(u, v, gradient, seed)
+        return UniformSlices(values, positions, tf.constant([size]))
 
     def accumulate_mean(
-        self, gradient: tf.Tensor, weight: tf.Variable
+        self, gradient: Gradient, weight: tf.Variable
     ) -> tf.Tensor:
         """Add a share of the summed gradient to u; return the step of all.
 
         All replicas do the same, so that their u are equal, and N times what
-        one adds is what all of them send.
-        """
-        kernel = compiled(
-            _accumulate_mean, gradient.shape, gradient.dtype, self.rule
-        )
-        momentum = own_component(self.momentum)
-        return kernel(weight.handle, momentum.handle, gradient)
+        one adds is what all of them would send.
 
-    def _handles(self) -> tuple[tf.Tensor, tf.Tensor]:
-        return (
-            own_component(self.momentum).handle,
-            own_component(self.residual).handle,
-        )
+        Args:
+            gradient: The sum over replicas, dense or sparse.
+            weight: The replica's w.
+        """
+        dense = as_dense(gradient, weight)
+        if not self.is_compressed(gradient):
+            (dense,) = clip([dense], self.clipnorm, None, None)
+        kernel = compiled(_accumulate_mean, dense.shape, dense.dtype, self.rule)
+        return kernel(weight.handle, own_component(self.momentum).handle, dense)
 
 
 def multi_index(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Return [n, rank] indices of positions in the flattened variable."""
-    positions = tf.cast(positions, tf.int64)
-    return tf.transpose(tf.unravel_index(positions, tf.cast(shape, tf.int64)))
+    """Return [n, rank] indices of positions in the flattened variable.
+
+    `tf.unravel_index` refuses to be given none.
+    """
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(shape.rank)]
+    return tf.stack(
+        [
+            positions // stride % size
+            for stride, size in zip(strides, shape, strict=True)
+        ],
+        axis=-1,
+    )
 
 
 def position_dtype(size: int) -> tf.DType:
@@ -149,7 +169,7 @@ def _accumulate_mean(
     return rule.replicas * increment
 
 
-def _compress(
+def _take(
     k: int,
     masking: bool,
     momentum: tf.Tensor,

@@ -1,0 +1,124 @@
+"""The selection is exact, whatever the values and wherever sampling starts."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_optimizers.compression import top_k as module
+from tf_optimizers.compression.top_k import top_k
+
+GRAPH = tf.function(top_k)
+
+
+def select(values, k, seed=(0, 0)):
+    return GRAPH(tf.constant(values), k, tf.constant(seed)).numpy()
+
+
+def expected(values, k):
+    """Sorted, stable, NaN first, without zeros, by NumPy."""
+    magnitude = np.abs(values).astype("float64")
+    magnitude[np.isnan(values)] = np.inf
+    magnitude[np.isinf(values)] = np.finfo("float64").max
+    order = np.argsort(-magnitude, kind="stable")[:k]
+    return np.sort(order[magnitude[order] > 0])
+
+
+def make(kind, size):
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(size).astype("float32")
+    if kind == "ties":
+        values = np.sign(values) * rng.integers(1, 4, size)
+    if kind == "equal":
+        values = np.sign(values)
+    if kind == "mostly zero":
+        values[rng.random(size) < 0.9995] = 0
+    if kind == "zero":
+        values[:] = 0
+    if kind == "not finite":
+        values[::7] = np.resize([np.inf, np.nan, -np.inf], len(values[::7]))
+    if kind == "all nan":
+        values[:] = np.nan
+    if kind == "rising":
+        values = np.arange(size)
+    if kind == "tiny":
+        # Denormal numbers, which arithmetic on this machine takes for zero.
+        values = values * 1e-40
+    return values.astype("float32")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "normal",
+        "ties",
+        "equal",
+        "mostly zero",
+        "zero",
+        "not finite",
+        "all nan",
+        "rising",
+        "tiny",
+    ],
+)
+@pytest.mark.parametrize(
+    ("size", "k"),
+    [(1, 1), (48, 12), (1000, 1), (1000, 1000), (300_000, 300), (10**5, 25000)],
+)
+def test_selection_is_exact(kind, size, k):
+    values = make(kind, size)
+    np.testing.assert_array_equal(select(values, k), expected(values, k))
+
+
+def test_larger_entry_is_not_pushed_out_by_ties():
+    values = np.array([1, 1, 2], "float32")
+    np.testing.assert_array_equal(select(values, 2), [0, 2])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_selection_is_exact_where_samples_mislead(seed):
+    """Large entries lie a stride apart: a sample has all of them, or none."""
+    size, k = 300_000, 3000
+    stride = k // module._SAMPLED
+    values = make("normal", size) * 1e-3
+    values[7::stride] += 1
+    assert 1 < stride < size // k
+    np.testing.assert_array_equal(
+        select(values, k, (seed, 1)), expected(values, k)
+    )
+
+
+def test_misleading_samples_were_among_them():
+    """Of such values some threshold is too high: the fallback is needed."""
+    size, k = 300_000, 3000
+    stride = k // module._SAMPLED
+    values = make("normal", size)
+    values[7::stride] += 100
+    values[7 + stride * 2000 :: stride] -= 100
+    counts = []
+    for seed in range(40):
+        threshold = module._threshold(
+            tf.constant(values), k, tf.constant([seed, 1])
+        )
+        counts.append(
+            int(
+                tf.reduce_sum(
+                    tf.cast(
+                        module._reaches(tf.constant(values), threshold),
+                        tf.int32,
+                    )
+                )
+            )
+        )
+        np.testing.assert_array_equal(
+            select(values, k, (seed, 1)), expected(values, k)
+        )
+    assert min(counts) < k < max(counts)
+
+
+def test_sampling_leaves_few_candidates():
+    """Otherwise the exact cut would sort what sampling should save."""
+    values = tf.constant(make("normal", 10**6))
+    for seed in range(20):
+        threshold = module._threshold(values, 1000, tf.constant([seed, 0]))
+        reaches = module._reaches(values, threshold)
+        assert 1000 <= int(tf.math.count_nonzero(reaches)) < 2500
