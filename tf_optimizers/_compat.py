@@ -12,9 +12,10 @@ import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
+    cross_device_utils,
 )
 from tensorflow.python.eager import context
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -196,12 +197,54 @@ def switch_across_replicas(
     )
 
 
+class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):
+    """Numbers a replica's collectives by a variable, as they are run.
+
+    Workers find each other in a collective by its number. TensorFlow's own
+    takes the numbers when a `tf.function` is called, one for each collective
+    in it, and cannot if that function is called inside a `tf.cond` (2.21: "You
+    must feed a value for placeholder"), as Keras does for
+    `steps_per_execution`.
+    """
+
+    # Far from the numbers that TensorFlow takes for its own purposes.
+    _first_key = 1 << 24
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._counter = resource_variable_ops.ResourceVariable(
+                self._first_key, trainable=False
+            )
+
+    def _next_instance_key(self) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return tf.identity(self._counter.assign_add(1))
+
+
 class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
     """TensorFlow's collectives between replicas, under public names.
 
     Subclasses implement `all_reduce`, and find the stock one in
     `all_reduce_dense`.
     """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group_size: int,
+        options: Any,
+        collective_keys: Any,
+    ) -> None:
+        super().__init__(devices, group_size, options, collective_keys)
+        group_key = collective_keys.get_group_key(self._devices)
+        # There is no argument for them.
+        self._launchers = [
+            CountingLauncher(
+                group_key, group_size, collective_keys, device, options
+            )
+            for device in self._devices
+        ]
 
     def _all_reduce(
         self,

@@ -94,6 +94,7 @@ class Optimizer(OptimizerHooks):
         check_not_empty(pairs)
         return super().apply_gradients(pairs)
 
+    @tf.autograph.experimental.do_not_convert
     def apply(
         self,
         grads: Sequence[Gradient | None],

@@ -46,6 +46,7 @@ def check_agreement(
     key = f"tf_optimizers/agreement/{next(_serial)}"
     mine = json.dumps({"subject": subject} | statement, default=_class_name)
     store.write(f"{key}/{worker}", mine)
+    difference = None
     for other in range(workers):
         theirs = store.read(f"{key}/{other}", timeout)
         if theirs is None:
@@ -54,10 +55,9 @@ def check_agreement(
                 f"worker {other} in {timeout:g} s. See its output, and start "
                 "the same script on every worker."
             )
-        if theirs != mine:
+        if difference is None and theirs != mine:
             difference = _difference(mine, worker, theirs, other)
-            break
-    else:
+    if difference is None:
         return
     # A worker that raised at once might take the store away from the others.
     with contextlib.suppress(tf.errors.OpError):

@@ -93,7 +93,11 @@ def pack(
     """Return values and indices as int32 words, padded to the most rows."""
     return tf.concat(
         [
-            to_words(_pad(tensor, counts))
+            to_words(
+                tensor
+                if counts is None
+                else pad_rows(tensor, tf.reduce_max(counts))
+            )
             for part, counts in zip(slices, rows, strict=True)
             for tensor in (part.values, _narrow_indices(part))
         ],
@@ -128,10 +132,9 @@ def unpack(
     ]
 
 
-def _pad(tensor: tf.Tensor, counts: tf.Tensor | None) -> tf.Tensor:
-    if counts is None:
-        return tensor
-    missing = tf.reduce_max(counts) - tf.shape(tensor)[0]
+def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Append rows of zeros up to a number of rows."""
+    missing = rows - tf.shape(tensor)[0]
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 

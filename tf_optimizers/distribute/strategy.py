@@ -1,6 +1,6 @@
 """The strategy: `MultiWorkerMirroredStrategy` for Keras 3 and sparse values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,10 @@ from tf_optimizers._compat import (
 )
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.cluster import check_cluster
-from tf_optimizers.distribute.sparse_all_reduce import SparseCollectiveAllReduce
+from tf_optimizers.distribute.sparse_all_reduce import (
+    SparseCollectiveAllReduce,
+    pad_rows,
+)
 
 # What PyTorch allows its workers, too: time for one of them to prepare data or
 # to write a checkpoint, while the others wait in a collective.
@@ -111,19 +114,50 @@ class SparseMultiWorkerMirroredStrategy(
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
-        Keras 3 hands over nests, and an axis with scalars, of which
-        TensorFlow's own method takes neither.
+        Keras 3 hands over nests, scalars with an axis, and batches of
+        different sizes, of which TensorFlow's own method takes none. The axis
+        of a scalar is ignored; without an axis, values with fewer rows than
+        others are filled up with zeros.
         """
         return tf.nest.map_structure(
-            lambda v: super(SparseMultiWorkerMirroredStrategy, self).reduce(
-                reduce_op, v, None if self._is_scalar(v) else axis
-            ),
-            value,
+            lambda value: self._reduce(reduce_op, value, axis), value
         )
 
-    def _is_scalar(self, value: Any) -> bool:
-        first = self.experimental_local_results(value)[0]
-        return tf.convert_to_tensor(first).shape.rank == 0
+    def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        local = self.experimental_local_results(value)[0]
+        if tf.convert_to_tensor(local).shape.rank == 0:
+            axis = None
+        elif axis is None:
+            value = self._fill_up(value)
+        return super().reduce(reduce_op, value, axis)
+
+    def _fill_up(self, value: Any) -> Any:
+        """Append zeros to values with fewer rows than those of others."""
+        local = self.experimental_local_results(value)
+        rows = self._distribute(
+            [
+                lambda replica, v=v: (
+                    tf.shape(v)[0]
+                    * tf.one_hot(
+                        replica, self.num_replicas_in_sync, dtype=tf.int32
+                    )
+                )
+                for v in local
+            ]
+        )
+        most = tf.reduce_max(
+            super().reduce(tf.distribute.ReduceOp.SUM, rows, None)
+        )
+        return self._distribute(
+            [lambda _, v=v: pad_rows(v, most) for v in local]
+        )
+
+    def _distribute(self, functions: Sequence[Callable]) -> Any:
+        """Return the values of one function of its number per local replica."""
+        remaining = iter(functions)
+        return self.experimental_distribute_values_from_function(
+            lambda context: next(remaining)(context.replica_id_in_sync_group)
+        )
 
 
 class SparseExtended(MultiWorkerExtendedHooks):
