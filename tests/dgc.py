@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from test_golden import load
 
 import tf_optimizers as tfo
 
@@ -32,23 +33,43 @@ class Run:
     def _apply_each(self, gradients):
         self.strategy.run(self.optimizer.apply, (gradients, self.variables))
 
-    def step(self, gradients, eager=False):
-        """Apply `gradients[replica][variable]`, NumPy arrays."""
-        per_replica = [
-            self.strategy.experimental_distribute_values_from_function(
-                lambda context, i=i: tf.constant(
-                    gradients[context.replica_id_in_sync_group][i]
-                )
-            )
+    def _distribute(self, function):
+        distribute = self.strategy.experimental_distribute_values_from_function
+        return distribute(
+            lambda context: function(context.replica_id_in_sync_group)
+        )
+
+    def _per_replica(self, gradients):
+        return [
+            self._distribute(lambda r, i=i: tf.constant(gradients[r][i]))
             for i in range(len(self.variables))
         ]
-        (self._apply_each if eager else self._apply)(per_replica)
+
+    @property
+    def replicas(self):
+        """The numbers of this process's replicas among all."""
+        return self.strategy.experimental_local_results(
+            self._distribute(lambda replica: replica)
+        )
+
+    def step(self, gradients, eager=False):
+        """Apply `gradients[replica][variable]`, NumPy arrays."""
+        apply = self._apply_each if eager else self._apply
+        apply(self._per_replica(gradients))
+
+    def graph(self, gradients):
+        """Return the graph of a step."""
+        gradients = self._per_replica(gradients)
+        return self._apply.get_concrete_function(gradients).graph
 
     def weights(self):
         return [variable.numpy() for variable in self.variables]
 
     def memory(self, name):
-        """Return u ("momentum") or v ("residual"): [variable][replica]."""
+        """Return u ("momentum") or v ("residual"): [variable][local replica].
+
+        Of v, of those variables that are compressed.
+        """
         return [
             [
                 component.numpy()
@@ -57,6 +78,7 @@ class Run:
                 )
             ]
             for memory in self.optimizer._memories
+            if getattr(memory, name) is not None
         ]
 
 
@@ -70,3 +92,46 @@ def make_gradients(step, shapes, replicas, seed=0):
         ]
         for _ in range(replicas)
     ]
+
+
+def worst(actual, expected):
+    return max(
+        np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)
+        for a, b in zip(actual, expected, strict=True)
+    )
+
+
+def golden(name, strategy):
+    """Return the errors of weights, and of N u and N v, by step."""
+    record = load(name)
+    config, dtype = record["config"], "float32"
+    workers = config["num_trainers"] or 1
+    decay = config["regularization"]
+    run = Run(
+        strategy,
+        record["params0"],
+        config["learning_rate"],
+        momentum=config["momentum"],
+        rampup_begin_step=config["rampup_begin_step"],
+        rampup_step=config["rampup_step"],
+        sparsity=config["sparsity"],
+        nesterov=config["use_nesterov"],
+        # Paddle's L2Decay(c) adds c w, Keras's L2(l) adds 2 l w.
+        regularizer=decay and keras.regularizers.L2(decay[1] / 2),
+        clipnorm=config["grad_clip_norm"],
+        min_compress_size=config.get("min_numel", 16384),
+    )
+    names = list(record["params0"])
+    errors = []
+    for step in range(record["steps"]):
+        grads = record.get("worker_grads") or [[g] for g in record["grads"]]
+        run.step(
+            [
+                [np.array(grads[step][i][n], dtype) / workers for n in names]
+                for i in range(workers)
+            ]
+        )
+        after = record["params_after"][step]
+        expected = [np.array(after[n], dtype) for n in names]
+        errors.append(worst(run.weights(), expected))
+    return np.array(errors)

@@ -27,13 +27,6 @@ def start(seed=5):
     }
 
 
-def worst(actual, expected):
-    return max(
-        np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)
-        for a, b in zip(actual, expected, strict=True)
-    )
-
-
 def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
     """Return the largest error of weights, u and v of any step."""
     values = start()
@@ -49,12 +42,12 @@ def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
         run.step(gradients, eager)
         for i, oracle in enumerate(oracles):
             oracle.step([replica[i].astype("float64") for replica in gradients])
-        error = max(error, worst(run.weights(), [o.w for o in oracles]))
+        error = max(error, dgc.worst(run.weights(), [o.w for o in oracles]))
         for name, side in (("momentum", "u"), ("residual", "v")):
             if run.optimizer.min_compress_size > 1 and side == "v":
                 continue  # There is none.
             for memory, oracle in zip(run.memory(name), oracles, strict=True):
-                error = max(error, worst(memory, getattr(oracle, side)))
+                error = max(error, dgc.worst(memory, getattr(oracle, side)))
     return error
 
 
@@ -150,50 +143,14 @@ def test_reference_tells_each_setting_from_plain(mirrored):
             assert run_both(mirrored, ours=ours) > 1e-3, name
 
 
-def golden(name, strategy):
-    """Return the errors of weights, and of N u and N v, by step."""
-    record = load(name)
-    config, dtype = record["config"], "float32"
-    workers = config["num_trainers"] or 1
-    decay = config["regularization"]
-    run = dgc.Run(
-        strategy,
-        record["params0"],
-        config["learning_rate"],
-        momentum=config["momentum"],
-        rampup_begin_step=config["rampup_begin_step"],
-        rampup_step=config["rampup_step"],
-        sparsity=config["sparsity"],
-        nesterov=config["use_nesterov"],
-        # Paddle's L2Decay(c) adds c w, Keras's L2(l) adds 2 l w.
-        regularizer=decay and L.L2(decay[1] / 2),
-        clipnorm=config["grad_clip_norm"],
-        min_compress_size=config.get("min_numel", 16384),
-    )
-    names = list(record["params0"])
-    errors = []
-    for step in range(record["steps"]):
-        grads = record.get("worker_grads") or [[g] for g in record["grads"]]
-        run.step(
-            [
-                [np.array(grads[step][i][n], dtype) / workers for n in names]
-                for i in range(workers)
-            ]
-        )
-        after = record["params_after"][step]
-        expected = [np.array(after[n], dtype) for n in names]
-        errors.append(worst(run.weights(), expected))
-    return np.array(errors)
-
-
 @pytest.mark.parametrize("name", ["default", "l2", "rampup", "single"])
 def test_golden_of_two_workers(mirrored, name):
-    assert golden(f"dgc_paddle_{name}", mirrored).max() < TOLERANCE
+    assert dgc.golden(f"dgc_paddle_{name}", mirrored).max() < TOLERANCE
 
 
 def test_golden_with_nesterov_up_to_the_switch(mirrored):
     """From there Paddle's momentum is 1 / momentum too large, by its design."""
-    errors = golden("dgc_paddle_nesterov", mirrored)
+    errors = dgc.golden("dgc_paddle_nesterov", mirrored)
     begin = load("dgc_paddle_nesterov")["config"]["rampup_begin_step"]
     assert errors[:begin].max() < TOLERANCE
     assert errors[begin] > 1e-2
@@ -201,7 +158,9 @@ def test_golden_with_nesterov_up_to_the_switch(mirrored):
 
 @pytest.mark.parametrize("name", ["default", "nesterov_l2"])
 def test_golden_of_small_parameters(name):
-    errors = golden(f"dgc_fluid185_dense_{name}", tf.distribute.get_strategy())
+    errors = dgc.golden(
+        f"dgc_fluid185_dense_{name}", tf.distribute.get_strategy()
+    )
     assert errors.max() < TOLERANCE
 
 
@@ -267,8 +226,8 @@ def test_limits_are_sgd(mirrored, settings, momentum):
         run.step(step)
     expected = momentum_sgd(values, gradients, 0.1, momentum)
     other = momentum_sgd(values, gradients, 0.1, 0.9 - momentum)
-    assert worst(run.weights(), expected) < 1e-6
-    assert worst(run.weights(), other) > 0.1
+    assert dgc.worst(run.weights(), expected) < 1e-6
+    assert dgc.worst(run.weights(), other) > 0.1
 
 
 def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
@@ -287,7 +246,7 @@ def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
             for u, a, b in zip(velocity, *gradients, strict=True)
         ]
         weights = [w - rate * u for w, u in zip(weights, velocity, strict=True)]
-    assert worst(run.weights(), weights) < 1e-6
+    assert dgc.worst(run.weights(), weights) < 1e-6
 
 
 def test_only_k_entries_of_the_weights_change(mirrored):
@@ -411,10 +370,10 @@ def test_other_dtypes_are_momentum_sgd(mirrored, dtype):
         sums = [sum(column) for column in zip(*step, strict=True)]
         apply([tf.cast(g, dtype) for g in sums])
     expected = momentum_sgd(values, gradients, 0.01, 0.9)
-    step_size = worst(expected, list(values.values()))
+    step_size = dgc.worst(expected, list(values.values()))
     actual = [tf.cast(v.value, "float32").numpy() for v in variables]
     rounding = {"float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-6}[dtype]
-    assert worst(actual, expected) < rounding < step_size / 5
+    assert dgc.worst(actual, expected) < rounding < step_size / 5
 
 
 def test_sparse_gradients_are_exchanged_whole(mirrored):
@@ -439,7 +398,7 @@ def test_sparse_gradients_are_exchanged_whole(mirrored):
             np.add.at(dense, rows[replica], values[replica])
         velocity = 0.9 * velocity + reference.clip_by_norm(dense, 1.0)
         expected = expected - 0.1 * velocity
-    assert worst(run.weights(), [expected]) < 1e-6
+    assert dgc.worst(run.weights(), [expected]) < 1e-6
 
 
 def test_accumulated_gradients_equal_their_mean(mirrored):
@@ -461,7 +420,7 @@ def test_accumulated_gradients_equal_their_mean(mirrored):
                 for replica in zip(*pair, strict=True)
             ]
         )
-    assert worst(twice.weights(), once.weights()) < 1e-6
+    assert dgc.worst(twice.weights(), once.weights()) < 1e-6
 
 
 def test_state_reads_as_the_sum_over_replicas(mirrored):

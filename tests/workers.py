@@ -38,12 +38,7 @@ def run(program, folder, workers, *arguments, devices=1, timeout=300):
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{PACKAGE}{os.pathsep}{TESTS}",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "FOLDER": str(folder),
-        },
+        env=environment(folder),
     ) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
@@ -56,6 +51,16 @@ def run(program, folder, workers, *arguments, devices=1, timeout=300):
         for path in (folder / f"{i}.json" for i in range(workers))
     ]
     return Outcome(process.returncode, output, results)
+
+
+def environment(folder):
+    """Return that of a worker which leaves its result in a folder."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{TESTS}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "FOLDER": str(folder),
+    }
 
 
 def results(*args, **kwargs):

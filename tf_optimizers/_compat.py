@@ -185,12 +185,15 @@ def switch_across_replicas(
         return
 
     def merged(strategy: Any, index: Any, gradients: Any) -> None:
-        switch(
-            strategy.experimental_local_results(index)[0],
-            lambda function: strategy.extended.call_for_each_replica(
-                function, args=(gradients,)
-            ),
-        )
+        def call(function: Callable) -> Any:
+            # A copy has the replica's device, by which values are reduced;
+            # what a branch is handed has none.
+            return strategy.extended.call_for_each_replica(
+                lambda gradients: function(list(map(tf.identity, gradients))),
+                args=(gradients,),
+            )
+
+        switch(strategy.experimental_local_results(index)[0], call)
 
     tf.distribute.get_replica_context().merge_call(
         merged, args=(index, gradients)

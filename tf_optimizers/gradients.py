@@ -19,10 +19,16 @@ def as_gradient(value: Any) -> Gradient | None:
 def in_state_dtype(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> list[Gradient | None]:
-    """Cast each gradient to the dtype of its variable's state."""
+    """Cast each gradient to the dtype of its variable's state.
+
+    The result has the replica's device, by which TensorFlow reduces it; an
+    argument of a `tf.function` has none.
+    """
     return [
-        None if gradient is None else tf.cast(gradient, state_dtype(v.dtype))
-        for gradient, v in zip(gradients, variables, strict=True)
+        None
+        if gradient is None
+        else tf.identity(tf.cast(gradient, state_dtype(variable.dtype)))
+        for gradient, variable in zip(gradients, variables, strict=True)
     ]
 
 

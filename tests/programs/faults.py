@@ -1,0 +1,71 @@
+"""Workers that are not alike: `faults.py CASE`."""
+
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+CASE = sys.argv[1]
+# What is wrong is wrong on the second worker.
+IS_WRONG = '"index": 1' in os.environ["TF_CONFIG"]
+X, Y = np.random.default_rng(0).random((2, 64, 8)).astype("float32")
+
+
+def is_wrong(case):
+    return IS_WRONG and case == CASE
+
+
+class Misbehave(keras.callbacks.Callback):
+    """Dies, or falls silent, in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and is_wrong("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if batch == 3 and is_wrong("silent"):
+            time.sleep(1000)
+        if batch == 3 and is_wrong("raises"):
+            raise ValueError("something of the script's own")
+
+
+def main():
+    """Train, with one thing amiss."""
+    if CASE == "too late":
+        tf.constant(1.0)
+    if is_wrong("devices"):
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * 2,
+        )
+    strategy = tfo.SparseMultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=5.0 if CASE in ("silent", "absent") else None
+        )
+    )
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(9 if is_wrong("model") else 8),
+            ]
+        )
+        momentum = 0.8 if is_wrong("settings") else 0.9
+        optimizer = tfo.DGCMomentum(
+            0.1, momentum=momentum, min_compress_size=1, sparsity=(0.9,)
+        )
+        optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+    optimizer.iterations.assign(7 if is_wrong("step") else 0)
+    if is_wrong("absent"):
+        time.sleep(1000)
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Misbehave()])
+    print("trained to the end")
+
+
+if __name__ == "__main__":
+    main()

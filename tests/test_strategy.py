@@ -1,0 +1,228 @@
+"""Real worker processes under `SparseMultiWorkerMirroredStrategy`.
+
+What N workers compute equals what one computes on the same global batch,
+workers agree to the bit, and no gradient is lost.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import workers
+from programs import training, transport
+
+DENSE = ["sgd", "adam", "adamw", "lamb", "lans"]
+LIKE_ONE = [*DENSE, "accumulated adam", "class_weight", "sample_weight"]
+# Float32 sums in another order, over 12 steps that move each variable by more
+# than 1e-2 of its largest element.
+TOLERANCE = 1e-5
+
+GROUPS = {
+    "1 worker": (1, 1, ["sgd", "dgc"]),
+    "2 workers": (2, 1, [*training.SCENARIOS]),
+    "2 workers of 2 devices": (
+        2,
+        2,
+        ["adam", "dgc", "steps_per_execution", "custom_loop"],
+    ),
+    "3 workers": (3, 1, ["adam", "lamb", "dgc", "uneven", "accumulated"]),
+    "4 workers": (4, 1, ["sgd", "dgc"]),
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process without a strategy does."""
+    return training.run(tf.distribute.get_strategy(), LIKE_ONE)
+
+
+@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS.keys())
+def group(request, tmp_path_factory):
+    """What the workers of a group report, by scenario."""
+    count, devices, names = request.param
+    results = workers.results(
+        "training",
+        tmp_path_factory.mktemp("group"),
+        count,
+        "sparse",
+        *names,
+        devices=devices,
+    )
+    return {name: [result[name] for result in results] for name in names}
+
+
+def error(actual, expected):
+    return max(
+        np.max(np.abs(np.array(a) - np.array(b))) / np.max(np.abs(np.array(b)))
+        for a, b in zip(actual, expected, strict=True)
+    )
+
+
+def test_workers_report_the_same(group):
+    """Weights to the bit after every epoch, history, losses, predictions."""
+    for name, (first, *others) in group.items():
+        for other in others:
+            assert other == first, name
+
+
+def test_workers_equal_one_process(group, alone):
+    found = set(group) & set(LIKE_ONE)
+    assert found
+    start = training.make_model().get_weights()
+    for name in found:
+        actual, expected = group[name][0], alone[name]
+        assert (
+            min(
+                error([a], [b])
+                for a, b in zip(start, expected["weights"], strict=True)
+            )
+            > 1e-2
+        )
+        assert error(actual["weights"], expected["weights"]) < TOLERANCE, name
+        for result in ("evaluate", "predict"):
+            assert error([actual[result]], [expected[result]]) < TOLERANCE, name
+        for key, values in expected["history"].items():
+            assert error([actual["history"][key]], [values]) < TOLERANCE, name
+
+
+def test_training_learns(group):
+    """A model that does not move would agree with itself as well."""
+    for name, (result, *_) in group.items():
+        losses = (
+            result.get("losses")
+            or result.get("history", {}).get("loss")
+            or [log[0] for log in result["logs"]]
+        )
+        assert losses[-1] < losses[0], name
+        if "hashes" in result:
+            assert len(set(result["hashes"])) == 3, name
+
+
+def test_predictions_are_in_the_order_of_the_rows(group):
+    for name, (result, *_) in group.items():
+        if "predict" in result:
+            model = training.make_model(normalized=name == "normalized")
+            model.set_weights([np.array(w) for w in result["weights"]])
+            expected = model.predict(training.ROWS, verbose=0)
+            assert error([result["predict"]], [expected]) < 1e-5, name
+
+
+@pytest.fixture(scope="module")
+def transports(tmp_path_factory):
+    """The same run of DGCMomentum under each kind of strategy, by name."""
+
+    def run(kind, devices=1):
+        return workers.results(
+            "transport",
+            tmp_path_factory.mktemp("transport"),
+            2,
+            kind,
+            devices=devices,
+        )
+
+    return {
+        "sparse": run("sparse"),
+        "stock": run("stock"),
+        "4 replicas": run("sparse", 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def mirrored_transport(mirrored):
+    return {
+        "weights": transport.train(mirrored),
+        "balance": transport.balance(mirrored),
+    }
+
+
+def test_transport_never_changes_the_mathematics(
+    transports, mirrored_transport
+):
+    expected = mirrored_transport["weights"]
+    for kind in ("sparse", "stock"):
+        for result in transports[kind]:
+            assert error(result["weights"], expected) < 1e-6, kind
+    # Other gradients give other weights.
+    assert error(transports["4 replicas"][0]["weights"], expected) > 0.1
+
+
+def test_nothing_is_lost_by_any_transport(transports, mirrored_transport):
+    """Sum of everything sent + sum of v = sum of everything accumulated."""
+    for kind, results in [*transports.items(), ("", [mirrored_transport])]:
+        balances = [result["balance"] for result in results]
+        for i, sent in enumerate(balances[0]["sent"]):
+            unsent, accumulated = (
+                sum(np.array(balance[name][i]) for balance in balances)
+                for name in ("unsent", "accumulated")
+            )
+            assert np.abs(unsent).max() > 0.1
+            np.testing.assert_allclose(
+                np.array(sent) + unsent, accumulated, atol=2e-4, err_msg=kind
+            )
+
+
+def test_a_step_is_one_all_gather_and_one_all_reduce(transports):
+    """Two compressed variables, and a small one; TensorFlow's needs more."""
+    expected = {"CollectiveGatherV2": 1, "CollectiveReduceV2": 1}
+    for result in transports["sparse"]:
+        assert result["collectives"] == expected
+    assert transports["stock"][0]["collectives"]["CollectiveGatherV2"] >= 6
+
+
+def test_golden_of_four_replicas(transports):
+    for result in transports["4 replicas"]:
+        assert max(result["golden"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "messages"),
+    [
+        ("model", ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]),
+        ("settings", ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"]),
+        ("step", ["step=0 on worker 0, step=7 on worker 1"]),
+        ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
+        ("absent", ["Received nothing from worker 1 in 5 s"]),
+        ("silent", ["Collective", "timed out"]),
+        ("killed", ["Worker 1 was killed by SIGKILL"]),
+        ("raises", ["Worker 1 failed", "something of the script's own"]),
+        ("too late", ["must be created before any tensor"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
+    outcome = workers.run("faults", tmp_path, 2, case, timeout=120)
+    assert outcome.exit_code != 0
+    assert "trained to the end" not in outcome.output
+    for message in messages:
+        assert message in outcome.output
+
+
+def test_without_a_fault_there_is_no_error(tmp_path):
+    outcome = workers.run("faults", tmp_path, 2, "none", timeout=120)
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.output.count("trained to the end") == 2
+
+
+def test_taken_port_is_an_error(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        addresses = [f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"]
+        config = {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": 0},
+        }
+        result = subprocess.run(
+            [sys.executable, workers.TESTS / "programs" / "faults.py", "port"],
+            env=workers.environment(tmp_path)
+            | {"TF_CONFIG": json.dumps(config)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert result.returncode != 0
+    assert "Could not start gRPC server" in result.stderr
