@@ -32,10 +32,31 @@ def step_time(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
+def exchange(name: str, result: dict) -> str:
+    """Return medians, quartiles and bytes of one model's contenders."""
+    lines = [
+        f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
+        "",
+        "| | median ms a step | quartiles | kB a step and worker |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for key, contender in result["contenders"].items():
+        low, median, high = statistics.quantiles(contender["step_ms"], n=4)
+        sent = statistics.median(contender["bytes_per_step"]) / 1e3
+        lines.append(
+            f"| {key} | {median:.1f} | {low:.1f}-{high:.1f} | {sent:,.1f} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES = {"step_time": step_time, "exchange": exchange}
+
+
 def main() -> None:
-    document = json.loads((RESULTS / "step_time.json").read_text())
-    for name, result in document["models"].items():
-        print(step_time(name, result), end="\n\n")
+    for benchmark, table in TABLES.items():
+        document = json.loads((RESULTS / f"{benchmark}.json").read_text())
+        for name, result in document["models"].items():
+            print(table(name, result), end="\n\n")
 
 
 if __name__ == "__main__":

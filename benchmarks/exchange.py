@@ -1,0 +1,183 @@
+"""What does a training step of two workers cost, by how they exchange?
+
+    python benchmarks/exchange.py [--workers 2] [--rounds 3] [--steps 20]
+
+Every contender trains the same model on the same batches, in processes of its
+own on loopback; they take turns, round by round. Times are the first worker's.
+Bytes are those that the loopback interface counted (/proc/net/dev), divided by
+steps and workers: everything is in them, and other traffic on loopback, too.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tables
+import tensorflow as tf
+import tqdm
+
+import tf_optimizers as tfo
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+BATCH = 32
+WARM_UP = 5
+
+# Widths of a stack of square layers without biases.
+MODELS = {"4 M in 2 tensors": (2, 1414), "4 M in 100 tensors": (100, 200)}
+
+STOCK = tf.distribute.MultiWorkerMirroredStrategy
+OURS = tfo.SparseMultiWorkerMirroredStrategy
+CONTENDERS = {
+    "stock strategy, dense": (STOCK, "sgd"),
+    "stock strategy, DGC at 0.1 %": (STOCK, "dgc"),
+    "ours, dense": (OURS, "sgd"),
+    "ours, DGC at 0.1 %": (OURS, "dgc"),
+    "no exchange": (None, "sgd"),
+}
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+    "dgc": lambda: tfo.DGCMomentum(1e-3, momentum=0.9),
+}
+
+
+def loopback_bytes() -> int:
+    """Return how many bytes have gone over loopback so far."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
+    counters = next(line for line in lines if line.strip().startswith("lo:"))
+    return int(counters.split(":")[1].split()[8])
+
+
+def make_step(
+    strategy: tf.distribute.Strategy, optimizer: str, model: str
+) -> tf.types.experimental.PolymorphicFunction:
+    """Return a training step on this worker's half of a batch."""
+    depth, width = MODELS[model]
+    rng = np.random.default_rng(0)
+    with strategy.scope():
+        weights = [
+            keras.Variable(
+                rng.standard_normal((width, width), "float32") / width**0.5
+            )
+            for _ in range(depth)
+        ]
+        rule = OPTIMIZERS[optimizer]()
+        rule.build(weights)
+    x, y = tf.constant(rng.standard_normal((2, BATCH, width), "float32"))
+
+    def replica() -> None:
+        with tf.GradientTape() as tape:
+            hidden = x
+            for weight in weights:
+                hidden = tf.tanh(hidden @ weight)
+            loss = tf.reduce_mean((hidden - y) ** 2)
+            loss /= strategy.num_replicas_in_sync
+        rule.apply(tape.gradient(loss, [w.value for w in weights]), weights)
+
+    return tf.function(lambda: strategy.run(replica), autograph=False)
+
+
+def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
+    """Train as one worker; the first writes its times and all bytes."""
+    kind, optimizer = CONTENDERS[contender]
+    strategy = kind() if kind else tf.distribute.get_strategy()
+    step = make_step(strategy, optimizer, model)
+    for _ in range(WARM_UP):
+        step()
+    bytes_before = loopback_bytes()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - start))
+    sent = loopback_bytes() - bytes_before
+    if not kind or strategy.cluster_resolver.task_id == 0:
+        result = {"step_ms": times, "bytes_per_step": sent / steps}
+        path.write_text(json.dumps(result))
+
+
+def run_group(contender: str, model: str, workers: int, steps: int) -> dict:
+    """Run the workers of a contender to their end; return the result."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "result.json"
+        own = ["--work", contender, "--model", model, "--steps", str(steps)]
+        command = [*("-m", "tf_optimizers.launch"), "--workers", str(workers)]
+        if CONTENDERS[contender][0] is None:
+            command = command[:2] + ["--workers", "1"]
+        done = subprocess.run(
+            [sys.executable, *command, __file__, *own, "--output", str(path)],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+        return json.loads(path.read_text())
+
+
+def measure(model: str, workers: int, rounds: int, steps: int) -> dict:
+    """Return step times and bytes per step and worker of all contenders."""
+    results: dict[str, dict[str, list[float]]] = {
+        name: {"step_ms": [], "bytes_per_step": []} for name in CONTENDERS
+    }
+    with tqdm.tqdm(total=rounds * len(CONTENDERS), desc=model) as progress:
+        for _ in range(rounds):
+            for name, result in results.items():
+                found = run_group(name, model, workers, steps)
+                result["step_ms"] += found["step_ms"]
+                result["bytes_per_step"].append(
+                    found["bytes_per_step"] / workers
+                )
+                progress.update()
+    depth, width = MODELS[model]
+    return {
+        "variables": depth,
+        "parameters": depth * width**2,
+        "contenders": results,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--work", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULTS / "exchange.json"
+    )
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments.work, arguments.model, arguments.steps, arguments.output)
+        return
+    document = {
+        "date": datetime.date.today().isoformat(),
+        "cpu_cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "workers": arguments.workers,
+        "models": {},
+    }
+    for name in [arguments.model] if arguments.model else MODELS:
+        result = measure(
+            name, arguments.workers, arguments.rounds, arguments.steps
+        )
+        document["models"][name] = result
+        print(tables.exchange(name, result), end="\n\n")
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
