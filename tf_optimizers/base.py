@@ -119,16 +119,23 @@ class Optimizer(OptimizerHooks):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             check_gradients(grads, trainable_variables)
-            grads = in_state_dtype(grads, trainable_variables)
-            if self.loss_scale_factor or self.gradient_accumulation_steps:
-                # Keras can neither divide nor add IndexedSlices.
-                grads = densify(grads, trainable_variables)
+            grads = self.prepare(grads, trainable_variables)
             if not self.built:
                 # Lifted out of a `tf.function` that is being traced: inside,
                 # replicas get variables that are never initialized.
                 with tf.init_scope():
                     self.build(trainable_variables)
         super().apply(grads, trainable_variables)
+
+    def prepare(
+        self, gradients: list[Gradient | None], variables: list[Any]
+    ) -> list[Any]:
+        """Return gradients of the state's dtype that can be unscaled."""
+        gradients = in_state_dtype(gradients, variables)
+        if self.loss_scale_factor or self.gradient_accumulation_steps:
+            # Keras can neither divide nor add IndexedSlices.
+            gradients = densify(gradients, variables)
+        return gradients
 
     def apply_in_replica(
         self, gradients: list[Gradient], variables: list[Any]
@@ -178,12 +185,17 @@ class Optimizer(OptimizerHooks):
         What is assigned to the result reaches a half-precision variable with
         `store_weight`.
         """
-        master = self._master_weights[self.variable_index(variable)]
+        master = self.master_weight(variable)
         if master is None:
             return variable
         master = local_component(master, variable)
         refresh_master_weight(master, variable)
         return master
+
+    def master_weight(self, variable: Any) -> tf.Variable | None:
+        """Return the master weight of a half-precision variable."""
+        master = self._master_weights[self.variable_index(variable)]
+        return None if master is None else master.value
 
     def store_weight(self, variable: tf.Variable, weight: tf.Variable) -> None:
         """Round the master weight into its variable, if it is one."""
@@ -237,16 +249,20 @@ class Optimizer(OptimizerHooks):
     def _update_average(self, variable: tf.Variable) -> None:
         weight = self.full_precision(variable)
         average = local_component(self.average(variable), variable)
-        # The first update sets the average to the weights themselves.
-        is_later = tf.cast(self.iterations > 0, average.dtype)
-        momentum = self.ema_momentum * is_later
-        average.assign(momentum * average + (1 - momentum) * weight)
+        self.follow(average, weight)
         if self.ema_overwrite_frequency:
             tf.cond(
                 (self.iterations + 1) % self.ema_overwrite_frequency == 0,
                 lambda: self._assign_weight(variable, average),
                 lambda: None,
             )
+
+    def follow(self, average: tf.Variable, weight: tf.Variable) -> None:
+        """Let a moving average follow its weight by one update."""
+        # The first update sets the average to the weights themselves.
+        is_later = tf.cast(self.iterations > 0, average.dtype)
+        momentum = self.ema_momentum * is_later
+        average.assign(momentum * average + (1 - momentum) * weight)
 
     def _assign_weight(self, variable: tf.Variable, value: Any) -> None:
         weight = self.full_precision(variable)
