@@ -1,10 +1,11 @@
 """Optimizers for Keras 3 where plain Adam on one machine is not enough."""
 
 from tf_optimizers import schedules
+from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.lamb import Lamb
 from tf_optimizers.lans import LANS
 from tf_optimizers.weight_decay import BIAS_AND_NORM
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["BIAS_AND_NORM", "LANS", "Lamb", "schedules"]
+__all__ = ["BIAS_AND_NORM", "AdamOffload", "LANS", "Lamb", "schedules"]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -111,6 +111,13 @@ def in_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
+
+
+def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
+    """Create one variable that no strategy in scope captures."""
+    # `tf.Variable` asks the strategy, which makes one per replica. The class
+    # behind it, which has no public name, does not.
+    return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
 
 
 def call_across_replicas(function: Callable, *args: Any) -> Any:
