@@ -11,7 +11,7 @@ from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
 )
-from tf_optimizers.host import components
+from tf_optimizers.host import components, value_of
 from tf_optimizers.host_optimizer import HostOptimizer
 from tf_optimizers.host_step import (
     Coefficients,
@@ -21,6 +21,7 @@ from tf_optimizers.host_step import (
     update,
 )
 from tf_optimizers.kernels import compiled
+from tf_optimizers.memory import Summary, summarize
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -128,14 +129,9 @@ class AdamOffload(HostOptimizer):
         )
         self._decayed = tuple(map(self.is_decayed, variables))
 
-    def step_size(self, learning_rate: tf.Tensor, dtype: Any) -> tf.Tensor:
+    def step_size(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Return the learning rate with the bias corrections in it."""
-        return step_size(
-            self.beta_1,
-            self.beta_2,
-            tf.cast(learning_rate, dtype),
-            tf.cast(self.iterations + 1, dtype),
-        )
+        return step_size(self.beta_1, self.beta_2, learning_rate, step)
 
     def step_on_host(
         self, gradient: tf.Tensor, variable: tf.Variable, size: tf.Tensor
@@ -154,13 +150,45 @@ class AdamOffload(HostOptimizer):
 
         if self.is_on_host(variable):
             return run(move, components(variable)[0].handle)
-        if (master := self.master_weight(variable)) is not None:
-            return run(
-                move_master, master.handle, components(variable)[0].value()
-            )
+        master = self.master_weight(variable)
+        if master is not None:
+            return run(move_master, master.handle, value_of(variable))
         if coefficients.weight_decay:
-            return run(update, components(variable)[0].value())
+            return run(update, value_of(variable))
         return run(update)
+
+    def memory_summary(self) -> Summary:
+        """Return how many bytes are where, against `keras.optimizers.Adam`.
+
+        Of this worker process, with all its replicas: for either optimizer,
+        the bytes of weights, state and master weights on the host and on
+        other devices. Scalars are left out.
+
+        Raises:
+            RuntimeError: If the optimizer is not built yet.
+        """
+        if not self.built:
+            raise RuntimeError(
+                "`memory_summary()` needs a built optimizer. Received a call "
+                "before `build`. Call it after the first `fit`, or call "
+                "`optimizer.build(model.trainable_variables)`."
+            )
+        weights = [
+            v for v in self.built_variables if not self.is_overwritten(v)
+        ]
+        state = [*self._momentums, *self._velocities]
+        if self.use_ema:
+            state += map(self.average, weights)
+        if self.gradient_accumulation_steps:
+            state += map(self.accumulator, weights)
+        masters = map(self.master_weight, weights)
+        with self.strategy.scope():
+            return summarize(
+                type(self).__name__,
+                weights,
+                [v for v in state if v is not None],
+                [v for v in masters if v is not None],
+            )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

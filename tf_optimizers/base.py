@@ -6,11 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import (
-    Gradient,
-    OptimizerHooks,
-    cond_across_replicas,
-)
+from tf_optimizers._compat import Gradient, cond_across_replicas
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.clipping import clip
 from tf_optimizers.gradients import (
@@ -21,20 +17,12 @@ from tf_optimizers.gradients import (
     densify,
     in_state_dtype,
 )
-from tf_optimizers.precision import (
-    check_floating,
-    is_half,
-    refresh_master_weight,
-    state_dtype,
-)
-from tf_optimizers.replicas import (
-    backend_variable,
-    local_component,
-    update_each,
-)
+from tf_optimizers.precision import check_floating, state_dtype
+from tf_optimizers.replicas import backend_variable, update_each
+from tf_optimizers.weights import WeightKeeper
 
 
-class Optimizer(OptimizerHooks):
+class Optimizer(WeightKeeper):
     """A Keras optimizer that clips, averages and rounds where it should.
 
     A replica's gradients flow through `apply` in this order:
@@ -66,9 +54,7 @@ class Optimizer(OptimizerHooks):
             if not self.is_overwritten(variable):
                 check_floating(variable)
         super().build(variables)
-        self._master_weights = [
-            self._add_master_weight(variable) for variable in variables
-        ]
+        self.add_master_weights(variables)
 
     def add_variable(
         self,
@@ -169,39 +155,6 @@ class Optimizer(OptimizerHooks):
             (self.micro_steps + 1) % steps == 0, update, accumulate, gradients
         )
 
-    def overwrite_with_averages(self, variables: list[Any]) -> None:
-        """Assign to each variable its moving average."""
-        # Keras calls this after training, outside of the strategy's scope.
-        with self.strategy.scope():
-            for variable in map(backend_variable, variables):
-                if (average := self.average(variable)) is not None:
-                    self.strategy.extended.update(
-                        variable, self._assign_weight, args=(average,)
-                    )
-
-    def full_precision(self, variable: tf.Variable) -> tf.Variable:
-        """Return `variable`, or its up-to-date float32 master weight.
-
-        What is assigned to the result reaches a half-precision variable with
-        `store_weight`.
-        """
-        master = self.master_weight(variable)
-        if master is None:
-            return variable
-        master = local_component(master, variable)
-        refresh_master_weight(master, variable)
-        return master
-
-    def master_weight(self, variable: Any) -> tf.Variable | None:
-        """Return the master weight of a half-precision variable."""
-        master = self._master_weights[self.variable_index(variable)]
-        return None if master is None else master.value
-
-    def store_weight(self, variable: tf.Variable, weight: tf.Variable) -> None:
-        """Round the master weight into its variable, if it is one."""
-        if weight is not variable:
-            variable.assign(tf.cast(weight, variable.dtype))
-
     def aggregate(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
@@ -235,45 +188,4 @@ class Optimizer(OptimizerHooks):
         variables = [backend_variable(variable) for variable in variables]
         self.step(self.aggregate(gradients, variables), variables)
         if self.use_ema:
-            self._update_averages()
-
-    def _update_averages(self) -> None:
-        """Let the moving averages follow the weights, and replace them."""
-        variables = [
-            backend_variable(variable)
-            for variable in self.built_variables
-            if not self.is_overwritten(variable)
-        ]
-        update_each(variables, self._update_average)
-
-    def _update_average(self, variable: tf.Variable) -> None:
-        weight = self.full_precision(variable)
-        average = local_component(self.average(variable), variable)
-        self.follow(average, weight)
-        if self.ema_overwrite_frequency:
-            tf.cond(
-                (self.iterations + 1) % self.ema_overwrite_frequency == 0,
-                lambda: self._assign_weight(variable, average),
-                lambda: None,
-            )
-
-    def follow(self, average: tf.Variable, weight: tf.Variable) -> None:
-        """Let a moving average follow its weight by one update."""
-        # The first update sets the average to the weights themselves.
-        is_later = tf.cast(self.iterations > 0, average.dtype)
-        momentum = self.ema_momentum * is_later
-        average.assign(momentum * average + (1 - momentum) * weight)
-
-    def _assign_weight(self, variable: tf.Variable, value: Any) -> None:
-        weight = self.full_precision(variable)
-        weight.assign(tf.cast(value, weight.dtype))
-        self.store_weight(variable, weight)
-
-    def _add_master_weight(self, variable: Any) -> keras.Variable | None:
-        if self.is_overwritten(variable) or not is_half(variable.dtype):
-            return None
-        return self.add_variable_from_reference(
-            variable,
-            name="master_weight",
-            initializer=lambda shape, dtype: tf.cast(variable, dtype),
-        )
+            self.update_averages()

@@ -39,10 +39,10 @@ class OncePerWorker:
     """
 
     def __init__(self) -> None:
-        self._result: list[tf.Tensor] = []
+        self._results: dict[str, list[tf.Tensor]] = {}
 
     def __call__(
-        self, function: Callable[[], list[tf.Tensor]]
+        self, key: str, function: Callable[[], list[tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Return what `function` returns to this worker's first replica."""
         strategy = tf.distribute.get_strategy()
@@ -55,11 +55,10 @@ class OncePerWorker:
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group) % count
         if replica == 0:
-            self._result = function()
-        result = self._result
-        check_same_graph(result)
+            self._results[key] = function()
+        result = self._results[key]
         if replica == count - 1:
-            self._result = []  # the graph must not outlive its function
+            del self._results[key]  # and with it the graph
         return result
 
 
@@ -96,6 +95,19 @@ def components(variable: tf.Variable) -> Sequence[tf.Variable]:
     )
 
 
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """Return the value of this worker's first replica's copy."""
+    first = components(variable)[0]
+    with tf.device(first.device):
+        return first.value()
+
+
+def is_host(device: str) -> bool:
+    """Tell the host from a device's full name."""
+    place = tf.DeviceSpec.from_string(device)
+    return (place.device_type, place.device_index) == ("CPU", 0)
+
+
 def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
     """Return this worker's first replica's gradient, dense, on the host."""
     strategy = tf.distribute.get_strategy()
@@ -104,27 +116,13 @@ def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
         return densify([first], [variable])[0]
 
 
-def check_same_graph(tensors: Sequence[tf.Tensor]) -> None:
-    """Refuse tensors that another replica has made where this one is not."""
-    graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or all(t.graph is graph for t in tensors):
-        return
-    raise RuntimeError(
-        "Replicas that do not merge can share one step only outside of a "
-        f"`tf.cond`. Received a call in {graph.name!r}. Use "
-        "`loss_scale_factor` instead of `LossScaleOptimizer`, or one device "
-        "per worker process."
-    )
-
-
 def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
     """Refuse to be compiled by XLA with variables beside the host."""
     if not in_xla():
         return
     for variable in variables:
         for component in components(variable):
-            device = tf.DeviceSpec.from_string(component.device)
-            if (device.device_type, device.device_index) != ("CPU", 0):
+            if not is_host(component.device):
                 raise RuntimeError(
                     f"{name} keeps its state on {HOST}, which a train step "
                     "that XLA compiles for another device cannot reach. "

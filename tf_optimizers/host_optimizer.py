@@ -11,23 +11,20 @@ from tf_optimizers.gradients import in_state_dtype
 from tf_optimizers.host import (
     HOST,
     HostGradient,
-    OncePerWorker,
     check_not_compiled,
     components,
+    is_host,
     on_host,
-    variables_on_host,
 )
+from tf_optimizers.host_weights import HostKeeper
 from tf_optimizers.precision import is_half
 from tf_optimizers.replicas import backend_variable
-from tf_optimizers.weight_decay import DecayedOptimizer
 
 
-class HostOptimizer(DecayedOptimizer):
-    """An optimizer of which the model's devices hold nothing.
+class HostOptimizer(HostKeeper):
+    """An optimizer that steps on the host, once per worker process.
 
-    Every variable of the size of a weight (slots, master weights, moving
-    averages, gradient accumulators) is one plain variable per process, on the
-    host. A step flows
+    A step flows
 
         gradients, summed over replicas ─> host: accumulate ─ clip ─ step
         ─> every replica's weights ─> host: average
@@ -39,12 +36,8 @@ class HostOptimizer(DecayedOptimizer):
         **kwargs: See `DecayedOptimizer`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._once_per_worker = OncePerWorker()
-
-    def step_size(self, learning_rate: tf.Tensor, dtype: Any) -> tf.Tensor:
-        """Return the scalar of this dtype that `step_on_host` is given."""
+    def step_size(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Return the scalar that `step_on_host` is given in this step."""
         raise NotImplementedError
 
     def step_on_host(
@@ -63,18 +56,12 @@ class HostOptimizer(DecayedOptimizer):
         """
         raise NotImplementedError
 
-    def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        """Add a variable to the host."""
-        with variables_on_host():
-            return super().add_variable(*args, **kwargs)
-
     def is_on_host(self, variable: tf.Variable) -> bool:
         """Tell whether the step can be made on the variable itself."""
         copies = components(variable)
-        place = tf.DeviceSpec.from_string(copies[0].device)
         return (
             len(copies) == 1
-            and (place.device_type, place.device_index) == ("CPU", 0)
+            and is_host(copies[0].device)
             and not is_half(variable.dtype)
         )
 
@@ -109,20 +96,15 @@ class HostOptimizer(DecayedOptimizer):
             if self.gradient_accumulation_steps:
                 self._accumulate(gradients, variables)
             else:
-                changes = self._once_per_worker(
+                changes = self.once_per_worker(
+                    "step",
                     lambda: self._changes(
                         _hosted(gradients, variables), variables
-                    )
+                    ),
                 )
                 self._finish(changes, variables)
 
         call_across_replicas(apply, gradients)
-
-    def overwrite_with_averages(self, variables: list[Any]) -> None:
-        """Assign to each variable its moving average."""
-        # Keras calls this after training, outside of the strategy's scope.
-        with self.strategy.scope():
-            self._assign_averages(list(map(backend_variable, variables)))
 
     def _send(self, gradient: Gradient, variable: Any) -> HostGradient:
         gradient = on_host(gradient, variable)
@@ -142,29 +124,29 @@ class HostOptimizer(DecayedOptimizer):
             pairs = list(zip(totals, hosted, strict=True))
 
             def update() -> list[tf.Tensor]:
-                means = [
-                    (total + gradient) / steps for total, gradient in pairs
-                ]
+                with tf.device(HOST):
+                    means = [(total + new) / steps for total, new in pairs]
                 changes = self._changes(means, variables)
-                for variable in self.built_variables:
-                    total = self.accumulator(variable)
-                    total.assign(tf.zeros_like(total))
+                with tf.device(HOST):
+                    for variable in self.built_variables:
+                        total = self.accumulator(variable)
+                        total.assign(tf.zeros_like(total))
                 return changes
 
             def accumulate() -> list[tf.Tensor]:
-                for total, gradient in pairs:
-                    total.assign_add(gradient)
-                # Of the dtypes that an update returns, and of no size.
-                return [
-                    tf.zeros([0], variable.dtype)
-                    for variable in self._not_on_host(variables)
-                ]
+                with tf.device(HOST):
+                    for total, new in pairs:
+                        total.assign_add(new)
+                    # Of the dtypes that an update returns, and of no size.
+                    return [
+                        tf.zeros([0], variable.dtype)
+                        for variable in self._not_on_host(variables)
+                    ]
 
-            with tf.device(HOST):
-                return tf.cond(is_update, update, accumulate)
+            return tf.cond(is_update, update, accumulate)
 
         # Replicas get the tensors before they enter a graph of their own.
-        changes = self._once_per_worker(work)
+        changes = self.once_per_worker("step", work)
         tf.cond(
             is_update, lambda: self._finish(changes, variables), lambda: None
         )
@@ -173,14 +155,18 @@ class HostOptimizer(DecayedOptimizer):
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
         """Step on the host; return what the variables elsewhere need of it."""
+        # Read where they are, which need not be the host.
+        rate = keras.ops.convert_to_tensor(self.learning_rate)
+        step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
             gradients = clip(
                 gradients, self.clipnorm, self.global_clipnorm, self.clipvalue
             )
-            rate = keras.ops.convert_to_tensor(self.learning_rate)
             sizes = {
-                gradient.dtype: self.step_size(rate, gradient.dtype)
-                for gradient in gradients
+                dtype: self.step_size(
+                    tf.cast(rate, dtype), tf.cast(step, dtype)
+                )
+                for dtype in {gradient.dtype for gradient in gradients}
             }
             pairs = zip(gradients, variables, strict=True)
             changes = [
@@ -199,42 +185,7 @@ class HostOptimizer(DecayedOptimizer):
         ):
             extended.update(variable, _store, args=(change,), group=False)
         if self.use_ema:
-            self._update_averages()
-
-    def _update_averages(self) -> None:
-        variables = [
-            backend_variable(variable)
-            for variable in self.built_variables
-            if not self.is_overwritten(variable)
-        ]
-
-        def follow() -> list[tf.Tensor]:
-            with tf.device(HOST):
-                for variable in variables:
-                    weight = self.full_precision(components(variable)[0])
-                    self.follow(self.average(variable), weight)
-            return []
-
-        self._once_per_worker(follow)
-        if self.ema_overwrite_frequency:
-            tf.cond(
-                (self.iterations + 1) % self.ema_overwrite_frequency == 0,
-                lambda: self._assign_averages(variables),
-                lambda: None,
-            )
-
-    def _assign_averages(self, variables: list[tf.Variable]) -> None:
-        extended = tf.distribute.get_strategy().extended
-        for variable in variables:
-            average = self.average(variable)
-            if average is None:
-                continue
-            with tf.device(HOST):
-                value = tf.cast(average, variable.dtype)
-                if (master := self.master_weight(variable)) is not None:
-                    # The variable's value will be its rounding.
-                    master.assign(average)
-            extended.update(variable, _assign, args=(value,), group=False)
+            self.update_averages()
 
     def _not_on_host(self, variables: list[tf.Variable]) -> list[tf.Variable]:
         """Return those that changes are sent to, in the order of the step."""
@@ -257,7 +208,3 @@ def _store(variable: tf.Variable, change: tf.Tensor) -> None:
         variable.assign(change)
     else:
         variable.assign_sub(change)
-
-
-def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
-    variable.assign(value)
