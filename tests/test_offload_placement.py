@@ -117,6 +117,33 @@ def test_restored_state_and_config_are_placed_alike(strategy, tmp_path):
             )
 
 
+@pytest.mark.parametrize("how", ["at its frequency", "at the end"])
+def test_average_replaces_the_master_weight_to_the_last_bit(strategy, how):
+    frequency = 2 if how == "at its frequency" else None
+    variables, optimizer = make(
+        strategy, "bfloat16", use_ema=True, ema_overwrite_frequency=frequency
+    )
+    for i in range(2):
+        gradients = [tf.constant(g) for g in cases.make_gradients(i)]
+        strategy.run(
+            lambda gradients: optimizer.apply(gradients, variables),
+            (gradients,),
+        )
+    if not frequency:
+        optimizer.finalize_variable_values(variables)
+    for variable in variables:
+        average = optimizer.average(variable)
+        np.testing.assert_array_equal(
+            optimizer.master_weight(variable).numpy(), average.numpy()
+        )
+        assert (average.numpy() != cases.as_numpy(variable)).any()
+        for copy in strategy.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(
+                cases.as_numpy(copy),
+                cases.as_numpy(tf.cast(average, "bfloat16")),
+            )
+
+
 # Operations that move values and compute none.
 TRANSPORT = {
     "AssignSubVariableOp",
@@ -408,6 +435,7 @@ def test_two_replicas_of_a_process_equal_one_to_the_bit(name, tmp_path, alone):
     assert_equal_to_one_replica(name, tmp_path, alone, 1, copies=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["workers", "workers-unmerged"])
 def test_two_workers_equal_one_replica_to_the_bit(name, tmp_path, alone):
     launch = ["-m", "tf_optimizers.launch", "--workers", "2"]
