@@ -244,12 +244,16 @@ def test_every_kernel_runs_on_the_host_once(strategy, dtype, kwargs):
 def test_nothing_is_computed_on_the_model_s_device(strategy, dtype, kwargs):
     """An operation without a device would run on the accelerator, if any."""
     graph = trace(strategy, dtype, **kwargs)
-    allowed = TRANSPORT | {"If"}
+    allowed = set(TRANSPORT)
     if strategy.num_replicas_in_sync > 1:
         # Replicas exchange float32, unscaled.
         allowed |= EXCHANGE | {"Cast", "RealDiv"}
     wrong = {op.type for op in computed_elsewhere(graph)} - allowed
     assert not wrong
+    for op in all_operations(graph):
+        # What a branch takes from outside passes through a branch's device.
+        if op.type == "If" and any(t.dtype.is_floating for t in op.inputs):
+            assert op.device.endswith("CPU:0")
 
 
 def test_half_precision_goes_up_and_down_in_two_bytes():

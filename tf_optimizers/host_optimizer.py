@@ -143,13 +143,19 @@ class HostOptimizer(HostKeeper):
                         for variable in self._not_on_host(variables)
                     ]
 
-            return tf.cond(is_update, update, accumulate)
+            # The branches do not inherit the device, but what they take from
+            # outside passes through it.
+            with tf.device(HOST):
+                return tf.cond(is_update, update, accumulate)
 
         # Replicas get the tensors before they enter a graph of their own.
         changes = self.once_per_worker("step", work)
-        tf.cond(
-            is_update, lambda: self._finish(changes, variables), lambda: None
-        )
+        with tf.device(HOST):
+            tf.cond(
+                is_update,
+                lambda: self._finish(changes, variables),
+                lambda: None,
+            )
 
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
