@@ -95,6 +95,7 @@ def contenders() -> dict[str, Callable]:
         tables.YARDSTICK: yardstick_step,
         "tfo.Lamb": optimizer_step(tfo.Lamb()),
         "tfo.LANS": optimizer_step(tfo.LANS(weight_decay=0.01)),
+        "tfo.AdamOffload": optimizer_step(tfo.AdamOffload()),
         "keras Lamb, graph": optimizer_step(
             keras.optimizers.Lamb(weight_decay=0.01)
         ),

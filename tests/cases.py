@@ -10,6 +10,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.layerwise import LayerwiseOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Case:
 
     def make(self, learning_rate=0.02, **kwargs):
         return self.optimizer(learning_rate, **self.arguments | kwargs)
+
+    @property
+    def has_trust_ratio(self):
+        return issubclass(self.optimizer, LayerwiseOptimizer)
 
     def reference_step(self):
         return functools.partial(self.reference, **self.arguments)
@@ -36,6 +41,11 @@ CASES = {
     "lans": Case(
         tfo.LANS,
         reference.lans,
+        {"weight_decay": 0.05},
+    ),
+    "adam_offload": Case(
+        tfo.AdamOffload,
+        reference.adam_offload,
         {"weight_decay": 0.05},
     ),
 }

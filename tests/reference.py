@@ -1,4 +1,4 @@
-"""Lamb, LANS and DGC in float64 NumPy, written from the papers' formulas.
+"""The optimizers in float64 NumPy, written from the papers' formulas.
 
 A parameter is an array, its state a dict; `step` counts from 1. Nothing here
 knows of TensorFlow or of the package.
@@ -75,6 +75,29 @@ def lans(
     step_a = beta_1 * trust_ratio(w, a, *bounds) * a
     step_c = (1 - beta_1) * trust_ratio(w, c, *bounds) * c
     return w - lr * (step_a + step_c)
+
+
+def adam_offload(
+    w,
+    g,
+    state,
+    lr,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-8,
+    nesterov=False,
+    weight_decay=0.0,
+    adapt=True,
+):
+    """Return w after one step of MindSpore's AdamOffload."""
+    del adapt  # there is no trust ratio
+    g = g + weight_decay * w
+    moments(state, g, beta_1, beta_2)
+    m, v, t = state["m"], state["v"], state["t"]
+    rate = lr * np.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+    if nesterov:
+        m = beta_1 * m + (1 - beta_1) * g
+    return w - rate * m / (np.sqrt(v) + epsilon)
 
 
 def clip_by_norm(g, limit):

@@ -119,6 +119,13 @@ def test_xla_is_noticed_while_tracing(xla):
     assert seen == [bool(xla)] * 2, "TensorFlow marks XLA otherwise now."
 
 
+def test_plain_variable_is_not_captured(mirrored):
+    with mirrored.scope():
+        plain = _compat.plain_variable(lambda: tf.ones([2]))
+        assert len(mirrored.experimental_local_results(tf.Variable(1.0))) == 2
+    assert mirrored.experimental_local_results(plain) == (plain,)
+
+
 @pytest.mark.parametrize(
     ("owner", "names"),
     TENSORFLOW.items(),

@@ -20,10 +20,23 @@ TOLERANCE = 1e-6
 
 
 @pytest.fixture(params=["one kernel", "kernels"])
-def either_path(request, monkeypatch):
-    """A small variable's step is one kernel, a large one's several."""
+def either_path(case, request, monkeypatch):
+    """A small variable's step is one kernel, a large one's several.
+
+    And a variable is on the host or, with AdamOffload, elsewhere.
+    """
+    elsewhere = None
     if request.param == "kernels":
         monkeypatch.setattr(layerwise, "_ONE_KERNEL", 0)
+        if case.optimizer is tfo.AdamOffload:
+            elsewhere = "CPU:1"
+    with tf.device(elsewhere):
+        yield
+
+
+def needs_trust_ratio(case):
+    if not case.has_trust_ratio:
+        pytest.skip("has no trust ratio")
 
 
 def train(case, steps=4, dtype="float32", **kwargs):
@@ -154,6 +167,7 @@ def test_xla_equals_graph(case):
 
 @pytest.mark.usefixtures("either_path")
 def test_traces_once(case, monkeypatch):
+    needs_trust_ratio(case)
     traces = []
     rule = case.optimizer.rule
 
@@ -235,14 +249,19 @@ def test_half_precision_survives_a_tf_checkpoint(case, tmp_path):
 
 
 def test_config_round_trip(case):
+    own = {"nesterov": True}
+    if case.has_trust_ratio:
+        own = {
+            "exclude_from_layer_adaptation": [],
+            "lower_bound": 0.5,
+            "upper_bound": 2.0,
+        }
     optimizer = case.make(
         beta_1=0.8,
         beta_2=0.99,
         epsilon=1e-5,
         exclude_from_weight_decay=["bias"],
-        exclude_from_layer_adaptation=[],
-        lower_bound=0.5,
-        upper_bound=2.0,
+        **own,
         clipnorm=1.0,
         use_ema=True,
         name="mine",
@@ -254,7 +273,7 @@ def test_config_round_trip(case):
     assert type(restored) is case.optimizer
     assert restored.get_config() == config
     assert config["exclude_from_weight_decay"] == ["bias"]
-    assert config["exclude_from_layer_adaptation"] == []
+    assert own.items() <= config.items()
 
 
 @pytest.mark.parametrize("how", ["patterns", "names", "variables"])
@@ -286,6 +305,7 @@ def test_exclusion_survives_the_config(case, how):
 
 
 def test_excluded_from_decay_only_is_still_adapted(case):
+    needs_trust_ratio(case)
     optimizer = case.make(
         exclude_from_weight_decay=["bias"], exclude_from_layer_adaptation=[]
     )
@@ -348,6 +368,7 @@ def test_exclude_method_after_build_is_refused(case):
 
 def test_decay_is_applied_once(case):
     """With a zero gradient the step is the decay, times its trust ratio."""
+    needs_trust_ratio(case)
     variables = cases.make_variables()
     before = [v.numpy() for v in variables]
     zeros = [np.zeros_like(v) for v in before]
@@ -689,7 +710,7 @@ def test_huge_gradients_for_long_stay_finite_and_moving(case):
         step([tf.constant(g * 1e20) for g in cases.make_gradients(i)])
         moved = np.linalg.norm(variables[0].numpy() - before)
         relative = moved / np.linalg.norm(before)
-        assert 0.001 < relative < 0.021
+        assert 0.001 < relative < 0.03
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -705,7 +726,7 @@ def test_nonfinite_gradient_is_visible_in_the_weights(case, value, clip):
     gradients[0][1, 2] = value
     case.make(**clip).apply(gradients, variables)
     assert not np.isfinite(variables[0].numpy()).all()
-    if np.isnan(value):
+    if np.isnan(value) and case.has_trust_ratio:
         # Not one element only, with the rest taking another trust ratio.
         assert np.isnan(variables[0].numpy()).all()
     if "global_clipnorm" in clip:

@@ -17,7 +17,7 @@ from tf_optimizers import schedules
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-CLASSES = [tfo.Lamb, tfo.LANS, schedules.LansSchedule]
+CLASSES = [tfo.AdamOffload, tfo.Lamb, tfo.LANS, schedules.LansSchedule]
 
 
 def load_tables():
@@ -110,6 +110,9 @@ def test_interface_is_the_agreed_one():
         "upper_bound=None, "
     )
     expected = {
+        tfo.AdamOffload: "learning_rate=0.001, beta_1=0.9, beta_2=0.999, "
+        "epsilon=1e-08, nesterov=False, weight_decay=0.0, "
+        "exclude_from_weight_decay=('beta', 'gamma'), **kwargs",
         tfo.Lamb: shared.format(0.01) + "**kwargs",
         tfo.LANS: shared.format(0.0)
         + "clip_normalized_gradient=None, **kwargs",

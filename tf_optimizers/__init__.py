@@ -1,6 +1,7 @@
 """Optimizers for Keras 3 where plain Adam on one machine is not enough."""
 
 from tf_optimizers import schedules
+from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
 from tf_optimizers.lamb import Lamb
@@ -11,6 +12,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BIAS_AND_NORM",
+    "AdamOffload",
     "DGCMomentum",
     "LANS",
     "Lamb",

@@ -148,6 +148,13 @@ def in_xla() -> bool:
     )
 
 
+def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
+    """Create one variable that no strategy in scope captures."""
+    # `tf.Variable` asks the strategy, which makes one per replica. The class
+    # behind it, which has no public name, does not.
+    return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
+
+
 def call_across_replicas(function: Callable, *args: Any) -> Any:
     """Call `function(strategy, *args)` where variables can be updated.
 

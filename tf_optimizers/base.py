@@ -6,11 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import (
-    Gradient,
-    OptimizerHooks,
-    switch_across_replicas,
-)
+from tf_optimizers._compat import Gradient, switch_across_replicas
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.clipping import clip
 from tf_optimizers.distribute.strategy import check_same_optimizer
@@ -22,20 +18,12 @@ from tf_optimizers.gradients import (
     densify,
     in_state_dtype,
 )
-from tf_optimizers.precision import (
-    check_floating,
-    is_half,
-    refresh_master_weight,
-    state_dtype,
-)
-from tf_optimizers.replicas import (
-    backend_variable,
-    local_component,
-    update_each,
-)
+from tf_optimizers.precision import check_floating, state_dtype
+from tf_optimizers.replicas import backend_variable, update_each
+from tf_optimizers.weights import WeightKeeper
 
 
-class Optimizer(OptimizerHooks):
+class Optimizer(WeightKeeper):
     """A Keras optimizer that clips, averages and rounds where it should.
 
     A replica's gradients flow through `apply` in this order:
@@ -68,9 +56,7 @@ class Optimizer(OptimizerHooks):
             if not self.is_overwritten(variable):
                 check_floating(variable)
         super().build(variables)
-        self._master_weights = [
-            self._add_master_weight(variable) for variable in variables
-        ]
+        self.add_master_weights(variables)
 
     def add_variable(
         self,
@@ -122,10 +108,7 @@ class Optimizer(OptimizerHooks):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             check_gradients(grads, trainable_variables)
-            grads = in_state_dtype(grads, trainable_variables)
-            if self.loss_scale_factor or self.gradient_accumulation_steps:
-                # Keras can neither divide nor add IndexedSlices.
-                grads = densify(grads, trainable_variables)
+            grads = self.prepare(grads, trainable_variables)
             if not self.built:
                 # Lifted out of a `tf.function` that is being traced: inside,
                 # replicas get variables that are never initialized.
@@ -135,6 +118,16 @@ class Optimizer(OptimizerHooks):
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
         super().apply(grads, trainable_variables)
+
+    def prepare(
+        self, gradients: list[Gradient | None], variables: list[Any]
+    ) -> list[Any]:
+        """Return gradients of the state's dtype that can be unscaled."""
+        gradients = in_state_dtype(gradients, variables)
+        if self.loss_scale_factor or self.gradient_accumulation_steps:
+            # Keras can neither divide nor add IndexedSlices.
+            gradients = densify(gradients, variables)
+        return gradients
 
     def apply_in_replica(
         self, gradients: list[Gradient], variables: list[Any]
@@ -167,34 +160,6 @@ class Optimizer(OptimizerHooks):
         switch_across_replicas(
             (self.micro_steps + 1) % steps == 0, [accumulate, update], gradients
         )
-
-    def overwrite_with_averages(self, variables: list[Any]) -> None:
-        """Assign to each variable its moving average."""
-        # Keras calls this after training, outside of the strategy's scope.
-        with self.strategy.scope():
-            for variable in map(backend_variable, variables):
-                if (average := self.average(variable)) is not None:
-                    self.strategy.extended.update(
-                        variable, self._assign_weight, args=(average,)
-                    )
-
-    def full_precision(self, variable: tf.Variable) -> tf.Variable:
-        """Return `variable`, or its up-to-date float32 master weight.
-
-        What is assigned to the result reaches a half-precision variable with
-        `store_weight`.
-        """
-        master = self._master_weights[self.variable_index(variable)]
-        if master is None:
-            return variable
-        master = local_component(master, variable)
-        refresh_master_weight(master, variable)
-        return master
-
-    def store_weight(self, variable: tf.Variable, weight: tf.Variable) -> None:
-        """Round the master weight into its variable, if it is one."""
-        if weight is not variable:
-            variable.assign(tf.cast(weight, variable.dtype))
 
     def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
         """Update the variables from this replica's share of the gradients."""
@@ -229,41 +194,4 @@ class Optimizer(OptimizerHooks):
             [learning_rate] * len(variables),
         )
         if self.use_ema:
-            self._update_averages()
-
-    def _update_averages(self) -> None:
-        """Let the moving averages follow the weights, and replace them."""
-        variables = [
-            backend_variable(variable)
-            for variable in self.built_variables
-            if not self.is_overwritten(variable)
-        ]
-        update_each(variables, self._update_average)
-
-    def _update_average(self, variable: tf.Variable) -> None:
-        weight = self.full_precision(variable)
-        average = local_component(self.average(variable), variable)
-        # The first update sets the average to the weights themselves.
-        is_later = tf.cast(self.iterations > 0, average.dtype)
-        momentum = self.ema_momentum * is_later
-        average.assign(momentum * average + (1 - momentum) * weight)
-        if self.ema_overwrite_frequency:
-            tf.cond(
-                (self.iterations + 1) % self.ema_overwrite_frequency == 0,
-                lambda: self._assign_weight(variable, average),
-                lambda: None,
-            )
-
-    def _assign_weight(self, variable: tf.Variable, value: Any) -> None:
-        weight = self.full_precision(variable)
-        weight.assign(tf.cast(value, weight.dtype))
-        self.store_weight(variable, weight)
-
-    def _add_master_weight(self, variable: Any) -> keras.Variable | None:
-        if self.is_overwritten(variable) or not is_half(variable.dtype):
-            return None
-        return self.add_variable_from_reference(
-            variable,
-            name="master_weight",
-            initializer=lambda shape, dtype: tf.cast(variable, dtype),
-        )
+            self.update_averages()

@@ -9,13 +9,13 @@ No weight can move before the norms of whole directions are known:
 The directions are computed again to move, which costs less than storing them.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tf_optimizers.kernels import assign, compiled, read
+from tf_optimizers.moments import bias_correction, update_moments
 from tf_optimizers.norms import norm, partial_squares
 
 # (coefficients, weight, gradient, m, v, step) -> a tensor like these
@@ -85,19 +85,6 @@ def layerwise_step(
         ratios = trust_ratios(coefficients, weight_squares, direction_squares)
         rates = [learning_rate * tf.cast(r, gradient.dtype) for r in ratios]
     compiled(move, *constants)(*state, rates)
-
-
-def update_moments(
-    coefficients: Coefficients, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return Adam's moments of the gradient and of its square."""
-    beta_1, beta_2 = coefficients.beta_1, coefficients.beta_2
-    m = beta_1 * m + (1 - beta_1) * gradient
-    # The root first: the square of 1e20 alone overflows float32.
-    v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)
-    # As the sum still can. XLA vectorises a select, but not a minimum.
-    limit = tf.constant(v.dtype.max, v.dtype)
-    return m, tf.where(v > limit, limit, v)
 
 
 def momentum_direction(
@@ -179,16 +166,6 @@ def denominator(
     # One root each: the quotient can overflow where the roots do not.
     correction = tf.sqrt(bias_correction(coefficients.beta_2, step))
     return tf.sqrt(v) / correction + coefficients.epsilon
-
-
-def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
-    """Return 1 - beta^step to all digits of the dtype of `step`.
-
-    In float32, 1 - 0.999 itself is wrong by 1.3e-5.
-    """
-    if beta == 0.0:
-        return tf.ones_like(step)
-    return -tf.math.expm1(step * math.log(beta))
 
 
 def _values(

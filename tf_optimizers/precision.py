@@ -31,13 +31,18 @@ def check_floating(variable: Any) -> None:
 
 
 def refresh_master_weight(master: tf.Variable, variable: tf.Variable) -> None:
-    """Let what was assigned to the variable from outside win.
+    """Let what was assigned to the variable from outside win."""
+    master.assign(refreshed(master.value(), variable.value()))
+
+
+def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Return the master weight of a variable of this value.
 
     A master weight holds more bits than its variable and otherwise rounds to
     it. Where it does not, somebody else assigned the variable
     (`set_weights`, a constraint, a restored checkpoint).
     """
     # Compared as bits: XLA may elide a rounding to half precision and back.
-    rounded = tf.bitcast(tf.cast(master, variable.dtype), tf.uint16)
-    is_stale = rounded != tf.bitcast(variable.value(), tf.uint16)
-    master.assign(tf.where(is_stale, tf.cast(variable, master.dtype), master))
+    rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
+    is_stale = rounded != tf.bitcast(value, tf.uint16)
+    return tf.where(is_stale, tf.cast(value, master.dtype), master)

@@ -7,19 +7,15 @@ from typing import Any
 from rich.table import Table
 
 from tf_optimizers.demo.large_batch_plots import draw
+from tf_optimizers.demo.tables import markdown_table, terminal_table
 
 Cells = list[dict[str, Any]]
 
 
 def table(result: dict[str, Any]) -> Table:
     """Return the test accuracies as a table for the terminal."""
-    rows = accuracy_rows(result)
-    shown = Table(title="Test accuracy in %, mean ± standard deviation")
-    for number, heading in enumerate(rows[0]):
-        shown.add_column(heading, justify="right" if number else "left")
-    for row in rows[1:]:
-        shown.add_row(*row)
-    return shown
+    title = "Test accuracy in %, mean ± standard deviation"
+    return terminal_table(title, accuracy_rows(result))
 
 
 def section(result: dict[str, Any], folder: Path) -> str:
@@ -29,10 +25,10 @@ def section(result: dict[str, Any], folder: Path) -> str:
         _set_up(result["settings"]),
         "Test accuracy in %, mean ± standard deviation over "
         f"{len(result['settings']['seeds'])} seeds:",
-        _markdown_table(accuracy_rows(result)),
+        markdown_table(accuracy_rows(result)),
         "\n".join(f"- {line}" for line in findings(result)),
         "The learning rates that the validation split chose:",
-        _markdown_table(rate_rows(result)),
+        markdown_table(rate_rows(result)),
         edge_note(result["cells"]),
     ]
     for caption, name in draw(result, folder).items():
@@ -141,10 +137,3 @@ def _rows(
             for name in names
         ),
     ]
-
-
-def _markdown_table(rows: list[list[str]]) -> str:
-    rule = ["---", *("---:" for _ in rows[0][1:])]
-    return "\n".join(
-        f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]]
-    )

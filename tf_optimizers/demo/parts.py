@@ -14,6 +14,10 @@ PARTS = {
         "tf_optimizers.demo.large_batch",
         "tf_optimizers.demo.large_batch_report",
     ),
+    "offload": (
+        "tf_optimizers.demo.offload",
+        "tf_optimizers.demo.offload_report",
+    ),
 }
 
 # import name -> name to install

@@ -1,0 +1,92 @@
+"""The same training with Adam's state on the device, and on the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.data import load_splits
+from tf_optimizers.demo.parts import Settings
+from tf_optimizers.demo.trainer import build_model, shuffled_batches
+
+BATCH_SIZE = 64
+STEPS, QUICK_STEPS = 160, 32
+SEED = 0
+RATE = 1e-3
+
+# epsilon stands at the same place in both.
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
+    "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
+}
+
+
+def choose_device() -> str:
+    """Return a GPU or, where there is none, a second CPU device.
+
+    TensorFlow adds that one only before it first runs: when this module is
+    imported, which is before any part of the demo runs.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return "GPU:0"
+    (cpu, *_) = tf.config.list_physical_devices("CPU")
+    if tf.config.get_logical_device_configuration(cpu) is None:
+        two = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+        try:
+            tf.config.set_logical_device_configuration(cpu, two)
+        except RuntimeError:
+            return "CPU:0"  # TensorFlow runs already
+    return f"CPU:{len(tf.config.list_logical_devices('CPU')) - 1}"
+
+
+DEVICE = choose_device()
+
+
+def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
+    """Train twice; the result holds plain numbers, ready for JSON."""
+    steps = QUICK_STEPS if settings.quick else STEPS
+    progress.reset(len(OPTIMIZERS))
+    data = load_splits(settings.data_dir)["train"]
+    losses = {}
+    for name, make_optimizer in OPTIMIZERS.items():
+        progress.set_description_str(f"{name}, {steps} steps")
+        batches = shuffled_batches(data, BATCH_SIZE, SEED).take(steps)
+        with tf.device(DEVICE):
+            optimizer = make_optimizer()
+            losses[name] = train(optimizer, batches)
+        progress.update()
+    return {
+        "device": DEVICE,
+        "settings": {"batch_size": BATCH_SIZE, "steps": steps, "rate": RATE},
+        "losses": losses,
+        "largest_difference": largest_difference(*losses.values()),
+        "memory": optimizer.memory_summary(),
+    }
+
+
+def train(
+    optimizer: keras.optimizers.Optimizer, batches: tf.data.Dataset
+) -> list[float]:
+    """Return the loss of each step of a network that starts from `SEED`."""
+    model = build_model(SEED)
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        # XLA would compile the host's part for the device.
+        jit_compile=False,
+    )
+    losses = []
+    for batch in batches:
+        model.reset_metrics()  # or Keras averages earlier steps in
+        losses.append(float(model.train_on_batch(*batch)))
+    return losses
+
+
+def largest_difference(first: list[float], second: list[float]) -> float:
+    """Return the largest |a - b| / |b| of any step."""
+    a, b = np.array(first), np.array(second)
+    return float(np.max(np.abs(a - b) / np.abs(b)))

@@ -1,0 +1,90 @@
+"""What the offload part shows: where the bytes are, and equal losses."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tf_optimizers.demo.tables import markdown_table, terminal_table
+
+PLACES = {"device": "on the device", "host": "on the host"}
+KINDS = {
+    "weights": "weights",
+    "state": "state",
+    "master_weights": "master weights",
+}
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Return the memory table for the terminal."""
+    title = f"kB of a training on {result['device']}; {agreement(result)}"
+    return terminal_table(title, memory_rows(result["memory"]))
+
+
+def section(result: dict[str, Any], folder: Path) -> str:
+    """Return the section's Markdown."""
+    del folder  # there is nothing to draw
+    return "\n\n".join(
+        [
+            "## Offload",
+            _set_up(result),
+            "What the training keeps, in kB:",
+            markdown_table(memory_rows(result["memory"])),
+            "Training loss:",
+            markdown_table(loss_rows(result["losses"])),
+            f"Over all steps: {agreement(result)}. Both round to float32, and "
+            "Keras's bias corrections of the first steps are off by some 6e-6; "
+            "training makes such differences grow.",
+        ]
+    )
+
+
+def memory_rows(
+    memory: dict[str, dict[str, dict[str, int]]],
+) -> list[list[str]]:
+    """Return a heading and one row per optimizer and place."""
+    rows = [["memory of", "where", *KINDS.values(), "sum"]]
+    for name, places in reversed(memory.items()):
+        for place, heading in PLACES.items():
+            sizes = [places[place][kind] for kind in KINDS]
+            shown = [f"{size / 1e3:,.1f}" for size in [*sizes, sum(sizes)]]
+            rows.append([name, heading, *shown])
+    return rows
+
+
+def loss_rows(losses: dict[str, list[float]]) -> list[list[str]]:
+    """Return a heading and one row per optimizer, at a few of the steps."""
+    count = len(next(iter(losses.values())))
+    steps = [0, count // 4, count // 2, count - 1]
+    return [
+        ["loss with", *(f"step {step + 1}" for step in steps)],
+        *(
+            [name, *(f"{values[step]:.6f}" for step in steps)]
+            for name, values in losses.items()
+        ),
+    ]
+
+
+def agreement(result: dict[str, Any]) -> str:
+    """Say how far apart the losses are."""
+    return (
+        "the losses differ by at most "
+        f"{result['largest_difference']:.1e} of themselves"
+    )
+
+
+def _set_up(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    stand_in = ""
+    if result["device"].startswith("CPU"):
+        stand_in = (
+            " There was no GPU: a second logical CPU device stands for it. The "
+            "bytes are those a GPU would hold; times would mean nothing."
+        )
+    return (
+        "The same network, weights and batches as above, once with "
+        "`keras.optimizers.Adam` and once with `tfo.AdamOffload`, whose state "
+        f"and step are on the host: {settings['steps']} steps of batch "
+        f"{settings['batch_size']} at rate {settings['rate']:g}, the model on "
+        f"{result['device']}.{stand_in}"
+    )

@@ -1,0 +1,21 @@
+"""Rows of text as tables for the terminal and for Markdown."""
+
+from rich.table import Table
+
+
+def terminal_table(title: str, rows: list[list[str]]) -> Table:
+    """Return a table whose first row is its heading."""
+    shown = Table(title=title)
+    for number, heading in enumerate(rows[0]):
+        shown.add_column(heading, justify="right" if number else "left")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    return shown
+
+
+def markdown_table(rows: list[list[str]]) -> str:
+    """Return a table whose first row is its heading."""
+    rule = ["---", *("---:" for _ in rows[0][1:])]
+    return "\n".join(
+        f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]]
+    )

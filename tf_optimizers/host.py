@@ -1,0 +1,132 @@
+"""Where the host is, and how state and gradients get there."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient, in_xla, plain_variable
+from tf_optimizers.gradients import densify
+from tf_optimizers.replicas import backend_variable
+
+# Of this worker process: job and task are those of the scope around it.
+HOST = "/CPU:0"
+
+
+class HostGradient:
+    """A dense gradient in host memory.
+
+    Keras divides gradients by the loss scale, and would do so on the model's
+    device, in a second tensor of the gradient's size.
+    """
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        self.tensor = tensor
+
+    def __truediv__(self, scale: float) -> "HostGradient":
+        """Return the gradient, unscaled."""
+        with tf.device(HOST):
+            return HostGradient(self.tensor / scale)
+
+
+class OncePerWorker:
+    """Lets one of a process's replicas work for all of them.
+
+    Where replicas merge to update variables, one thread runs anyway. Where
+    they do not, each runs the same code; TensorFlow has them run in turn, into
+    one graph. So the first does the work, and the others get its tensors.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[str, list[tf.Tensor]] = {}
+
+    def __call__(
+        self, key: str, function: Callable[[], list[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Return what `function` returns to this worker's first replica."""
+        strategy = tf.distribute.get_strategy()
+        if (
+            tf.distribute.in_cross_replica_context()
+            or strategy.num_replicas_in_sync == 1
+        ):
+            return function()
+        count = len(strategy.extended.worker_devices)
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group) % count
+        if replica == 0:
+            self._results[key] = function()
+        result = self._results[key]
+        if replica == count - 1:
+            del self._results[key]  # and with it the graph
+        return result
+
+
+@contextlib.contextmanager
+def variables_on_host() -> Iterator[None]:
+    """Create variables once per process, on the host, whatever is in scope."""
+
+    def create(
+        next_creator: Callable, initial_value: Any = None, **kwargs: Any
+    ) -> tf.Variable:
+        del next_creator  # the strategy's, that would make one per replica
+
+        def value() -> tf.Tensor:
+            # TensorFlow calls this outside of any device scope.
+            with tf.device(HOST):
+                return initial_value()
+
+        with tf.device(HOST):
+            return plain_variable(
+                value,
+                trainable=False,
+                dtype=kwargs["dtype"],
+                name=kwargs["name"],
+            )
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def components(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """Return the copies of `variable` on this worker's devices."""
+    return tf.distribute.get_strategy().experimental_local_results(
+        backend_variable(variable)
+    )
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """Return the value of this worker's first replica's copy."""
+    first = components(variable)[0]
+    with tf.device(first.device):
+        return first.value()
+
+
+def is_host(device: str) -> bool:
+    """Tell the host from a device's full name."""
+    place = tf.DeviceSpec.from_string(device)
+    return (place.device_type, place.device_index) == ("CPU", 0)
+
+
+def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
+    """Return this worker's first replica's gradient, dense, on the host."""
+    strategy = tf.distribute.get_strategy()
+    first = strategy.experimental_local_results(gradient)[0]
+    with tf.device(HOST):
+        return densify([first], [variable])[0]
+
+
+def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
+    """Refuse to be compiled by XLA with variables beside the host."""
+    if not in_xla():
+        return
+    for variable in variables:
+        for component in components(variable):
+            if not is_host(component.device):
+                raise RuntimeError(
+                    f"{name} keeps its state on {HOST}, which a train step "
+                    "that XLA compiles for another device cannot reach. "
+                    f"Received: {component.name} on {component.device}. Use "
+                    "`model.compile(jit_compile=False)`; in a loop of your "
+                    "own, `tf.function(jit_compile=False)`."
+                )

@@ -1,0 +1,112 @@
+"""One step of Adam on one variable, as one kernel each for the host.
+
+m and v are updated in place. What becomes of the update depends on where the
+weights are: here, elsewhere, or here in full precision and elsewhere rounded.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.kernels import assign, read
+from tf_optimizers.moments import bias_correction, update_moments
+from tf_optimizers.precision import refreshed
+
+
+class Coefficients(NamedTuple):
+    """The constants of a variable's step."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    nesterov: bool
+    weight_decay: float
+
+
+def step_size(
+    beta_1: float, beta_2: float, learning_rate: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """Return learning_rate sqrt(1 - beta_2^step) / (1 - beta_1^step)."""
+    correction = tf.sqrt(bias_correction(beta_2, step))
+    return learning_rate * correction / bias_correction(beta_1, step)
+
+
+def adam(
+    coefficients: Coefficients,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    size: tf.Tensor,
+    weight: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return what to subtract from the weight, the new m, and the new v.
+
+    Args:
+        coefficients: Of the variable.
+        gradient: Of the variable's shape, likewise `m`, `v` and `weight`.
+        m: The first moment.
+        v: The second moment.
+        size: Scalar; see `step_size`.
+        weight: Not looked at where it is not decayed.
+    """
+    beta_1, epsilon = coefficients.beta_1, coefficients.epsilon
+    if coefficients.weight_decay:
+        gradient += coefficients.weight_decay * weight
+    m, v = update_moments(coefficients, gradient, m, v)
+    ahead = beta_1 * m + (1 - beta_1) * gradient if coefficients.nesterov else m
+    # epsilon stands before the bias correction, which is part of `size`.
+    return size * ahead / (tf.sqrt(v) + epsilon), m, v
+
+
+def update(
+    coefficients: Coefficients,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    gradient: tf.Tensor,
+    size: tf.Tensor,
+    weight: Any = None,
+) -> tf.Tensor:
+    """Return what to subtract from a weight that is elsewhere.
+
+    Args:
+        coefficients: Of the variable.
+        m: Resource handle, likewise `v`.
+        v: The second moment.
+        gradient: Dense, of the state's dtype.
+        size: Scalar; see `step_size`.
+        weight: The weight's value, if it is decayed.
+    """
+    old = read(m, gradient), read(v, gradient)
+    change, new_m, new_v = adam(coefficients, gradient, *old, size, weight)
+    assign(m, new_m)
+    assign(v, new_v)
+    return change
+
+
+def move(
+    coefficients: Coefficients,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    gradient: tf.Tensor,
+    size: tf.Tensor,
+    weight: tf.Tensor,
+) -> None:
+    """Update in place the weight behind a handle of this device."""
+    old = read(weight, gradient)
+    assign(weight, old - update(coefficients, m, v, gradient, size, old))
+
+
+def move_master(
+    coefficients: Coefficients,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    gradient: tf.Tensor,
+    size: tf.Tensor,
+    master: tf.Tensor,
+    value: tf.Tensor,
+) -> tf.Tensor:
+    """Update the master weight of a variable; return its new, rounded value."""
+    old = refreshed(read(master, gradient), value)
+    new = old - update(coefficients, m, v, gradient, size, old)
+    assign(master, new)
+    return tf.cast(new, value.dtype)

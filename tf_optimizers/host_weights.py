@@ -1,0 +1,94 @@
+"""Variables, master weights and moving averages on the host."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.host import (
+    HOST,
+    OncePerWorker,
+    value_of,
+    variables_on_host,
+)
+from tf_optimizers.precision import refreshed
+from tf_optimizers.replicas import backend_variable
+from tf_optimizers.weight_decay import DecayedOptimizer
+
+
+class HostKeeper(DecayedOptimizer):
+    """An optimizer of which the model's devices hold nothing.
+
+    Every variable of the size of a weight (slots, master weights, moving
+    averages, gradient accumulators) is one plain variable per process, on the
+    host.
+
+    Args:
+        *args: See `DecayedOptimizer`.
+        **kwargs: See `DecayedOptimizer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.once_per_worker = OncePerWorker()
+
+    def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
+        """Add a variable to the host."""
+        with variables_on_host():
+            return super().add_variable(*args, **kwargs)
+
+    def overwrite_with_averages(self, variables: list[Any]) -> None:
+        """Assign to each variable its moving average."""
+        # Keras calls this after training, outside of the strategy's scope.
+        with self.strategy.scope():
+            self._assign_averages(list(map(backend_variable, variables)))
+
+    def update_averages(self) -> None:
+        """Let the moving averages follow the weights, and replace them."""
+        variables = [
+            backend_variable(variable)
+            for variable in self.built_variables
+            if not self.is_overwritten(variable)
+        ]
+
+        def follow() -> list[tf.Tensor]:
+            for variable in variables:
+                weight = self._weight_on_host(variable)
+                with tf.device(HOST):
+                    self.follow(self.average(variable), weight)
+            return []
+
+        self.once_per_worker("average", follow)
+        if self.ema_overwrite_frequency:
+            tf.cond(
+                (self.iterations + 1) % self.ema_overwrite_frequency == 0,
+                lambda: self._assign_averages(variables),
+                lambda: None,
+            )
+
+    def _weight_on_host(self, variable: tf.Variable) -> tf.Tensor:
+        value = value_of(variable)
+        master = self.master_weight(variable)
+        if master is None:
+            return value
+        with tf.device(HOST):
+            master.assign(refreshed(master.value(), value))
+            return master.value()
+
+    def _assign_averages(self, variables: list[tf.Variable]) -> None:
+        extended = tf.distribute.get_strategy().extended
+        for variable in variables:
+            average = self.average(variable)
+            if average is None:
+                continue
+            with tf.device(HOST):
+                value = tf.cast(average, variable.dtype)
+                master = self.master_weight(variable)
+                if master is not None:
+                    # The variable's value will be its rounding.
+                    master.assign(average)
+            extended.update(variable, _assign, args=(value,), group=False)
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    variable.assign(value)

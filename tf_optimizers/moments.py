@@ -1,0 +1,41 @@
+"""Adam's moments, and what they lack at the start."""
+
+import math
+from typing import Protocol
+
+import tensorflow as tf
+
+
+class Betas(Protocol):
+    """Coefficients with the decay rates of both moments."""
+
+    @property
+    def beta_1(self) -> float:
+        """Decay of m."""
+
+    @property
+    def beta_2(self) -> float:
+        """Decay of v."""
+
+
+def update_moments(
+    coefficients: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return Adam's moments of the gradient and of its square."""
+    beta_1, beta_2 = coefficients.beta_1, coefficients.beta_2
+    m = beta_1 * m + (1 - beta_1) * gradient
+    # The root first: the square of 1e20 alone overflows float32.
+    v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)
+    # As the sum still can. XLA vectorises a select, but not a minimum.
+    limit = tf.constant(v.dtype.max, v.dtype)
+    return m, tf.where(v > limit, limit, v)
+
+
+def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
+    """Return 1 - beta^step to all digits of the dtype of `step`.
+
+    In float32, 1 - 0.999 itself is wrong by 1.3e-5.
+    """
+    if beta == 0.0:
+        return tf.ones_like(step)
+    return -tf.math.expm1(step * math.log(beta))
