@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from tf_optimizers.demo.large_batch_plots import draw
+from tf_optimizers.demo.tables import markdown_table
 
 Cells = list[dict[str, Any]]
 
@@ -29,10 +30,10 @@ def section(result: dict[str, Any], folder: Path) -> str:
         _set_up(result["settings"]),
         "Test accuracy in %, mean ± standard deviation over "
         f"{len(result['settings']['seeds'])} seeds:",
-        _markdown_table(accuracy_rows(result)),
+        markdown_table(accuracy_rows(result)),
         "\n".join(f"- {line}" for line in findings(result)),
         "The learning rates that the validation split chose:",
-        _markdown_table(rate_rows(result)),
+        markdown_table(rate_rows(result)),
         edge_note(result["cells"]),
     ]
     for caption, name in draw(result, folder).items():
@@ -141,10 +142,3 @@ def _rows(
             for name in names
         ),
     ]
-
-
-def _markdown_table(rows: list[list[str]]) -> str:
-    rule = ["---", *("---:" for _ in rows[0][1:])]
-    return "\n".join(
-        f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]]
-    )
