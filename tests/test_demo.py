@@ -244,7 +244,8 @@ def report_dir(data_dir, tmp_path_factory):
     """The folder of a reduced run's report."""
     folder = tmp_path_factory.mktemp("run") / "report"
     arguments = ["--quick", "--report-dir", str(folder), "--seeds", "3"]
-    assert main([*arguments, "--data-dir", str(data_dir)]) == 0
+    part = ["--parts", "large-batch"]
+    assert main([*arguments, "--data-dir", str(data_dir), *part]) == 0
     return folder
 
 
