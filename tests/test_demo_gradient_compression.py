@@ -235,12 +235,14 @@ def test_median_leaves_out_what_other_programs_sent():
 
 def test_rows_are_computed_from_the_result():
     result = made_up_result([5000] * 6, [1000] * 4 + [50, 50])
+    result["optimizers"][0]["bytes_per_run"] = 7.04e6
+    result["optimizers"][1]["bytes_per_run"] = 1.0e6
     heading, dense, sparse, ratio = gradient_compression_report.comparison_rows(
         result
     )
     assert {len(row) for row in (dense, sparse, ratio)} == {len(heading)}
-    assert dense[:4] == ["SGD", "96.0 ± 1.4", "5,000", "4,000"]
-    assert sparse[:4] == ["tfo.DGCMomentum", "95.0 ± 1.4", "50", "32"]
+    assert dense[:5] == ["SGD", "96.0 ± 1.4", "5,000", "4,000", "7.0"]
+    assert sparse[:5] == ["tfo.DGCMomentum", "95.0 ± 1.4", "50", "32", "1.0"]
     assert ratio == ["ratio", "", "100", "125", "7", ""]
 
 

@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=_seeds,
         help="networks behind each test accuracy "
         f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); with "
-        "gradient-compression at most 5, and 2 with --quick",
+        "gradient-compression at most 4, and 2 with --quick",
     )
     parser.add_argument(
         "--quick",

@@ -59,8 +59,8 @@ class Plan:
 FULL = Plan(
     epochs=16,
     rates=tuple(2.0**k for k in range(-5, -1)),
-    tuning_seeds=(10_001,),
-    max_seeds=5,
+    tuning_seeds=(10_001, 10_002),
+    max_seeds=4,
 )
 QUICK = Plan(
     epochs=6,

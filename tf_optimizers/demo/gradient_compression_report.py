@@ -17,7 +17,9 @@ def table(result: dict[str, Any]) -> Table:
     heading, *rows = comparison_rows(result)
     shown = Table(title="Two workers: dense gradients, and 0.1 % of them")
     for number, name in enumerate(heading):
-        shown.add_column(name, justify="right" if number else "left")
+        shown.add_column(
+            name, justify="right" if number else "left", no_wrap=not number
+        )
     for row in rows:
         shown.add_row(*row)
     return shown
@@ -56,9 +58,9 @@ def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
         [
             "optimizer",
             "test accuracy (%)",
-            "bytes per step and worker, counted",
-            "of its gradients, calculated",
-            "bytes per run and worker, counted",
+            "bytes per step",
+            "calculated",
+            "MB per run",
             "ms per step",
         ],
         *(
@@ -67,7 +69,7 @@ def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
                 f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}",
                 _count(row["bytes_per_step"]),
                 _count(calculated),
-                _count(row["bytes_per_run"]),
+                _megabytes(row["bytes_per_run"]),
                 f"{1000 * row['seconds_per_step']:.0f}",
             ]
             for row, calculated in zip((dense, sparse), gradients, strict=True)
@@ -175,13 +177,13 @@ def _rate_note(result: dict[str, Any]) -> str:
 
 def _method(result: dict[str, Any]) -> str:
     return (
-        "Test accuracy: mean ± standard deviation over seeds. Bytes, counted: "
-        "what the kernel says `lo` has carried (`/proc/net/dev`) between two "
+        "Test accuracy: mean ± standard deviation over seeds. Bytes: what the "
+        "kernel says `lo` has carried (`/proc/net/dev`) between two "
         "moments that all workers have reached, divided by steps and workers; "
         "nothing is subtracted, neither headers nor Keras's reduction of loss "
         "and metrics nor what other programs sent. Per step: the median of all "
         "epochs after the warm-up; per run: the whole of it, warm-up included. "
-        "Calculated: values and positions alone, by "
+        "Calculated: a step's gradients alone, by "
         f"`communication_summary({result['communication']['step']})`, the "
         "last step's."
     )
@@ -189,6 +191,10 @@ def _method(result: dict[str, Any]) -> str:
 
 def _count(count: float | None) -> str:
     return _NOT_COUNTED if count is None else f"{count:,.0f}"
+
+
+def _megabytes(count: float | None) -> str:
+    return _NOT_COUNTED if count is None else f"{count / 1e6:,.1f}"
 
 
 def _ratio(dense: float | None, sparse: float | None) -> str:

@@ -33,6 +33,9 @@ def main(task_path: str) -> None:
     """Do the task; write its outcome if this is the first worker."""
     # The first thing of all: it must precede any tensor.
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    # Once: it throws away all compiled kernels. Each run's weights and shuffles
+    # have seeds of their own, which TensorFlow mixes with this.
+    keras.utils.set_random_seed(0)
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     plan = Plan(**task["plan"])
     is_first = not strategy.cluster_resolver.task_id
@@ -120,7 +123,6 @@ class Worker:
         self._say(f"{BEGIN}{name}, {title}")
         plan = self.plan
         trainer = self.trainers[name]
-        keras.utils.set_random_seed(seed)
         trainer.reset(rate, plan.epochs * plan.steps_per_epoch, seed)
         recorder = EpochRecorder(self.strategy, plan)
         trainer.model.fit(
