@@ -28,6 +28,7 @@ import tensorflow as tf
 import tqdm
 
 import tf_optimizers as tfo
+from tf_optimizers.demo.loopback import sent_bytes
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 32
@@ -49,13 +50,6 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "dgc": lambda: tfo.DGCMomentum(1e-3, momentum=0.9),
 }
-
-
-def loopback_bytes() -> int:
-    """Return how many bytes have gone over loopback so far."""
-    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
-    counters = next(line for line in lines if line.strip().startswith("lo:"))
-    return int(counters.split(":")[1].split()[8])
 
 
 def make_step(
@@ -94,13 +88,13 @@ def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
     step = make_step(strategy, optimizer, model)
     for _ in range(WARM_UP):
         step()
-    bytes_before = loopback_bytes()
+    bytes_before = sent_bytes()
     times = []
     for _ in range(steps):
         start = time.perf_counter()
         step()
         times.append(1e3 * (time.perf_counter() - start))
-    sent = loopback_bytes() - bytes_before
+    sent = sent_bytes() - bytes_before
     if not kind or strategy.cluster_resolver.task_id == 0:
         result = {"step_ms": times, "bytes_per_step": sent / steps}
         path.write_text(json.dumps(result))
@@ -111,11 +105,13 @@ def run_group(contender: str, model: str, workers: int, steps: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "result.json"
         own = ["--work", contender, "--model", model, "--steps", str(steps)]
-        command = [*("-m", "tf_optimizers.launch"), "--workers", str(workers)]
-        if CONTENDERS[contender][0] is None:
-            command = command[:2] + ["--workers", "1"]
+        count = workers if CONTENDERS[contender][0] else 1
         done = subprocess.run(
-            [sys.executable, *command, __file__, *own, "--output", str(path)],
+            [
+                *(sys.executable, "-m", "tf_optimizers.launch"),
+                *("--workers", str(count), __file__, *own),
+                *("--output", str(path)),
+            ],
             capture_output=True,
             text=True,
         )

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from tf_optimizers.demo import large_batch, large_batch_report
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import SPLIT_SIZES, load_splits, prepare
-from tf_optimizers.demo.large_batch import Budget, Plan, Study, Trial
+from tf_optimizers.demo.large_batch import Budget, Plan, Study
 from tf_optimizers.demo.parts import EXTRAS
 from tf_optimizers.demo.report import write_json
 from tf_optimizers.demo.trainer import (
@@ -20,6 +20,7 @@ from tf_optimizers.demo.trainer import (
     WarmupThenDecay,
     shuffled_batches,
 )
+from tf_optimizers.demo.tuning import Trial, choose_trial
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def test_choice_takes_best_mean_then_lowest_rate():
         Trial(0.4, (0.84, 0.86)),
         Trial(0.8, (0.99, 0.1)),
     ]
-    assert large_batch.choose_trial(trials).learning_rate == 0.2
+    assert choose_trial(trials).learning_rate == 0.2
 
 
 class StubTrainer:
@@ -243,7 +244,8 @@ def report_dir(data_dir, tmp_path_factory):
     """The folder of a reduced run's report."""
     folder = tmp_path_factory.mktemp("run") / "report"
     arguments = ["--quick", "--report-dir", str(folder), "--seeds", "3"]
-    assert main([*arguments, "--data-dir", str(data_dir)]) == 0
+    part = ["--parts", "large-batch"]
+    assert main([*arguments, "--data-dir", str(data_dir), *part]) == 0
     return folder
 
 

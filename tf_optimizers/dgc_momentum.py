@@ -260,7 +260,7 @@ class DGCMomentum(Optimizer):
                 "optimizer that is not built. Call `build` or `fit` first."
             )
         if step is None:
-            step = int(self.iterations)
+            step = int(tf.convert_to_tensor(self.iterations))
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
         return summarize(step, self.built_variables, self.is_eligible, sparsity)

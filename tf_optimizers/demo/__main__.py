@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     # Only now: bad arguments should not wait for slow imports.
     from tf_optimizers.demo.report import report_on
+    from tf_optimizers.demo.workers import WorkersError
 
     with tempfile.TemporaryDirectory() as temporary:
         settings = Settings(
@@ -37,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             data_dir=options.data_dir or Path(temporary),
             report_dir=options.report_dir,
         )
-        report_on(list(dict.fromkeys(options.parts)), settings, Console())
+        try:
+            report_on(list(dict.fromkeys(options.parts)), settings, Console())
+        except WorkersError as error:
+            Console(stderr=True).print(str(error), markup=False)
+            return 1
     return 0
 
 
@@ -57,7 +62,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--seeds",
         type=_seeds,
         help="networks behind each test accuracy "
-        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick)",
+        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); with "
+        "gradient-compression at most 4, and 2 with --quick",
     )
     parser.add_argument(
         "--quick",

@@ -25,6 +25,7 @@ from tf_optimizers.demo.trainer import (
     Trainer,
     shuffled_batches,
 )
+from tf_optimizers.demo.tuning import Trial, choose_trial
 
 WEIGHT_DECAY = 0.01
 
@@ -88,14 +89,6 @@ QUICK = Plan(
 )
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One learning rate of a cell's grid and what its networks reached."""
-
-    learning_rate: float
-    validation_accuracy: tuple[float, ...]
-
-
 def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     """Run the study; the result holds plain numbers, ready for JSON."""
     plan = QUICK if settings.quick else FULL
@@ -120,17 +113,6 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
             for cell in study.cells(name, Trainer(make_optimizer))
         ],
     }
-
-
-def choose_trial(trials: list[Trial]) -> Trial:
-    """Return the best mean on validation; of equals, the lowest rate."""
-    return max(
-        trials,
-        key=lambda trial: (
-            np.mean(trial.validation_accuracy),
-            -trial.learning_rate,
-        ),
-    )
 
 
 class Study:

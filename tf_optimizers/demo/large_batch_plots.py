@@ -10,12 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
-# Okabe and Ito's colours, told apart with every kind of colour vision; marker
-# and line style tell the lines apart in grey.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
-MARKERS = "osD^vP"
-LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
-STYLE: Any = {"font.size": 12, "axes.grid": True, "grid.alpha": 0.3}
+from tf_optimizers.demo.plots import STYLE, line_style
 
 
 def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -60,7 +55,7 @@ def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
         for number, cell in enumerate(cells):
             runs = np.array(cell["curves"][curve])
             steps = np.arange(1, runs.shape[1] + 1)
-            style = _style(number, cell["optimizer"])
+            style = line_style(number, cell["optimizer"])
             style["markevery"] = max(1, len(steps) // 6)
             axis.plot(steps, runs.mean(axis=0), **style)
             axis.fill_between(
@@ -93,7 +88,7 @@ def _draw_sizes(axis: Axes, result: dict[str, Any]) -> None:
             [cell["mean"] for cell in own],
             yerr=[cell["std"] for cell in own],
             capsize=3,
-            **_style(number, name),
+            **line_style(number, name),
         )
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
@@ -115,7 +110,7 @@ def _draw_rates(axes: np.ndarray, result: dict[str, Any]) -> None:
                     np.mean(trial["validation_accuracy"])
                     for trial in cell["tuning"]
                 ],
-                **_style(number, cell["optimizer"]),
+                **line_style(number, cell["optimizer"]),
             )
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_locator(LogLocator(base=4))
@@ -141,17 +136,6 @@ def _curve_steps(result: dict[str, Any]) -> int:
 
 def _has_curves(cell: dict[str, Any]) -> bool:
     return bool(cell["curves"]["loss"])
-
-
-def _style(number: int, name: str) -> dict[str, Any]:
-    return {
-        "label": name,
-        "color": COLOURS[number],
-        "marker": MARKERS[number],
-        "linestyle": LINES[number],
-        "markersize": 6,
-        "linewidth": 1.8,
-    }
 
 
 def _label_accuracy(axis: Axes, label: str) -> None:

@@ -14,6 +14,10 @@ PARTS = {
         "tf_optimizers.demo.large_batch",
         "tf_optimizers.demo.large_batch_report",
     ),
+    "gradient-compression": (
+        "tf_optimizers.demo.gradient_compression",
+        "tf_optimizers.demo.gradient_compression_report",
+    ),
     "offload": (
         "tf_optimizers.demo.offload",
         "tf_optimizers.demo.offload_report",
@@ -35,7 +39,8 @@ class Settings:
     """What the command line decides.
 
     Args:
-        seeds: int >= 2. Networks trained per cell for the test accuracy.
+        seeds: int >= 2. Networks trained per cell for the test accuracy;
+            a slow part takes fewer.
         quick: Whether to run at a reduced size.
         data_dir: Where the data set is written or found.
         report_dir: Where the report is written.

@@ -41,18 +41,28 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         decay = (self.steps + 1.0 - t) / (self.steps + 1.0 - warmup)
         return self.peak * keras.ops.minimum(t / warmup, decay)
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; there are none."""
+        return {}
+
 
 class Trainer:
     """Trains one network with one optimizer, run after run.
 
     Args:
         make_optimizer: Takes the schedule, returns an unbuilt optimizer.
+        hidden_units: Widths of the network's hidden layers.
     """
 
-    def __init__(self, make_optimizer: MakeOptimizer) -> None:
+    def __init__(
+        self,
+        make_optimizer: MakeOptimizer,
+        hidden_units: Sequence[int] = HIDDEN_UNITS,
+    ) -> None:
         """Compile the model and remember the optimizer's first state."""
+        self.hidden_units = tuple(hidden_units)
         self.schedule = WarmupThenDecay()
-        self.model = build_model(seed=0)
+        self.model = build_model(0, self.hidden_units)
         self.optimizer = make_optimizer(self.schedule)
         self.model.compile(
             optimizer=self.optimizer,
@@ -71,7 +81,7 @@ class Trainer:
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
         """Train for `steps` batches of `data`, from the weights of `seed`."""
-        self._reset(rate, steps, seed)
+        self.reset(rate, steps, seed)
         # One Keras epoch for the whole run: each further one costs more than
         # ten steps of this small network.
         self.model.fit(
@@ -86,11 +96,12 @@ class Trainer:
         logits = self.model.predict_on_batch(images)
         return float(np.mean(np.argmax(logits, axis=1) == labels.numpy()))
 
-    def _reset(self, rate: float, steps: int, seed: int) -> None:
+    def reset(self, rate: float, steps: int, seed: int) -> None:
+        """Become what a new trainer is, for a run of `steps` steps."""
         # Tracing a train step takes as long as hundreds of steps, and a model
         # compiled anew traces anew. Its variables are all that a run leaves
         # behind, so those are set back instead.
-        self.model.set_weights(initial_weights(seed))
+        self.model.set_weights(initial_weights(seed, self.hidden_units))
         for variable, first in zip(
             self.optimizer.variables, self._first_state, strict=True
         ):
@@ -118,15 +129,15 @@ class StepRecorder(keras.callbacks.Callback):
         self.accuracy.append(self.measure())
 
 
-def build_model(seed: int) -> keras.Model:
+def build_model(seed: int, hidden_units: tuple[int, ...]) -> keras.Model:
     """Return the network with the initial weights of `seed`."""
-    widths = (*HIDDEN_UNITS, 10)
+    widths = (*hidden_units, 10)
     model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
     for layer, width in enumerate(widths):
         model.add(
             keras.layers.Dense(
                 width,
-                activation="relu" if layer < len(HIDDEN_UNITS) else None,
+                activation="relu" if layer < len(hidden_units) else None,
                 kernel_initializer=keras.initializers.HeNormal(
                     seed=seed * len(widths) + layer
                 ),
@@ -136,9 +147,11 @@ def build_model(seed: int) -> keras.Model:
 
 
 @lru_cache
-def initial_weights(seed: int) -> list[np.ndarray]:
+def initial_weights(
+    seed: int, hidden_units: tuple[int, ...]
+) -> list[np.ndarray]:
     """Return what every optimizer starts from under `seed`."""
-    return build_model(seed).get_weights()
+    return build_model(seed, hidden_units).get_weights()
 
 
 def shuffled_batches(

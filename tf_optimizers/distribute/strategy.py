@@ -16,9 +16,8 @@ from tf_optimizers.distribute.sparse_all_reduce import (
     pad_rows,
 )
 
-# What PyTorch allows its workers, too: time for one of them to prepare data or
-# to write a checkpoint, while the others wait in a collective.
-TIMEOUT_SECONDS = 1800.0
+# Time for one worker to prepare its data, while the others wait to start.
+AGREEMENT_SECONDS = 1800.0
 
 
 class SparseMultiWorkerMirroredStrategy(
@@ -46,18 +45,22 @@ class SparseMultiWorkerMirroredStrategy(
 
     Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
     worker is a replica, not only the first; collectives may stand inside a
-    `tf.cond`, and `gradient_accumulation_steps` works; a collective that waits
-    for longer than 30 minutes is an error, not a hang; workers that were
-    started with different settings are told so.
+    `tf.cond`, or in a function that is called there, so that
+    `gradient_accumulation_steps` and `steps_per_execution` work; workers that
+    were started with different settings are told so, instead of waiting for
+    each other. A worker that dies is noticed by TensorFlow itself, within ten
+    seconds.
 
     Args:
         cluster_resolver: None or a
             `tf.distribute.cluster_resolver.ClusterResolver`. None reads the
             environment variable `TF_CONFIG`. Defaults to `None`.
         communication_options: None or a
-            `tf.distribute.experimental.CommunicationOptions`. A
-            `timeout_seconds` of None, its default, is 1,800 seconds; the way
-            to wait for ever is a large number. Defaults to `None`.
+            `tf.distribute.experimental.CommunicationOptions`. With its
+            `timeout_seconds`, a collective that waits for longer is an error;
+            TensorFlow (2.21) keeps a thread per collective for as long, so
+            that a minute of steps must not need more threads than there are.
+            Defaults to `None`, no timeout.
 
     Raises:
         TypeError: If an argument is of another class.
@@ -70,7 +73,7 @@ class SparseMultiWorkerMirroredStrategy(
         self, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
         cluster_resolver = check_cluster(cluster_resolver)
-        options = _with_timeout(communication_options)
+        options = _check_options(communication_options)
         if cluster_resolver.cluster_spec().as_dict() and (
             has_tensorflow_started()
         ):
@@ -79,7 +82,7 @@ class SparseMultiWorkerMirroredStrategy(
                 "any tensor or variable. Received a call after TensorFlow had "
                 "started. Move it to the top of the script, below the imports."
             )
-        self._timeout = options.timeout_seconds
+        self._timeout = options.timeout_seconds or AGREEMENT_SECONDS
         # The parent's constructor would make its own extension.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
@@ -180,10 +183,8 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     if not isinstance(strategy, SparseMultiWorkerMirroredStrategy):
         return
     with tf.init_scope():
-        settings = optimizer.get_config()
+        settings = _settings(optimizer)
         step = int(optimizer.micro_steps)
-    # Keras numbers names by what a worker has made before.
-    del settings["name"]
     shapes = {
         f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
         for i, variable in enumerate(variables)
@@ -196,17 +197,25 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     )
 
 
-def _with_timeout(options: Any) -> Any:
-    """Return the options, with our default for a timeout of None."""
-    kind = tf.distribute.experimental.CommunicationOptions
-    options = kind() if options is None else options
+def _settings(optimizer: Any) -> dict[str, Any]:
+    try:
+        settings = optimizer.get_config()
+    except NotImplementedError:  # A schedule of the user's own without one.
+        return {}
+    # Keras numbers names by what a worker has made before.
+    del settings["name"]
+    return settings
+
+
+def _check_options(options: Any) -> Any:
+    """Return the options, those of TensorFlow for None."""
+    if options is None:
+        return tf.distribute.experimental.CommunicationOptions()
+    # What a constructor of that name returns is of another class.
     if not hasattr(options, "timeout_seconds"):
         raise TypeError(
             "`communication_options` must be None or a "
             "`tf.distribute.experimental.CommunicationOptions`. "
             f"Received: communication_options={options!r}."
         )
-    timeout = TIMEOUT_SECONDS
-    if options.timeout_seconds is not None:
-        timeout = options.timeout_seconds
-    return kind(options.bytes_per_pack, timeout, options.implementation)
+    return options

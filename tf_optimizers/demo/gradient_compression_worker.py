@@ -1,0 +1,205 @@
+"""One worker of the gradient compression study.
+
+The study starts two at once, by the launcher:
+
+    python -m tf_optimizers.launch --workers 2 \
+        -m tf_optimizers.demo.gradient_compression_worker task.json
+
+All workers do all that follows together; the first one reports.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.data import SPLIT_SIZES, load_splits
+from tf_optimizers.demo.gradient_compression import Plan, make_optimizers
+from tf_optimizers.demo.loopback import sent_bytes
+from tf_optimizers.demo.report import write_json
+from tf_optimizers.demo.trainer import Trainer, shuffled_batches
+from tf_optimizers.demo.tuning import Trial, choose_trial
+from tf_optimizers.demo.workers import BEGIN, END
+
+
+def main(task_path: str) -> None:
+    """Do the task; write its outcome if this is the first worker."""
+    # The first thing of all: it must precede any tensor.
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    # Once: it throws away all compiled kernels. Each run's weights and shuffles
+    # have seeds of their own, which TensorFlow mixes with this.
+    keras.utils.set_random_seed(0)
+    task = json.loads(Path(task_path).read_text(encoding="utf-8"))
+    plan = Plan(**task["plan"])
+    is_first = not strategy.cluster_resolver.task_id
+    data = load_splits(Path(task["data_dir"]))
+    outcome = Worker(strategy, plan, data, is_first).work(task["seeds"])
+    if is_first:
+        write_json(outcome, Path(task["outcome"]))
+
+
+class Worker:
+    """Trains what the plan asks for, each optimizer in a model of its own.
+
+    Args:
+        strategy: That of all workers.
+        plan: What they do.
+        data: The splits as `load_splits` returns them.
+        is_first: Whether this worker says what is going on.
+    """
+
+    def __init__(
+        self,
+        strategy: tfo.SparseMultiWorkerMirroredStrategy,
+        plan: Plan,
+        data: dict[str, tf.data.Dataset],
+        is_first: bool,
+    ) -> None:
+        self.strategy = strategy
+        self.plan = plan
+        self.is_first = is_first
+        self.train_data = data["train"]
+        self.held_out = {
+            name: next(iter(data[name].batch(SPLIT_SIZES[name])))
+            for name in ("validation", "test")
+        }
+        with strategy.scope():
+            self.trainers = {
+                name: Trainer(make_optimizer, plan.hidden_units)
+                for name, make_optimizer in make_optimizers(plan).items()
+            }
+
+    def work(self, seeds: list[int]) -> dict[str, Any]:
+        """Tune the dense optimizer, then train with all of them."""
+        dense, compressing = self.trainers
+        trials = [self._trial(dense, rate) for rate in self.plan.rates]
+        rate = choose_trial(trials).learning_rate
+        runs = [
+            self._test(name, rate, seed)
+            for name in self.trainers
+            for seed in seeds
+        ]
+        optimizer = self.trainers[compressing].optimizer
+        last_step = self.plan.epochs * self.plan.steps_per_epoch - 1
+        return {
+            "tuned": dense,
+            "tuning": [asdict(trial) for trial in trials],
+            "learning_rate": rate,
+            "at_edge_of_grid": rate
+            in (self.plan.rates[0], self.plan.rates[-1]),
+            "runs": runs,
+            "parameters": self.trainers[compressing].model.count_params(),
+            "communication": optimizer.communication_summary(last_step),
+        }
+
+    def _trial(self, name: str, rate: float) -> Trial:
+        accuracies = []
+        for seed in self.plan.tuning_seeds:
+            self._train(name, rate, seed, f"learning rate {rate:.3g}")
+            accuracies.append(self._accuracy(name, "validation"))
+        return Trial(rate, tuple(accuracies))
+
+    def _test(self, name: str, rate: float, seed: int) -> dict[str, Any]:
+        recorder = self._train(name, rate, seed, f"seed {seed}")
+        return {
+            "optimizer": name,
+            "seed": seed,
+            "loss": recorder.loss,
+            "bytes_per_step": recorder.bytes_per_step,
+            "seconds_per_step": recorder.seconds_per_step,
+            "test_accuracy": self._accuracy(name, "test"),
+        }
+
+    def _train(
+        self, name: str, rate: float, seed: int, title: str
+    ) -> "EpochRecorder":
+        self._say(f"{BEGIN}{name}, {title}")
+        plan = self.plan
+        trainer = self.trainers[name]
+        trainer.reset(rate, plan.epochs * plan.steps_per_epoch, seed)
+        recorder = EpochRecorder(self.strategy, plan)
+        trainer.model.fit(
+            self._batches(seed),
+            epochs=plan.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
+            shuffle=False,
+            verbose=0,
+            callbacks=[recorder],
+        )
+        self._say(f"{END}{name}, {title}")
+        return recorder
+
+    def _batches(self, seed: int) -> tf.data.Dataset:
+        """Return global batches, of which the strategy gives us our part."""
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.DATA
+        )
+        batches = shuffled_batches(self.train_data, self.plan.batch_size, seed)
+        return batches.with_options(options)
+
+    def _accuracy(self, name: str, split: str) -> float:
+        # Every worker has all weights: sharing the images out, as `evaluate`
+        # does, is not worth a collective.
+        images, labels = self.held_out[split]
+        logits = self.trainers[name].model(images, training=False)
+        return float(np.mean(np.argmax(logits, axis=1) == labels.numpy()))
+
+    def _say(self, text: str) -> None:
+        if self.is_first:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+
+class EpochRecorder(keras.callbacks.Callback):
+    """Records each epoch's loss, and its bytes and time per step.
+
+    Args:
+        strategy: That of all workers.
+        plan: What they do.
+    """
+
+    def __init__(
+        self, strategy: tfo.SparseMultiWorkerMirroredStrategy, plan: Plan
+    ) -> None:
+        super().__init__()
+        self.strategy = strategy
+        self.plan = plan
+        self.loss: list[float] = []
+        self.bytes_per_step: list[float | None] = []
+        self.seconds_per_step: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Read the counter and the clock, no worker having started."""
+        self._meet(epoch)
+        self._bytes = sent_bytes()
+        self._time = time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Read them again, all workers having finished."""
+        steps = self.plan.steps_per_epoch
+        self.seconds_per_step.append((time.monotonic() - self._time) / steps)
+        self._meet(epoch)
+        before, after = self._bytes, sent_bytes()
+        self.bytes_per_step.append(
+            None
+            if before is None or after is None
+            # The counter is that of all workers.
+            else (after - before) / steps / self.plan.workers
+        )
+        self.loss.append(float(logs["loss"]))
+
+    def _meet(self, epoch: int) -> None:
+        """Wait until all workers have come here; they compare notes."""
+        self.strategy.check_agreement("an epoch", {"epoch": epoch})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

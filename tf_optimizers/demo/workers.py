@@ -1,0 +1,86 @@
+"""Worker processes that a part of the demo starts and follows."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from tqdm import tqdm
+
+# What the first worker writes, with a run's name behind it, to move the bar.
+BEGIN = "begin run: "
+END = "end run: "
+
+LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
+_FIRST_WORKER = "[worker 0] "
+_SHOWN_LINES = 60
+
+
+class WorkersError(RuntimeError):
+    """The workers have not done what they were started for."""
+
+
+def run_workers(
+    command: Sequence[str], workers: int, limit: float, progress: tqdm
+) -> None:
+    """Run a module in several local processes, and wait for their end.
+
+    Args:
+        command: Module and arguments.
+        workers: Processes.
+        limit: Seconds that they may take.
+        progress: Moved by what the first worker writes.
+
+    Raises:
+        WorkersError: If a worker fails, or they take too long.
+    """
+    process = subprocess.Popen(
+        [*LAUNCHER, "--workers", str(workers), "-m", *command],
+        # A GPU cannot be shared by several workers.
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        process.terminate()
+
+    timer = threading.Timer(limit, expire)
+    with process:
+        timer.start()
+        try:
+            output = follow(process.stdout or [], progress)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            # Unless it has ended: the launcher then ends its workers.
+            process.terminate()
+    if code == 0:
+        return
+    rule, received = "end without an error", f"exit code {code}"
+    if expired.is_set():
+        rule, received = f"end within {limit:g} s", "no end by then"
+    raise WorkersError(
+        f"The {workers} workers of the demo must {rule}. Received: {received}. "
+        f"See the end of their output:\n{''.join(output)}"
+    )
+
+
+def follow(lines: Iterable[str], progress: tqdm) -> deque[str]:
+    """Move the progress bar; return the last of the other lines."""
+    others: deque[str] = deque(maxlen=_SHOWN_LINES)
+    for line in lines:
+        text = line.removeprefix(_FIRST_WORKER).rstrip("\n")
+        if text.startswith(BEGIN):
+            progress.set_description_str(text.removeprefix(BEGIN))
+        elif text.startswith(END):
+            progress.update()
+        else:
+            others.append(line)
+    return others
