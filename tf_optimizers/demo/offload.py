@@ -11,7 +11,11 @@ from tqdm import tqdm
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import load_splits
 from tf_optimizers.demo.parts import Settings
-from tf_optimizers.demo.trainer import build_model, shuffled_batches
+from tf_optimizers.demo.trainer import (
+    HIDDEN_UNITS,
+    build_model,
+    shuffled_batches,
+)
 
 BATCH_SIZE = 64
 STEPS, QUICK_STEPS = 160, 32
@@ -72,7 +76,7 @@ def train(
     optimizer: keras.optimizers.Optimizer, batches: tf.data.Dataset
 ) -> list[float]:
     """Return the loss of each step of a network that starts from `SEED`."""
-    model = build_model(SEED)
+    model = build_model(SEED, HIDDEN_UNITS)
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -58,9 +58,9 @@ class SparseMultiWorkerMirroredStrategy(
         communication_options: None or a
             `tf.distribute.experimental.CommunicationOptions`. With its
             `timeout_seconds`, a collective that waits for longer is an error;
-            TensorFlow (2.21) keeps a thread per collective for as long, so
-            that a minute of steps must not need more threads than there are.
-            Defaults to `None`, no timeout.
+            TensorFlow (2.21) keeps a thread for every collective until its
+            timeout has passed, so that it should be one of seconds. Defaults
+            to `None`, no timeout.
 
     Raises:
         TypeError: If an argument is of another class.
