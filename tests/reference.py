@@ -110,6 +110,12 @@ def clip_by_global_norm(gradients, limit):
     return [g * limit / max(norm, limit) for g in gradients]
 
 
+def momentum_sgd(w, g, state, lr, momentum=0.9):
+    """Return w after one step whose rate is outside of the momentum."""
+    state["u"] = momentum * state.get("u", 0.0) + g
+    return w - lr * state["u"]
+
+
 class DGC:
     """Deep Gradient Compression (arXiv:1712.01887) of one parameter.
 

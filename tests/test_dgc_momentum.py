@@ -140,7 +140,7 @@ def test_reference_tells_each_setting_from_plain(mirrored):
     """What a setting changes is far more than the tolerance above."""
     for name, (ours, _) in SETTINGS.items():
         if name != "plain":
-            assert run_both(mirrored, ours=ours) > 1e-3, name
+            assert run_both(mirrored, 5, ours=ours) > 1e-3, name
 
 
 @pytest.mark.parametrize("name", ["default", "l2", "rampup", "single"])
@@ -268,10 +268,17 @@ def test_replicas_agree_to_the_bit(mirrored):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("clipnorm", [None, 0.5])
+@pytest.mark.parametrize("min_size", [1, 1000], ids=["compressed", "dense"])
 def test_nonfinite_gradient_is_visible_in_the_weights(
-    mirrored, value, clipnorm
+    mirrored, value, clipnorm, min_size
 ):
-    run = dgc.Run(mirrored, start(), sparsity=(0.9,), clipnorm=clipnorm)
+    run = dgc.Run(
+        mirrored,
+        start(),
+        sparsity=(0.9,),
+        clipnorm=clipnorm,
+        min_compress_size=min_size,
+    )
     run.step(dgc.make_gradients(0, SHAPES.values(), 2))
     gradients = dgc.make_gradients(1, SHAPES.values(), 2)
     gradients[1][0][2, 3] = value

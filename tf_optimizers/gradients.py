@@ -10,9 +10,16 @@ from tf_optimizers.precision import state_dtype
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Return whatever NumPy understands as a tensor."""
-    if value is None or isinstance(value, tf.IndexedSlices):
-        return value
+    """Return whatever NumPy understands as a tensor, within slices too."""
+    if value is None:
+        return None
+    if isinstance(value, tf.IndexedSlices):
+        shape = value.dense_shape
+        return tf.IndexedSlices(
+            tf.convert_to_tensor(value.values),
+            tf.convert_to_tensor(value.indices),
+            None if shape is None else tf.convert_to_tensor(shape),
+        )
     return tf.convert_to_tensor(value)
 
 
