@@ -15,8 +15,11 @@ import tensorflow as tf
 import workers
 from programs import training, transport
 
-DENSE = ["sgd", "adam", "adamw", "lamb", "lans"]
-LIKE_ONE = [*DENSE, "accumulated adam", "class_weight", "sample_weight"]
+# Those without compression.
+LIKE_ONE = [
+    *("sgd", "adam", "lamb", "lans"),
+    *("accumulated adam", "class_weight", "sample_weight"),
+]
 # Float32 sums in another order, over 12 steps that move each variable by more
 # than 1e-2 of its largest element.
 TOLERANCE = 1e-5
@@ -187,8 +190,7 @@ def test_golden_of_four_replicas(transports):
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
         ("absent", ["Received nothing from worker 1 in 5 s"]),
         ("silent", ["Collective", "timed out"]),
-        ("killed", ["Worker 1 was killed by SIGKILL"]),
-        ("raises", ["Worker 1 failed", "something of the script's own"]),
+        ("killed", ["Worker 1 was killed by signal 9"]),
         ("too late", ["must be created before any tensor"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -199,12 +201,6 @@ def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
     assert "trained to the end" not in outcome.output
     for message in messages:
         assert message in outcome.output
-
-
-def test_without_a_fault_there_is_no_error(tmp_path):
-    outcome = workers.run("faults", tmp_path, 2, "none", timeout=120)
-    assert outcome.exit_code == 0, outcome.output
-    assert outcome.output.count("trained to the end") == 2
 
 
 def test_taken_port_is_an_error(tmp_path):

@@ -119,8 +119,8 @@ class SparseMultiWorkerMirroredStrategy(
 
         Keras 3 hands over nests, scalars with an axis, and batches of
         different sizes, of which TensorFlow's own method takes none. The axis
-        of a scalar is ignored; without an axis, values with fewer rows than
-        others are filled up with zeros.
+        of a scalar is ignored. Eagerly and without an axis, values with fewer
+        rows than others are filled up with zeros.
         """
         return tf.nest.map_structure(
             lambda value: self._reduce(reduce_op, value, axis), value
@@ -130,13 +130,15 @@ class SparseMultiWorkerMirroredStrategy(
         local = self.experimental_local_results(value)[0]
         if tf.convert_to_tensor(local).shape.rank == 0:
             axis = None
-        elif axis is None:
+        elif axis is None and tf.executing_eagerly():
             value = self._fill_up(value)
         return super().reduce(reduce_op, value, axis)
 
     def _fill_up(self, value: Any) -> Any:
         """Append zeros to values with fewer rows than those of others."""
         local = self.experimental_local_results(value)
+        if len(local) < len(self.extended.worker_devices):
+            return value  # of the host, not of replicas
         rows = self._distribute(
             [
                 lambda replica, v=v: (
