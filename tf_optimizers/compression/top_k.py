@@ -5,7 +5,7 @@
                    └── cut to exactly k by their own k-th magnitude
 
 The sample only decides how many candidates there are, hence the time; what is
-selected is exact. Magnitudes are compared as the bits of |x|, which order
+selected is exact. A few entries need no sample. Magnitudes are compared as the bits of |x|, which order
 floats as their values do, and NaN above infinity: a NaN is always selected.
 """
 
@@ -37,6 +37,8 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     Returns:
         int64 [at most k].
     """
+    if k < 2 * _SAMPLED:
+        return _search(values, k)
     reaches = compiled(_reaches, values.shape, values.dtype)
     threshold = _threshold(values, k, seed)
     candidates = _positions(reaches(values, threshold))
@@ -51,6 +53,13 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
         lambda: _cut(candidates, _magnitude(tf.gather(values, candidates)), k),
         lambda: candidates,
     )
+
+
+def _search(values: tf.Tensor, k: int) -> tf.Tensor:
+    """Return the positions by one look at all values; slow for a large k."""
+    found, positions = tf.math.top_k(_magnitude(values), k, sorted=False)
+    positions = tf.boolean_mask(positions, found >= _SMALLEST)
+    return tf.cast(tf.sort(positions), tf.int64)
 
 
 def _magnitude(values: tf.Tensor) -> tf.Tensor:
@@ -69,8 +78,6 @@ def _positions(mask: tf.Tensor) -> tf.Tensor:
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     """Return a magnitude that k entries, and not many more, should reach."""
     stride = k // _SAMPLED
-    if stride < 2:
-        return tf.constant(_SMALLEST)
     start = tf.random.stateless_uniform([], seed, 0, stride, tf.int32)
     expected = k / stride
     rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected))
