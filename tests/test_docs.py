@@ -17,7 +17,13 @@ from tf_optimizers import schedules
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-CLASSES = [tfo.AdamOffload, tfo.Lamb, tfo.LANS, schedules.LansSchedule]
+CLASSES = [
+    tfo.AdamOffload,
+    tfo.DGCMomentum,
+    tfo.Lamb,
+    tfo.LANS,
+    schedules.LansSchedule,
+]
 
 
 def load_tables():
@@ -62,16 +68,19 @@ def test_readme_names_every_optimizer():
 
 
 @pytest.mark.parametrize(
-    "name", re.findall(r"<!-- step_time: (\S+) -->", README)
+    ("benchmark", "name"),
+    re.findall(r"<!-- (step_time|exchange): (.+) -->", README),
 )
-def test_readme_table_is_that_of_the_measured_json(name):
+def test_readme_table_is_that_of_the_measured_json(benchmark, name):
     tables = load_tables()
-    document = json.loads((tables.RESULTS / "step_time.json").read_text())
-    expected = tables.step_time(name, document["models"][name])
-    assert f"<!-- step_time: {name} -->\n\n{expected}\n" in README
+    document = json.loads((tables.RESULTS / f"{benchmark}.json").read_text())
+    expected = tables.TABLES[benchmark](name, document["models"][name])
+    assert f"<!-- {benchmark}: {name} -->\n\n{expected}\n" in README
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(
+    "cls", [*CLASSES, tfo.SparseMultiWorkerMirroredStrategy]
+)
 def test_every_argument_is_documented_with_its_default(cls):
     section = arguments_section(cls)
     entries = dict(
@@ -113,6 +122,12 @@ def test_interface_is_the_agreed_one():
         tfo.AdamOffload: "learning_rate=0.001, beta_1=0.9, beta_2=0.999, "
         "epsilon=1e-08, nesterov=False, weight_decay=0.0, "
         "exclude_from_weight_decay=('beta', 'gamma'), **kwargs",
+        tfo.DGCMomentum: "learning_rate, momentum=0.9, rampup_begin_step=0, "
+        "rampup_step=1, sparsity=(0.999,), nesterov=False, regularizer=None, "
+        "min_compress_size=16384, momentum_masking=True, "
+        "value_dtype='float32', **kwargs",
+        tfo.SparseMultiWorkerMirroredStrategy: "cluster_resolver=None, "
+        "communication_options=None",
         tfo.Lamb: shared.format(0.01) + "**kwargs",
         tfo.LANS: shared.format(0.0)
         + "clip_normalized_gradient=None, **kwargs",

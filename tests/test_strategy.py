@@ -15,6 +15,8 @@ import tensorflow as tf
 import workers
 from programs import training, transport
 
+pytestmark = pytest.mark.slow
+
 # Those without compression.
 LIKE_ONE = [
     *("sgd", "adam", "lamb", "lans"),
@@ -174,6 +176,12 @@ def test_a_step_is_one_all_gather_and_one_all_reduce(transports):
     for result in transports["sparse"]:
         assert result["collectives"] == expected
     assert transports["stock"][0]["collectives"]["CollectiveGatherV2"] >= 6
+
+
+def test_steps_leave_no_threads_behind(transports):
+    """A collective with a timeout leaves one, until the timeout is over."""
+    for result in transports["sparse"]:
+        assert result["threads"] < transport.STEPS
 
 
 def test_golden_of_four_replicas(transports):

@@ -1,5 +1,6 @@
 """DGCMomentum on random gradients: `transport.py STRATEGY`."""
 
+import pathlib
 import sys
 
 import dgc
@@ -84,6 +85,7 @@ def main():
         "weights": train(strategy),
         "balance": balance(strategy),
         "collectives": count_collectives(strategy),
+        "threads": len(list(pathlib.Path("/proc/self/task").iterdir())),
     }
     if strategy.num_replicas_in_sync == 4:
         result["golden"] = dgc.golden("dgc_paddle_clip", strategy).tolist()

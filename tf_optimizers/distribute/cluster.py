@@ -16,7 +16,7 @@ _EXAMPLE = (
 def check_cluster(resolver: Any) -> Any:
     """Return the resolver, or that of `TF_CONFIG` for None, if well-formed."""
     if resolver is None:
-        _check_tf_config(os.environ.get("TF_CONFIG", ""))
+        _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if not isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
         raise TypeError(
@@ -34,7 +34,7 @@ def check_cluster(resolver: Any) -> Any:
 def _check_tf_config(text: str) -> None:
     """Check what TensorFlow's resolver takes for granted."""
     try:
-        config = json.loads(text or "{}")
+        config = json.loads(text)
     except ValueError as error:
         raise _malformed(
             "`TF_CONFIG` must be JSON", f"{text!r} ({error})"
