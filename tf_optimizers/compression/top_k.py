@@ -6,8 +6,8 @@
 
 The sample only decides how many candidates there are, hence the time; what is
 selected is exact. A few entries need no sample. Magnitudes are compared as the
-bits of |x|, which order floats as their values do, and NaN above infinity: a NaN
-is always selected.
+bits of |x|, which order floats as their values do, and NaN above infinity: a
+NaN is always selected.
 """
 
 import math

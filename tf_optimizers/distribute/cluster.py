@@ -39,13 +39,13 @@ def _check_tf_config(text: str) -> None:
         raise _malformed(
             "`TF_CONFIG` must be JSON", f"{text!r} ({error})"
         ) from error
-    parts = config if isinstance(config, dict) else {"": config}
-    for name in ("cluster", "task"):
-        if not isinstance(parts.get(name, {}), dict) or "" in parts:
-            raise _malformed(
-                "`TF_CONFIG` must be an object of objects", repr(text)
-            )
-    for job, addresses in parts.get("cluster", {}).items():
+    parts = [config]
+    if isinstance(config, dict):
+        parts += [config.get("cluster", {}), config.get("task", {})]
+    if not all(isinstance(part, dict) for part in parts):
+        raise _malformed("`TF_CONFIG` must be an object of objects", repr(text))
+    _, cluster, task = parts
+    for job, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(
             isinstance(address, str) for address in addresses
         ):
@@ -53,7 +53,7 @@ def _check_tf_config(text: str) -> None:
                 "A job of a cluster must be a list of host:port",
                 f"{job}={addresses!r}",
             )
-    index = parts.get("task", {}).get("index", 0)
+    index = task.get("index", 0)
     if isinstance(index, bool) or not str(index).isdecimal():
         raise _malformed("The index of a task must be an int", repr(index))
 
