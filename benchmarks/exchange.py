@@ -9,11 +9,9 @@ steps and workers: everything is in them, and other traffic on loopback, too.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,7 @@ import tqdm
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.loopback import sent_bytes
+from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 32
@@ -157,12 +156,7 @@ def main() -> None:
         work(arguments.work, arguments.model, arguments.steps, arguments.output)
         return
     document = {
-        "date": datetime.date.today().isoformat(),
-        "cpu_cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        **environment(),
         "workers": arguments.workers,
         "models": {},
     }

@@ -9,11 +9,9 @@ into a JSON file; medians and ratios are printed.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
 import time
 from collections.abc import Callable
 
@@ -26,6 +24,7 @@ import tensorflow as tf
 import tqdm
 
 import tf_optimizers as tfo
+from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -145,12 +144,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     document = {
-        "date": datetime.date.today().isoformat(),
-        "cpu_cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        **environment(),
         "models": {},
     }
     for name in arguments.models:
