@@ -255,6 +255,16 @@ def test_only_k_entries_of_the_weights_change(mirrored):
     assert np.count_nonzero(run.weights()[0]) == 4  # Two of each replica.
 
 
+def test_communication_summary_is_of_the_next_step_by_default(mirrored):
+    run = dgc.Run(mirrored, start(), rampup_begin_step=2, sparsity=(0.9,))
+    # Of 48, 24 and 7 elements, dense or as 4, 2 and 1 pairs of 8 bytes.
+    for step, sent in enumerate([4 * 79, 4 * 79, 8 * 7]):
+        summary = run.optimizer.communication_summary()
+        assert summary["step"] == step
+        assert summary["total"]["sent_bytes"] == sent
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+
+
 def test_replicas_agree_to_the_bit(mirrored):
     run = dgc.Run(mirrored, start(), sparsity=(0.5, 0.9), rampup_step=5)
     for step in range(10):

@@ -69,10 +69,9 @@ class DGCMomentum(Optimizer):
     Not finite: a NaN or inf is always among what is sent, and seen in w.
     Differs from the paper and from
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal, and
-    the selection exact; gradients are scaled as Keras does, so that `clipnorm`
-    is the limit of the sum of N equal norms; with `nesterov` the switch from
-    dense to sparse is continuous, where Paddle's momentum is 1 / momentum too
-    large.
+    the selection exact, not by a sampled threshold; with `nesterov` the switch
+    from dense to sparse is continuous, where Paddle carries over a momentum
+    that is 1 / momentum too large; one replica is taken, with a warning.
     Differs from `keras.optimizers.SGD`: the learning rate multiplies the
     momentum, and is not part of it.
 

@@ -21,8 +21,8 @@ OPTIMIZERS = {
     "adamw": lambda **kw: keras.optimizers.AdamW(0.01, **kw),
     "lamb": lambda **kw: tfo.Lamb(0.01, **kw),
     "lans": lambda **kw: tfo.LANS(0.01, **kw),
-    "dgc": lambda **kw: tfo.DGCMomentum(
-        0.1,
+    "dgc": lambda rate=0.1, **kw: tfo.DGCMomentum(
+        rate,
         rampup_begin_step=2,
         rampup_step=4,
         sparsity=(0.75, 0.99),
@@ -114,11 +114,18 @@ def train_on_batch(strategy):
     return {"logs": logs, "weights": [w.tolist() for w in model.get_weights()]}
 
 
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    """One of a user's own, without `get_config`."""
+
+    def __call__(self, step):
+        return 0.1
+
+
 def custom_loop(strategy):
     """The loop of TensorFlow's guide, with a lazily built optimizer."""
     with strategy.scope():
         model = make_model()
-        optimizer = OPTIMIZERS["dgc"]()
+        optimizer = OPTIMIZERS["dgc"](Rate())
     loss = keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction="none"
     )
