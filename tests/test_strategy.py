@@ -19,8 +19,9 @@ pytestmark = pytest.mark.slow
 
 # Those without compression.
 LIKE_ONE = [
-    *("sgd", "adam", "lamb", "lans"),
-    *("accumulated adam", "class_weight", "sample_weight"),
+    *("sgd", "adam", "lamb", "lans", "adam_offload"),
+    *("accumulated adam", "accumulated offload"),
+    *("class_weight", "sample_weight"),
 ]
 # Float32 sums in another order, over 12 steps that move each variable by more
 # than 1e-2 of its largest element.
@@ -32,7 +33,10 @@ GROUPS = {
     "2 workers of 2 devices": (
         2,
         2,
-        ["adam", "dgc", "steps_per_execution", "custom_loop"],
+        [
+            *("adam", "adam_offload", "accumulated offload", "dgc"),
+            *("steps_per_execution", "custom_loop"),
+        ],
     ),
     "3 workers": (3, 1, ["adam", "lamb", "dgc", "uneven", "accumulated"]),
     "4 workers": (4, 1, ["sgd", "dgc"]),

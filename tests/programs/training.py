@@ -21,6 +21,7 @@ OPTIMIZERS = {
     "adamw": lambda **kw: keras.optimizers.AdamW(0.01, **kw),
     "lamb": lambda **kw: tfo.Lamb(0.01, **kw),
     "lans": lambda **kw: tfo.LANS(0.01, **kw),
+    "adam_offload": lambda **kw: tfo.AdamOffload(0.01, **kw),
     "dgc": lambda rate=0.1, **kw: tfo.DGCMomentum(
         rate,
         rampup_begin_step=2,
@@ -157,11 +158,14 @@ def custom_loop(strategy):
 SCENARIOS = {
     **{
         name: lambda s, name=name: fit(s, name)
-        for name in ("sgd", "adam", "lamb", "lans", "dgc")
+        for name in ("sgd", "adam", "lamb", "lans", "adam_offload", "dgc")
     },
     "uneven": lambda s: fit(s, "dgc", batch_size=19),
     "accumulated": lambda s: fit(s, "dgc", gradient_accumulation_steps=2),
     "accumulated adam": lambda s: fit(s, "adam", gradient_accumulation_steps=2),
+    "accumulated offload": lambda s: fit(
+        s, "adam_offload", gradient_accumulation_steps=2
+    ),
     "steps_per_execution": lambda s: fit(s, "dgc", steps_per_execution=2),
     "class_weight": lambda s: fit(
         s, "adamw", class_weight={0: 1, 1: 3, 2: 0.5}
