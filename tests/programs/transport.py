@@ -75,17 +75,22 @@ def count_collectives(strategy):
     return {name: names.count(name) for name in set(names)}
 
 
+def count_threads():
+    return len(list(pathlib.Path("/proc/self/task").iterdir()))
+
+
 def main():
     """Run under the strategy that the command line names."""
     strategy = {
         "sparse": tfo.SparseMultiWorkerMirroredStrategy,
         "stock": tf.distribute.MultiWorkerMirroredStrategy,
     }[sys.argv[1]]()
-    result = {
-        "weights": train(strategy),
+    result = {"weights": train(strategy)}
+    threads = count_threads()
+    result |= {
         "balance": balance(strategy),
+        "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
-        "threads": len(list(pathlib.Path("/proc/self/task").iterdir())),
     }
     if strategy.num_replicas_in_sync == 4:
         result["golden"] = dgc.golden("dgc_paddle_clip", strategy).tolist()
