@@ -114,7 +114,9 @@ class SparseMultiWorkerMirroredStrategy(
                 self._timeout,
             )
 
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+    def reduce(
+        self, reduce_op: Any, value: Any, axis: int | None = None
+    ) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
         Keras 3 hands over nests, scalars with an axis, and batches of
