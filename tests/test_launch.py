@@ -665,7 +665,11 @@ def test_signal_reaches_the_workers_and_ends_all(start, write, number):
         "print('ready', os.getpid(), child.pid, flush=True)\n"
         f"time.sleep({LONG})\n",
     )
-    launcher = start("--workers", "2", "--grace-period", str(LONG), script)
+    launcher = start(
+        *("--workers", "2", "--grace-period", str(LONG), script),
+        # Whoever runs the tests may have been started by `nohup`.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
     pids = launcher.pids(2) + launcher.children()
     assert len(set(pids)) == 5  # The watchdog as well.
     launcher.process.send_signal(number)
