@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient, in_xla, plain_variable
-from tf_optimizers.gradients import densify
+from tf_optimizers.gradients import as_dense
 from tf_optimizers.replicas import backend_variable
 
 # Of this worker process: job and task are those of the scope around it.
@@ -113,7 +113,7 @@ def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
     strategy = tf.distribute.get_strategy()
     first = strategy.experimental_local_results(gradient)[0]
     with tf.device(HOST):
-        return densify([first], [variable])[0]
+        return as_dense(first, variable)
 
 
 def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
