@@ -182,6 +182,25 @@ def test_a_step_is_one_all_gather_and_one_all_reduce(transports):
     assert transports["stock"][0]["collectives"]["CollectiveGatherV2"] >= 6
 
 
+@pytest.mark.parametrize(
+    ("kind", "means", "total", "devices"),
+    [
+        ("sparse", [0.5, 5.0, 7.0], 10.0, 1),
+        ("4 replicas", [1.5, 15.0, 7.0], 60.0, 2),
+    ],
+    ids=["2 replicas", "4 replicas"],
+)
+def test_logs_of_a_step_are_reduced_together(
+    transports, kind, means, total, devices
+):
+    """The means in one collective of each replica, the sum in another."""
+    for result in transports[kind]:
+        assert result["logs"] == {
+            "values": [*means, total],
+            "collectives": {"CollectiveReduceV2": 2 * devices},
+        }
+
+
 def test_steps_leave_no_threads_behind(transports):
     """A collective with a timeout leaves one, until the timeout is over."""
     for result in transports["sparse"]:

@@ -347,11 +347,29 @@ class MultiWorkerExtendedHooks(
 
     def _replace_collectives(self) -> None:
         # There is no argument for them.
-        self._cross_device_ops = self.collectives(
+        self._cross_device_ops = self._make_collectives(self._collective_keys)
+        # Far from the keys that TensorFlow and other strategies take.
+        key = self._collective_key_base + (1 << 24)
+        self._side_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key)
+        )
+
+    def _make_collectives(self, keys: Any) -> CollectiveAllReduceHooks:
+        return self.collectives(
             devices=self.worker_devices,
             group_size=self._num_replicas_in_sync,
             options=self._communication_options,
-            collective_keys=self._collective_keys,
+            collective_keys=keys,
+        )
+
+    def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
+        """Reduce over all replicas, without waiting for other collectives.
+
+        TensorFlow runs those of one group of devices one after another, and
+        has no public way to form a second group.
+        """
+        return self._side_channel.reduce(
+            tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
 
     @property

@@ -67,12 +67,36 @@ def count_collectives(strategy):
     """Return how often each collective stands in the graph of a step."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     run = dgc.Run(strategy, zeros, min_compress_size=100)
-    graph = run.graph(make_gradients(strategy, 0)).as_graph_def()
-    nodes = list(graph.node)
-    for function in graph.library.function:
+    return collectives_in(run.graph(make_gradients(strategy, 0)))
+
+
+def collectives_in(graph):
+    definition = graph.as_graph_def()
+    nodes = list(definition.node)
+    for function in definition.library.function:
         nodes += function.node_def
     names = [node.op for node in nodes if node.op.startswith("Collective")]
     return {name: names.count(name) for name in set(names)}
+
+
+def reduce_scalars(strategy):
+    """Return what Keras makes of logs, and one of them summed."""
+
+    def replica():
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group
+        place = tf.cast(place, tf.float32)
+        return place, 10 * place, tf.constant(7.0)
+
+    @tf.function
+    def logs():
+        outputs = strategy.run(replica)
+        means = [strategy.reduce("MEAN", log, axis=0) for log in outputs]
+        return [*means, strategy.reduce("SUM", outputs[1], axis=None)]
+
+    return {
+        "values": [float(log) for log in logs()],
+        "collectives": collectives_in(logs.get_concrete_function().graph),
+    }
 
 
 def count_threads():
@@ -92,6 +116,8 @@ def main():
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
     }
+    if sys.argv[1] == "sparse":
+        result["logs"] = reduce_scalars(strategy)
     if strategy.num_replicas_in_sync == 4:
         result["golden"] = dgc.golden("dgc_paddle_clip", strategy).tolist()
     report(result)

@@ -11,6 +11,7 @@ from tf_optimizers._compat import (
 )
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.cluster import check_cluster
+from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.sparse_all_reduce import (
     SparseCollectiveAllReduce,
     pad_rows,
@@ -87,6 +88,7 @@ class SparseMultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
+        self._scalars = ScalarsOfRun([], self.experimental_local_results)
         self.check_agreement(
             "the strategy",
             {"devices": len(self.extended.worker_devices)},
@@ -114,6 +116,22 @@ class SparseMultiWorkerMirroredStrategy(
                 self._timeout,
             )
 
+    def run(
+        self,
+        fn: Callable,
+        args: Any = (),
+        kwargs: Any = None,
+        options: Any = None,
+    ) -> Any:
+        """Call `fn` on every replica; return what each returned.
+
+        Scalars that it returns are reduced together, when the first of them
+        is.
+        """
+        outputs = super().run(fn, args, kwargs, options)
+        self._scalars = ScalarsOfRun(outputs, self.experimental_local_results)
+        return outputs
+
     def reduce(
         self, reduce_op: Any, value: Any, axis: int | None = None
     ) -> Any:
@@ -132,9 +150,22 @@ class SparseMultiWorkerMirroredStrategy(
         local = self.experimental_local_results(value)[0]
         if tf.convert_to_tensor(local).shape.rank == 0:
             axis = None
+            reduced = self._scalars.take(
+                reduce_op,
+                value,
+                lambda values: self._reduce_scalars(reduce_op, values),
+            )
+            if reduced is not None:
+                return reduced
         elif axis is None and tf.executing_eagerly():
             value = self._fill_up(value)
         return super().reduce(reduce_op, value, axis)
+
+    def _reduce_scalars(self, reduce_op: Any, values: list[Any]) -> list[Any]:
+        """Reduce several scalars in one collective, beside the gradients'."""
+        stacked = super().run(lambda *scalars: tf.stack(scalars), values)
+        reduced = self.extended.reduce_beside(reduce_op, stacked)
+        return tf.unstack(self.experimental_local_results(reduced)[0])
 
     def _fill_up(self, value: Any) -> Any:
         """Append zeros to values with fewer rows than those of others."""
