@@ -49,7 +49,26 @@ def exchange(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"step_time": step_time, "exchange": exchange}
+def fit(name: str, result: dict) -> str:
+    """Return medians, quartiles and the ratio of `fit` to a custom loop."""
+    times = result["step_ms"]
+    unit = statistics.median(times["custom loop"])
+    lines = [
+        name,
+        "",
+        "| | median ms a step | quartiles | x custom loop |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for key, values in times.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        lines.append(
+            f"| {key} | {median:.2f} | {low:.2f}-{high:.2f} "
+            f"| {median / unit:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES = {"step_time": step_time, "exchange": exchange, "fit": fit}
 
 
 def main() -> None:

@@ -1,0 +1,188 @@
+"""What does `fit` cost on several workers, above the steps themselves?
+
+    python benchmarks/fit.py [--workers 2] [--rounds 5] [--steps 100]
+
+`model.fit` and a custom loop train the same small model on the same batches,
+under the same strategy in the same processes, and take turns. Both keep the
+same metrics: `fit` reduces them over the workers in every step, for its logs,
+the custom loop once a round. Times are the first worker's, from the end of
+one step to the end of the next, callbacks included; what `fit` does once per
+call and epoch is not.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tables
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.report import environment
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+WIDTH, CLASSES, BATCH = 64, 10, 64
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+    "DGCMomentum": lambda: tfo.DGCMomentum(1e-3, min_compress_size=1024),
+}
+
+
+def make_model(optimizer: str) -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(WIDTH, "relu"),
+            keras.layers.Dense(WIDTH, "relu"),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+    model.compile(
+        optimizer=OPTIMIZERS[optimizer](),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+class Clock(keras.callbacks.Callback):
+    """The time from the end of one step to the end of the next, in ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self._last = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the time since the last."""
+        now = time.perf_counter()
+        if batch:
+            self.times.append(1e3 * (now - self._last))
+        self._last = now
+
+
+class CustomLoop:
+    """The training loop of TensorFlow's guide to distributed training."""
+
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy):
+        self.model, self.strategy = model, strategy
+        with strategy.scope():
+            self.loss = keras.metrics.Mean()
+            self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+        self.step = tf.function(
+            lambda iterator: strategy.run(self._replica, (next(iterator),)),
+            autograph=False,
+        )
+
+    def _replica(self, batch: tuple[tf.Tensor, tf.Tensor]) -> None:
+        x, y = batch
+        model, count = self.model, self.strategy.num_replicas_in_sync
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = keras.ops.mean(
+                keras.losses.sparse_categorical_crossentropy(y, logits, True)
+            )
+            scaled = loss / count
+        weights = model.trainable_weights
+        model.optimizer.apply(
+            tape.gradient(scaled, [w.value for w in weights]), weights
+        )
+        self.loss.update_state(loss, sample_weight=tf.shape(y)[0])
+        self.accuracy.update_state(y, logits)
+
+    def run(
+        self,
+        data: tf.distribute.DistributedDataset,
+        steps: int,
+        clock: Clock,
+    ) -> None:
+        """Train on all batches, and read the metrics."""
+        iterator = iter(data)
+        for i in range(steps):
+            self.step(iterator)
+            clock.on_train_batch_end(i)
+        for metric in (self.loss, self.accuracy):
+            float(metric.result())
+            metric.reset_state()
+
+
+def work(rounds: int, steps: int, path: pathlib.Path) -> None:
+    """Train as one worker; the first writes the times."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((BATCH * steps, WIDTH), "float32")
+    y = rng.integers(0, CLASSES, BATCH * steps)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).cache()
+    results = {}
+    for optimizer in OPTIMIZERS:
+        with strategy.scope():
+            model = make_model(optimizer)
+        loop = CustomLoop(model, strategy)
+        distributed = strategy.experimental_distribute_dataset(data)
+        contenders = {
+            "fit": lambda clock, model=model: model.fit(
+                data, shuffle=False, verbose=0, callbacks=[clock]
+            ),
+            "custom loop": lambda clock, loop=loop, data=distributed: loop.run(
+                data, steps, clock
+            ),
+        }
+        clocks = {name: Clock() for name in contenders}
+        for i in range(rounds + 1):
+            for name, train in contenders.items():
+                # The first round traces.
+                train(clocks[name] if i else Clock())
+        results[optimizer] = {
+            "step_ms": {name: clock.times for name, clock in clocks.items()}
+        }
+    if strategy.cluster_resolver.task_id == 0:
+        path.write_text(json.dumps(results))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULTS / "fit.json"
+    )
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments.rounds, arguments.steps, arguments.output)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "result.json"
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "tf_optimizers.launch"),
+                *("--workers", str(arguments.workers), __file__, "--work"),
+                *("--rounds", str(arguments.rounds)),
+                *("--steps", str(arguments.steps), "--output", str(path)),
+            ],
+            check=True,
+        )
+        models = json.loads(path.read_text())
+    for name, result in models.items():
+        print(tables.fit(name, result), end="\n\n")
+    document = {
+        **environment(),
+        "workers": arguments.workers,
+        "models": models,
+    }
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
