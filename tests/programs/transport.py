@@ -28,14 +28,22 @@ def make_gradients(strategy, step):
     )
 
 
-def train(strategy):
+def train(strategy, steps=STEPS, **settings):
     """Return the weights after random steps."""
     rng = np.random.default_rng(7)
     values = {name: rng.standard_normal(s) for name, s in SHAPES.items()}
-    run = dgc.Run(strategy, values, **SETTINGS)
-    for step in range(STEPS):
+    run = dgc.Run(strategy, values, **SETTINGS | settings)
+    for step in range(steps):
         run.step(make_gradients(strategy, step))
     return [weight.tolist() for weight in run.weights()]
+
+
+def train_half(strategy):
+    """Return the weights after fewer steps, by the dtype of sent values."""
+    return {
+        dtype: train(strategy, 20, value_dtype=dtype)
+        for dtype in ("float16", "bfloat16")
+    }
 
 
 def balance(strategy):
@@ -85,7 +93,7 @@ def main():
         "sparse": tfo.SparseMultiWorkerMirroredStrategy,
         "stock": tf.distribute.MultiWorkerMirroredStrategy,
     }[sys.argv[1]]()
-    result = {"weights": train(strategy)}
+    result = {"weights": train(strategy), "half": train_half(strategy)}
     threads = count_threads()
     result |= {
         "balance": balance(strategy),

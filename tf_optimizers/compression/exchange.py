@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.compression.memory import Memory
-from tf_optimizers.distribute.sparse_all_reduce import UniformSlices
+from tf_optimizers.distribute.entries import SortedEntries
 
 
 def exchange(
@@ -48,7 +48,7 @@ def exchange(
     )
     return [
         total
-        if isinstance(message, UniformSlices)
+        if isinstance(message, SortedEntries)
         else memory.accumulate_mean(total, weight)
         for message, total, weight, memory in zip(
             messages, received, weights, memories, strict=True

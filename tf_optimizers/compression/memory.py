@@ -13,7 +13,8 @@ from tf_optimizers.clipping import clip, clip_factor
 from tf_optimizers.compression.penalty import Penalty
 from tf_optimizers.compression.schedule import kept
 from tf_optimizers.compression.top_k import top_k
-from tf_optimizers.distribute.sparse_all_reduce import UniformSlices
+from tf_optimizers.compression.wire import Wire, position_dtype, rounded
+from tf_optimizers.distribute.entries import SortedEntries
 from tf_optimizers.gradients import as_dense
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.norms import norm
@@ -52,6 +53,7 @@ class Memory(NamedTuple):
         rule: How gradients are accumulated.
         clipnorm: None, or the limit of a gradient's norm.
         masking: Whether u becomes 0 where v is sent.
+        wire: How v is sent.
         momentum: u, a variable of the shape of w.
         residual: v, likewise; None if the variable is never compressed.
     """
@@ -59,6 +61,7 @@ class Memory(NamedTuple):
     rule: Momentum
     clipnorm: float | None
     masking: bool
+    wire: Wire
     momentum: Any
     residual: Any
 
@@ -73,7 +76,7 @@ class Memory(NamedTuple):
         weight: tf.Variable,
         sparsity: float,
         seed: tf.Tensor,
-    ) -> UniformSlices:
+    ) -> SortedEntries:
         """Add a replica's gradient to its u and v; take out what is sent.
 
         Args:
@@ -83,8 +86,8 @@ class Memory(NamedTuple):
             seed: int32 [2]; has no effect on the result.
 
         Returns:
-            k entries of the flattened variable; at the end zeros at position
-            0, if v has fewer entries but 0.
+            k entries of the flattened variable; first of all zeros at position
+            0, if fewer entries of v can be told from 0 in the wire's dtype.
         """
         scale = tf.ones([], gradient.dtype)
         if self.clipnorm:
@@ -99,10 +102,16 @@ class Memory(NamedTuple):
         accumulate(weight.handle, u, v, gradient, scale)
         size = shape.num_elements()
         take = compiled(
-            _take, shape, dtype, kept(size, sparsity), self.masking, xla=False
+            _take,
+            shape,
+            dtype,
+            kept(size, sparsity),
+            self.wire,
+            self.masking,
+            xla=False,
         )
         values, positions = take(u, v, gradient, seed)
-        return UniformSlices(values, positions, tf.constant([size]))
+        return SortedEntries(values, positions, tf.constant([size]))
 
     def accumulate_mean(
         self, gradient: Gradient, weight: tf.Variable
@@ -138,11 +147,6 @@ def multi_index(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     )
 
 
-def position_dtype(size: int) -> tf.DType:
-    """Return the integers that positions are sent as."""
-    return tf.int32 if size <= tf.int32.max else tf.int64
-
-
 def _accumulate(
     rule: Momentum,
     weight: tf.Tensor,
@@ -171,6 +175,7 @@ def _accumulate_mean(
 
 def _take(
     k: int,
+    wire: Wire,
     masking: bool,
     momentum: tf.Tensor,
     residual: tf.Tensor,
@@ -179,17 +184,29 @@ def _take(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
     positions = top_k(v, k, seed)
-    values = tf.gather(v, positions)
-    with tf.control_dependencies([values]):
+    sent, rest = rounded(tf.gather(v, positions), wire.value_dtype)
+    if wire.value_dtype != v.dtype:
+        is_sent = sent != 0
+        sent, rest, positions = (
+            tf.boolean_mask(each, is_sent) for each in (sent, rest, positions)
+        )
+    with tf.control_dependencies([sent]):
         # All reads of v lie behind, so that it need not be copied to change.
         where = multi_index(positions, like.shape)
-    for handle in (residual, momentum) if masking else (residual,):
-        tf.raw_ops.ResourceScatterNdUpdate(
-            ref=handle, indices=where, updates=tf.zeros_like(values)
-        )
-    missing = [[0, k - tf.size(positions)]]
+    _write(residual, where, rest)
+    if masking:
+        _write(momentum, where, tf.zeros_like(rest))
+    missing = [[k - tf.size(positions), 0]]
     positions = tf.cast(positions, position_dtype(v.shape[0]))
     return (
-        tf.ensure_shape(tf.pad(values, missing), [k]),
+        tf.ensure_shape(
+            tf.pad(tf.cast(sent, wire.carrier_dtype), missing), [k]
+        ),
         tf.ensure_shape(tf.pad(positions, missing), [k]),
+    )
+
+
+def _write(handle: tf.Tensor, where: tf.Tensor, values: tf.Tensor) -> None:
+    tf.raw_ops.ResourceScatterNdUpdate(
+        ref=handle, indices=where, updates=values
     )

@@ -1,0 +1,62 @@
+"""What a sent entry looks like: its value's dtype, and how many bytes."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.distribute.entries import packed_bytes
+from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
+
+
+class Wire(NamedTuple):
+    """How entries travel under a strategy.
+
+    Args:
+        value_dtype: What values are rounded to.
+        is_packed: Whether positions take 2 bytes, and all travels together.
+    """
+
+    value_dtype: tf.DType
+    is_packed: bool
+
+    @classmethod
+    def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
+        """Return the wire of a strategy."""
+        is_packed = isinstance(strategy, SparseMultiWorkerMirroredStrategy)
+        return cls(tf.as_dtype(dtype), is_packed)
+
+    @property
+    def carrier_dtype(self) -> tf.DType:
+        """What values travel as: TensorFlow cannot gather bfloat16."""
+        if self.value_dtype == tf.bfloat16 and not self.is_packed:
+            return tf.float32
+        return self.value_dtype
+
+    def sent_bytes(self, size: int, count: int) -> int:
+        """Return what `count` of the `size` entries of a variable take."""
+        if self.is_packed:
+            return packed_bytes(size, count, self.carrier_dtype)
+        return count * (self.carrier_dtype.size + position_dtype(size).size)
+
+
+def position_dtype(size: int) -> tf.DType:
+    """Return the integers that positions are held as."""
+    return tf.int32 if size <= tf.int32.max else tf.int64
+
+
+def rounded(values: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the values in another dtype, and what is missing of them.
+
+    Finite values beyond the range become the largest there is. Of what is not
+    finite nothing is missing.
+    """
+    if dtype == values.dtype:
+        return values, tf.zeros_like(values)
+    limit = tf.cast(dtype.max, values.dtype)
+    is_finite = tf.math.is_finite(values)
+    inside = tf.where(
+        is_finite, tf.clip_by_value(values, -limit, limit), values
+    )
+    sent = tf.cast(inside, dtype)
+    missing = values - tf.cast(sent, values.dtype)
+    return sent, tf.where(is_finite, missing, tf.zeros_like(values))
