@@ -17,8 +17,9 @@ from tf_optimizers.checks import (
     check_unused,
 )
 from tf_optimizers.compression.exchange import exchange
-from tf_optimizers.compression.memory import Memory, Momentum, multi_index
+from tf_optimizers.compression.memory import Memory, Momentum
 from tf_optimizers.compression.penalty import penalty_of
+from tf_optimizers.compression.scatter import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
 from tf_optimizers.compression.summary import summarize
 from tf_optimizers.compression.wire import Wire
@@ -237,11 +238,7 @@ class DGCMomentum(Optimizer):
         weight = self.full_precision(variable)
         rate = tf.cast(learning_rate, weight.dtype)
         if isinstance(gradient, tf.IndexedSlices):
-            tf.raw_ops.ResourceScatterNdSub(
-                ref=weight.handle,
-                indices=multi_index(gradient.indices, weight.shape),
-                updates=rate * tf.cast(gradient.values, rate.dtype),
-            )
+            subtract_entries(weight, gradient, rate)
         else:
             weight.assign_sub(rate * gradient)
         self.store_weight(variable, weight)

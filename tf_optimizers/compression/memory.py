@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers.clipping import clip, clip_factor
 from tf_optimizers.compression.penalty import Penalty
+from tf_optimizers.compression.scatter import set_entries
 from tf_optimizers.compression.schedule import kept
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Wire, position_dtype, rounded
@@ -132,21 +133,6 @@ class Memory(NamedTuple):
         return kernel(weight.handle, own_component(self.momentum).handle, dense)
 
 
-def multi_index(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Return [n, rank] indices of positions in the flattened variable.
-
-    `tf.unravel_index` refuses to be given none.
-    """
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(shape.rank)]
-    return tf.stack(
-        [
-            positions // stride % size
-            for stride, size in zip(strides, shape, strict=True)
-        ],
-        axis=-1,
-    )
-
-
 def _accumulate(
     rule: Momentum,
     weight: tf.Tensor,
@@ -190,23 +176,31 @@ def _take(
         sent, rest, positions = (
             tf.boolean_mask(each, is_sent) for each in (sent, rest, positions)
         )
-    with tf.control_dependencies([sent]):
-        # All reads of v lie behind, so that it need not be copied to change.
-        where = multi_index(positions, like.shape)
-    _write(residual, where, rest)
-    if masking:
-        _write(momentum, where, tf.zeros_like(rest))
-    missing = [[k - tf.size(positions), 0]]
+    sent = tf.cast(sent, wire.carrier_dtype)
     positions = tf.cast(positions, position_dtype(v.shape[0]))
-    return (
-        tf.ensure_shape(
-            tf.pad(tf.cast(sent, wire.carrier_dtype), missing), [k]
-        ),
-        tf.ensure_shape(tf.pad(positions, missing), [k]),
+    missing = k - tf.size(positions)
+    sent, rest, positions = (
+        tf.ensure_shape(tf.pad(each, [[missing, 0]]), [k])
+        for each in (sent, rest, positions)
     )
+    # Nothing is kept beyond the end.
+    kept_at = tf.where(tf.range(k) < missing, v.shape[0], positions)
+    spec = tf.TensorSpec(like.shape, like.dtype)
+    keep = compiled(_keep, spec.shape, spec.dtype, spec, masking)
+    # All reads of v lie behind, so that it need not be copied to change.
+    with tf.control_dependencies([sent]):
+        keep(momentum, residual, kept_at, rest)
+    return sent, positions
 
 
-def _write(handle: tf.Tensor, where: tf.Tensor, values: tf.Tensor) -> None:
-    tf.raw_ops.ResourceScatterNdUpdate(
-        ref=handle, indices=where, updates=values
-    )
+def _keep(
+    like: tf.TensorSpec,
+    masking: bool,
+    momentum: tf.Tensor,
+    residual: tf.Tensor,
+    positions: tf.Tensor,
+    rest: tf.Tensor,
+) -> None:
+    set_entries(residual, like, positions, rest)
+    if masking:
+        set_entries(momentum, like, positions, tf.zeros_like(rest))
