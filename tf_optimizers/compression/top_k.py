@@ -7,7 +7,8 @@
                                          └── cut to exactly k
 
 The sample only decides how many candidates there are, hence the time; what is
-selected is exact. A few entries need no sample, and many no blocks. Magnitudes
+selected is exact. A few entries need no sample, as the k largest maxima tell
+which blocks to search, and many entries need no blocks. Magnitudes
 are compared as the bits of |x|, which order floats as their values do, and NaN
 above infinity: a NaN is always selected.
 """
@@ -63,10 +64,23 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _search(values: tf.Tensor, k: int) -> tf.Tensor:
-    """Return the positions by one look at all values; slow for a large k."""
-    found, positions = tf.math.top_k(_magnitude(values), k, sorted=False)
-    positions = tf.boolean_mask(positions, found >= _SMALLEST)
-    return tf.cast(tf.sort(positions), tf.int64)
+    """Return the positions of a few by sorting the maxima of blocks.
+
+    The k largest entries lie in the k blocks of largest maxima: each of these
+    has an entry that comes before all that the other blocks have.
+    """
+    rows = tf.reshape(
+        tf.pad(values, [[0, -values.shape[0] % _BLOCK]]), [-1, _BLOCK]
+    )
+    reached = tf.range(rows.shape[0])
+    if k < rows.shape[0]:
+        maxima = compiled(_row_maxima, rows.shape, rows.dtype)(rows)
+        reached = tf.sort(tf.math.top_k(maxima, k, sorted=False).indices)
+    candidates = _magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
+    found, inside = tf.math.top_k(candidates, k, sorted=False)
+    inside = tf.sort(tf.boolean_mask(inside, found >= _SMALLEST))
+    positions = tf.gather(reached, inside // _BLOCK) * _BLOCK + inside % _BLOCK
+    return tf.cast(positions, tf.int64)
 
 
 def _magnitude(values: tf.Tensor) -> tf.Tensor:
@@ -99,12 +113,12 @@ def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 
 
 def _row_maxima(rows: tf.Tensor) -> tf.Tensor:
-    """Return the largest magnitude of each row, rounded.
+    """Return the largest magnitude of each row.
 
-    As floats, since XLA does not vectorise maxima of integers. Those have no
-    NaN, and rounding keeps their order.
+    As float64, which holds them exactly: XLA takes maxima of integers one by
+    one, and those of float32 would not see a NaN.
     """
-    return tf.reduce_max(tf.cast(_magnitude(rows), tf.float32), axis=1)
+    return tf.reduce_max(tf.cast(_magnitude(rows), tf.float64), axis=1)
 
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
