@@ -88,7 +88,7 @@ class Memory(NamedTuple):
 
         Returns:
             k entries of the flattened variable; first of all zeros at position
-            0, if fewer entries of v can be told from 0 in the wire's dtype.
+            0, if fewer entries of v are not 0.
         """
         scale = tf.ones([], gradient.dtype)
         if self.clipnorm:
@@ -170,27 +170,18 @@ def _take(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
     positions = top_k(v, k, seed)
-    sent, rest = rounded(tf.gather(v, positions), wire.value_dtype)
-    if wire.value_dtype != v.dtype:
-        is_sent = sent != 0
-        sent, rest, positions = (
-            tf.boolean_mask(each, is_sent) for each in (sent, rest, positions)
-        )
-    sent = tf.cast(sent, wire.carrier_dtype)
-    positions = tf.cast(positions, position_dtype(v.shape[0]))
-    missing = k - tf.size(positions)
-    sent, rest, positions = (
-        tf.ensure_shape(tf.pad(each, [[missing, 0]]), [k])
-        for each in (sent, rest, positions)
-    )
+    places = tf.maximum(positions, 0)
+    values = tf.where(positions < 0, 0.0, tf.gather(v, places))
+    sent, rest = rounded(values, wire.value_dtype)
+    places = tf.cast(places, position_dtype(v.shape[0]))
     # Nothing is kept beyond the end.
-    kept_at = tf.where(tf.range(k) < missing, v.shape[0], positions)
+    kept_at = tf.where(sent == 0, v.shape[0], places)
     spec = tf.TensorSpec(like.shape, like.dtype)
     keep = compiled(_keep, spec.shape, spec.dtype, spec, masking)
     # All reads of v lie behind, so that it need not be copied to change.
-    with tf.control_dependencies([sent]):
+    with tf.control_dependencies([values]):
         keep(momentum, residual, kept_at, rest)
-    return sent, positions
+    return tf.cast(sent, wire.carrier_dtype), places
 
 
 def _keep(

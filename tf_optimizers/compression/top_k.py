@@ -35,8 +35,8 @@ _SMALLEST = 1  # As bits: any magnitude but 0.
 def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     """Return the positions of the k largest magnitudes, in rising order.
 
-    Zeros are never among them, so that there may be fewer than k. Of equal
-    magnitudes the first are taken.
+    Zeros are never among them: if there are too few others, the first
+    positions are -1. Of equal magnitudes the first are taken.
 
     Args:
         values: float32 [size].
@@ -44,7 +44,7 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
         seed: int32 [2]. Where sampling starts; has no effect on the result.
 
     Returns:
-        int64 [at most k].
+        int64 [k].
     """
     if k < 2 * _SAMPLED:
         return _search(values, k)
@@ -56,11 +56,13 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     candidates = tf.cond(
         missed, lambda: _find(values, _SMALLEST), lambda: candidates
     )
-    return tf.cond(
+    found = tf.cond(
         tf.size(candidates) > k,
         lambda: _cut(candidates, _magnitude(tf.gather(values, candidates)), k),
         lambda: candidates,
     )
+    missing = [[k - tf.size(found), 0]]
+    return tf.ensure_shape(tf.pad(found, missing, constant_values=-1), [k])
 
 
 def _search(values: tf.Tensor, k: int) -> tf.Tensor:
@@ -75,12 +77,17 @@ def _search(values: tf.Tensor, k: int) -> tf.Tensor:
     reached = tf.range(rows.shape[0])
     if k < rows.shape[0]:
         maxima = compiled(_row_maxima, rows.shape, rows.dtype)(rows)
-        reached = tf.sort(tf.math.top_k(maxima, k, sorted=False).indices)
+        reached = _sorted(tf.math.top_k(maxima, k, sorted=False).indices)
     candidates = _magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
     found, inside = tf.math.top_k(candidates, k, sorted=False)
-    inside = tf.sort(tf.boolean_mask(inside, found >= _SMALLEST))
     positions = tf.gather(reached, inside // _BLOCK) * _BLOCK + inside % _BLOCK
+    positions = _sorted(tf.where(found >= _SMALLEST, positions, -1))
     return tf.cast(positions, tf.int64)
+
+
+def _sorted(positions: tf.Tensor) -> tf.Tensor:
+    """Do what `tf.sort` does in twice as many operations."""
+    return -tf.math.top_k(-positions, positions.shape[0]).values
 
 
 def _magnitude(values: tf.Tensor) -> tf.Tensor:
