@@ -145,6 +145,7 @@ def mirrored_transport(mirrored):
     return {
         "weights": transport.train(mirrored),
         "half": transport.train_half(mirrored),
+        "most": transport.train_most(mirrored),
         "balance": transport.balance(mirrored),
     }
 
@@ -168,6 +169,15 @@ def test_no_transport_rounds(transports, mirrored_transport, dtype):
         for result in transports[kind]:
             assert error(result["half"][dtype], expected[dtype]) < 1e-6, kind
     assert error(expected["float16"], expected["bfloat16"]) > 1e-4
+
+
+def test_much_is_sent_densely(transports, mirrored_transport):
+    for kind in ("sparse", "stock"):
+        for result in transports[kind]:
+            collectives = result["collectives of most"]
+            assert set(collectives) == {"CollectiveReduceV2"}, kind
+            weights = result["most"]
+            assert error(weights, mirrored_transport["most"]) < 1e-6, kind
 
 
 def test_nothing_is_lost_by_any_transport(transports, mirrored_transport):

@@ -128,7 +128,7 @@ def test_summary_counts_the_bytes_of_the_transport(
 ):
     """TensorFlow has no 2-byte positions, and cannot gather bfloat16."""
     wires = {
-        is_packed: Wire(tf.as_dtype(dtype), is_packed)
+        is_packed: Wire(2, tf.as_dtype(dtype), is_packed)
         for is_packed in (True, False)
     }
     assert wires[True].sent_bytes(10**6, 1000) == packed * 1000 + 4 * 16

@@ -66,7 +66,9 @@ class DGCMomentum(Optimizer):
     replicas they read as the sum over i, which is what checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
-    variable. Under TensorFlow's own strategies a position takes 4. See
+    variable. Under TensorFlow's own strategies a position takes 4. If that,
+    times N, is more than twice the dense tensor, as it may be while the warm-up
+    holds little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
     Sparse gradients: exchanged as they are, and made dense after it; duplicate
     rows are summed.
@@ -246,6 +248,8 @@ class DGCMomentum(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.
 
+        That is what it hands over. In a ring of N, entries are then passed on
+        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
         Sparse gradients count as dense: at most, that is.
 
         Args:

@@ -19,6 +19,7 @@ SETTINGS = {
     "clipnorm": 2.0,
 }
 STEPS = 200
+MOST = (0.25,)  # Of two replicas, of either transport.
 
 
 def make_gradients(strategy, step):
@@ -46,6 +47,11 @@ def train_half(strategy):
     }
 
 
+def train_most(strategy):
+    """Return the weights after sending so much that it is sent densely."""
+    return train(strategy, 20, sparsity=MOST, rampup_begin_step=0)
+
+
 def balance(strategy):
     """Return what all sent, and what this worker holds and accumulated."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
@@ -71,10 +77,10 @@ def balance(strategy):
     }
 
 
-def count_collectives(strategy):
+def count_collectives(strategy, **settings):
     """Return how often each collective stands in the graph of a step."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    run = dgc.Run(strategy, zeros, min_compress_size=100)
+    run = dgc.Run(strategy, zeros, min_compress_size=100, **settings)
     graph = run.graph(make_gradients(strategy, 0)).as_graph_def()
     nodes = list(graph.node)
     for function in graph.library.function:
@@ -93,12 +99,17 @@ def main():
         "sparse": tfo.SparseMultiWorkerMirroredStrategy,
         "stock": tf.distribute.MultiWorkerMirroredStrategy,
     }[sys.argv[1]]()
-    result = {"weights": train(strategy), "half": train_half(strategy)}
+    result = {
+        "weights": train(strategy),
+        "half": train_half(strategy),
+        "most": train_most(strategy),
+    }
     threads = count_threads()
     result |= {
         "balance": balance(strategy),
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
+        "collectives of most": count_collectives(strategy, sparsity=MOST),
     }
     if strategy.num_replicas_in_sync == 4:
         result["golden"] = dgc.golden("dgc_paddle_clip", strategy).tolist()

@@ -77,7 +77,7 @@ class Memory(NamedTuple):
         weight: tf.Variable,
         sparsity: float,
         seed: tf.Tensor,
-    ) -> SortedEntries:
+    ) -> Gradient:
         """Add a replica's gradient to its u and v; take out what is sent.
 
         Args:
@@ -87,8 +87,8 @@ class Memory(NamedTuple):
             seed: int32 [2]; has no effect on the result.
 
         Returns:
-            k entries of the flattened variable; first of all zeros at position
-            0, if fewer entries of v are not 0.
+            k `SortedEntries` of the flattened variable, first of all zeros at
+            position 0 if fewer entries of v are not 0; or a dense tensor.
         """
         scale = tf.ones([], gradient.dtype)
         if self.clipnorm:
@@ -112,7 +112,8 @@ class Memory(NamedTuple):
             xla=False,
         )
         values, positions = take(u, v, gradient, seed)
-        return SortedEntries(values, positions, tf.constant([size]))
+        entries = SortedEntries(values, positions, tf.constant([size]))
+        return self.wire.pack(entries, shape)
 
     def accumulate_mean(
         self, gradient: Gradient, weight: tf.Variable
