@@ -49,7 +49,11 @@ def exchange(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"step_time": step_time, "exchange": exchange}
+TABLES = {
+    "step_time": step_time,
+    "local_work": step_time,
+    "exchange": exchange,
+}
 
 
 def main() -> None:
