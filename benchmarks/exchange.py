@@ -43,11 +43,15 @@ CONTENDERS = {
     "stock strategy, DGC at 0.1 %": (STOCK, "dgc"),
     "ours, dense": (OURS, "sgd"),
     "ours, DGC at 0.1 %": (OURS, "dgc"),
+    "ours, DGC at 0.1 %, float16": (OURS, "dgc, float16"),
     "no exchange": (None, "sgd"),
 }
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "dgc": lambda: tfo.DGCMomentum(1e-3, momentum=0.9),
+    "dgc, float16": lambda: tfo.DGCMomentum(
+        1e-3, momentum=0.9, value_dtype="float16"
+    ),
 }
 
 

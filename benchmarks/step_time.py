@@ -112,14 +112,15 @@ def milliseconds(step: Callable) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def measure(name: str, rounds: int) -> dict:
+def measure(
+    name: str, shapes: list, contenders: dict[str, Callable], rounds: int
+) -> dict:
     """Return first-call and step times of all contenders on one model."""
-    shapes = MODELS[name]
     rng = np.random.default_rng(1)
     gradients = [
         tf.constant(0.01 * rng.standard_normal(s, "float32")) for s in shapes
     ]
-    steps = {key: make(shapes, gradients) for key, make in contenders().items()}
+    steps = {key: make(shapes, gradients) for key, make in contenders.items()}
     first = {key: milliseconds(step) for key, step in steps.items()}
     times: dict[str, list[float]] = {key: [] for key in steps}
     for _ in tqdm.trange(rounds, desc=name, unit="round"):
@@ -148,7 +149,7 @@ def main() -> None:
         "models": {},
     }
     for name in arguments.models:
-        result = measure(name, arguments.rounds)
+        result = measure(name, MODELS[name], contenders(), arguments.rounds)
         document["models"][name] = result
         print(tables.step_time(name, result), end="\n\n")
     arguments.output.write_text(json.dumps(document, indent=1) + "\n")

@@ -68,7 +68,12 @@ def fit(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"step_time": step_time, "exchange": exchange, "fit": fit}
+TABLES = {
+    "step_time": step_time,
+    "local_work": step_time,
+    "exchange": exchange,
+    "fit": fit,
+}
 
 
 def main() -> None:

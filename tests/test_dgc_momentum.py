@@ -636,7 +636,7 @@ def test_communication_summary():
         ({"nesterov": 1}, TypeError, "True or False"),
         ({"momentum_masking": None}, TypeError, "True or False"),
         ({"min_compress_size": 0}, ValueError, "integer >= 1"),
-        ({"value_dtype": "int8"}, ValueError, "must be one of 'float32'"),
+        ({"value_dtype": "int8"}, ValueError, "must be one of .*'bfloat16'"),
         ({"regularizer": "l2"}, TypeError, r"`keras.regularizers.L2\(1e-4\)`"),
         ({"regularizer": 0.1}, TypeError, "must be None or an object of"),
         (

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.distribute.sparse_all_reduce import (
-    UniformSlices,
-    pack,
-    unpack,
-)
+from tf_optimizers.distribute.entries import SortedEntries, packed_bytes
+from tf_optimizers.distribute.sparse_all_reduce import pack, unpack
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
@@ -17,7 +14,7 @@ def make_slices(rng, rows, kind, value_dtype, index_dtype, row_shape):
     values = rng.standard_normal([rows, *row_shape])
     return kind(
         tf.cast(values, value_dtype),
-        tf.constant(rng.integers(0, 100, rows), index_dtype),
+        tf.constant(np.sort(rng.integers(0, 100, rows)), index_dtype),
         tf.constant([100, *row_shape], tf.int64),
     )
 
@@ -25,10 +22,9 @@ def make_slices(rng, rows, kind, value_dtype, index_dtype, row_shape):
 def gather(per_replica):
     """Pack on every replica, concatenate, unpack on the first."""
     rows = [
-        None
-        if isinstance(parts[0], UniformSlices)
-        else tf.stack([tf.shape(p.indices)[0] for p in parts])
+        tf.stack([tf.shape(p.indices)[0] for p in parts])
         for parts in zip(*per_replica, strict=True)
+        if not isinstance(parts[0], SortedEntries)
     ]
     words = [pack(slices, rows) for slices in per_replica]
     gathered = tf.reshape(tf.stack(words), [-1])  # Equally many of each.
@@ -42,7 +38,7 @@ def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
     rng = np.random.default_rng(0)
     counts = [[3, 0, 4, 1], [3, 5, 0, 1], [3, 1, 2, 1]]
     shapes = [(), (3,), (2, 2), ()]
-    kinds = [UniformSlices, tf.IndexedSlices, tf.IndexedSlices, UniformSlices]
+    kinds = [SortedEntries, tf.IndexedSlices, tf.IndexedSlices, SortedEntries]
     per_replica = [
         [
             make_slices(rng, n, kind, value_dtype, index_dtype, shape)
@@ -71,7 +67,7 @@ def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
 def test_bits_survive():
     """Denormal numbers and the payload of a NaN are not arithmetic's."""
     bits = tf.constant([0x7FC12345, 1, -(2**31), 0x7F800000], tf.int32)
-    slices = UniformSlices(
+    slices = SortedEntries(
         tf.bitcast(bits, tf.float32), tf.range(4), tf.constant([9])
     )
     (result,) = gather([[slices], [slices]])
@@ -80,16 +76,72 @@ def test_bits_survive():
     )
 
 
-def test_pair_of_float32_and_position_takes_8_bytes():
-    slices = UniformSlices(
-        tf.zeros([50]), tf.range(50, dtype=tf.int64), tf.constant([10**6])
-    )
-    assert tf.size(pack([slices], [None])) * 4 == 50 * 8
+@pytest.mark.parametrize(
+    ("dtype", "pair"), [("float32", 6), ("float16", 4), ("bfloat16", 4)]
+)
+def test_pair_takes_2_bytes_and_its_value(dtype, pair):
+    """And a count of each 65,536 elements 4 bytes."""
+    sizes = {10**6: (1000, 16), 65536: (30, 1), 65537: (20, 2)}
+    entries = [
+        SortedEntries(
+            tf.zeros([count], dtype), tf.range(count), tf.constant([size])
+        )
+        for size, (count, _) in sizes.items()
+    ]
+    expected = [count * pair + 4 * blocks for count, blocks in sizes.values()]
+    assert tf.size(pack(entries, [])) * 4 == sum(expected)
+    assert expected == [
+        packed_bytes(size, count, tf.as_dtype(dtype))
+        for size, (count, _) in sizes.items()
+    ]
+
+
+BLOCK = 65536
+PLACES = {
+    "ends of blocks": [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 5 * BLOCK],
+    "empty blocks": [4 * BLOCK + 7],
+    "padded": [0, 0, 0, 3, 3 * BLOCK],
+    "all of a block": list(range(BLOCK + 2)),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_positions_arrive_whatever_their_blocks(replicas):
+    """Of several tensors at once, with other positions on every replica."""
+    rng = np.random.default_rng(0)
+    size = 5 * BLOCK + 1
+    expected = [
+        [
+            np.array(places)
+            if replica == 0
+            else np.sort(rng.integers(0, size, len(places)))
+            for places in PLACES.values()
+        ]
+        for replica in range(replicas)
+    ]
+    per_replica = [
+        [
+            SortedEntries(
+                tf.random.stateless_normal([len(p)], [replica, i]),
+                tf.constant(p),
+                tf.constant([size]),
+            )
+            for i, p in enumerate(places)
+        ]
+        for replica, places in enumerate(expected)
+    ]
+    for i, result in enumerate(gather(per_replica)):
+        parts = [entries[i] for entries in per_replica]
+        for field in ("values", "indices"):
+            np.testing.assert_array_equal(
+                getattr(result, field),
+                tf.concat([getattr(part, field) for part in parts], 0),
+            )
 
 
 def test_positions_that_int32_cannot_hold_are_kept():
-    slices = UniformSlices(
-        tf.zeros([1]), tf.constant([2**40]), tf.constant([2**41])
+    slices = SortedEntries(
+        tf.zeros([2]), tf.constant([2**31 - 1, 2**32 + 1]), tf.constant([2**33])
     )
     (result,) = gather([[slices]])
-    np.testing.assert_array_equal(result.indices, [2**40])
+    np.testing.assert_array_equal(result.indices, [2**31 - 1, 2**32 + 1])

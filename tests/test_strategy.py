@@ -144,6 +144,8 @@ def transports(tmp_path_factory):
 def mirrored_transport(mirrored):
     return {
         "weights": transport.train(mirrored),
+        "half": transport.train_half(mirrored),
+        "most": transport.train_most(mirrored),
         "balance": transport.balance(mirrored),
     }
 
@@ -157,6 +159,25 @@ def test_transport_never_changes_the_mathematics(
             assert error(result["weights"], expected) < 1e-6, kind
     # Other gradients give other weights.
     assert error(transports["4 replicas"][0]["weights"], expected) > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_transport_rounds(transports, mirrored_transport, dtype):
+    """The optimizer does; what TensorFlow cannot gather travels as float32."""
+    expected = mirrored_transport["half"]
+    for kind in ("sparse", "stock"):
+        for result in transports[kind]:
+            assert error(result["half"][dtype], expected[dtype]) < 1e-6, kind
+    assert error(expected["float16"], expected["bfloat16"]) > 1e-4
+
+
+def test_much_is_sent_densely(transports, mirrored_transport):
+    for kind in ("sparse", "stock"):
+        for result in transports[kind]:
+            collectives = result["collectives of most"]
+            assert set(collectives) == {"CollectiveReduceV2"}, kind
+            weights = result["most"]
+            assert error(weights, mirrored_transport["most"]) < 1e-6, kind
 
 
 def test_nothing_is_lost_by_any_transport(transports, mirrored_transport):

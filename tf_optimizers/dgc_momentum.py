@@ -17,10 +17,12 @@ from tf_optimizers.checks import (
     check_unused,
 )
 from tf_optimizers.compression.exchange import exchange
-from tf_optimizers.compression.memory import Memory, Momentum, multi_index
+from tf_optimizers.compression.memory import Memory, Momentum
 from tf_optimizers.compression.penalty import penalty_of
+from tf_optimizers.compression.scatter import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
 from tf_optimizers.compression.summary import summarize
+from tf_optimizers.compression.wire import Wire
 from tf_optimizers.precision import state_dtype
 from tf_optimizers.replicas import backend_variable, own_component
 
@@ -62,7 +64,11 @@ class DGCMomentum(Optimizer):
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
     parameter; u_i only, 4 bytes, where w is exchanged densely. Outside of
     replicas they read as the sum over i, which is what checkpoints hold.
-    Traffic: 8 bytes per sent entry, from every worker to every other; see
+    Traffic: from every worker to every other, per sent entry, a value of
+    `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
+    variable. Under TensorFlow's own strategies a position takes 4. If that,
+    times N, is more than twice the dense tensor, as it may be while the warm-up
+    holds little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
     Sparse gradients: exchanged as they are, and made dense after it; duplicate
     rows are summed.
@@ -94,8 +100,11 @@ class DGCMomentum(Optimizer):
             compressed. Defaults to `16384`.
         momentum_masking: bool. Whether u_i, too, becomes 0 where v_i is sent.
             Defaults to `True`.
-        value_dtype: "float32". The dtype that values are sent in.
-            Defaults to `"float32"`.
+        value_dtype: "float32", "float16" or "bfloat16". What sent values are
+            rounded to; v_i keeps the rest. Of float16, what exceeds 65504 is
+            sent in parts, and what is below 3e-8 not before it has grown.
+            TensorFlow's own strategies carry bfloat16 as float32. Defaults to
+            `"float32"`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
             `weight_decay` are refused.
@@ -141,7 +150,9 @@ class DGCMomentum(Optimizer):
             "min_compress_size", min_compress_size, 1
         )
         momentum_masking = check_boolean("momentum_masking", momentum_masking)
-        check_choice("value_dtype", value_dtype, ["float32"])
+        check_choice(
+            "value_dtype", value_dtype, ["float32", "float16", "bfloat16"]
+        )
         check_unused("DGCMomentum", kwargs, _UNUSED)
         super().__init__(learning_rate, **kwargs)
         self.momentum = momentum
@@ -168,6 +179,7 @@ class DGCMomentum(Optimizer):
                 "`momentum` there.",
                 stacklevel=2,
             )
+        self._wire = Wire.under(self.strategy, self.value_dtype)
         self._memories: list[Any] = [
             None if self.is_overwritten(v) else self._add_memory(v)
             for v in variables
@@ -228,11 +240,7 @@ class DGCMomentum(Optimizer):
         weight = self.full_precision(variable)
         rate = tf.cast(learning_rate, weight.dtype)
         if isinstance(gradient, tf.IndexedSlices):
-            tf.raw_ops.ResourceScatterNdSub(
-                ref=weight.handle,
-                indices=multi_index(gradient.indices, weight.shape),
-                updates=rate * gradient.values,
-            )
+            subtract_entries(weight, gradient, rate)
         else:
             weight.assign_sub(rate * gradient)
         self.store_weight(variable, weight)
@@ -240,6 +248,8 @@ class DGCMomentum(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.
 
+        That is what it hands over. In a ring of N, entries are then passed on
+        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
         Sparse gradients count as dense: at most, that is.
 
         Args:
@@ -262,7 +272,9 @@ class DGCMomentum(Optimizer):
             step = int(tf.convert_to_tensor(self.iterations))
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
-        return summarize(step, self.built_variables, self.is_eligible, sparsity)
+        return summarize(
+            step, self.built_variables, self.is_eligible, sparsity, self._wire
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -309,6 +321,7 @@ class DGCMomentum(Optimizer):
             ),
             self.clipnorm,
             self.momentum_masking,
+            self._wire,
             add("momentum"),
             add("residual") if self.is_eligible(variable) else None,
         )

@@ -19,6 +19,7 @@ SETTINGS = {
     "clipnorm": 2.0,
 }
 STEPS = 200
+MOST = (0.25,)  # Of two replicas, of either transport.
 
 
 def make_gradients(strategy, step):
@@ -28,14 +29,27 @@ def make_gradients(strategy, step):
     )
 
 
-def train(strategy):
+def train(strategy, steps=STEPS, **settings):
     """Return the weights after random steps."""
     rng = np.random.default_rng(7)
     values = {name: rng.standard_normal(s) for name, s in SHAPES.items()}
-    run = dgc.Run(strategy, values, **SETTINGS)
-    for step in range(STEPS):
+    run = dgc.Run(strategy, values, **SETTINGS | settings)
+    for step in range(steps):
         run.step(make_gradients(strategy, step))
     return [weight.tolist() for weight in run.weights()]
+
+
+def train_half(strategy):
+    """Return the weights after fewer steps, by the dtype of sent values."""
+    return {
+        dtype: train(strategy, 20, value_dtype=dtype)
+        for dtype in ("float16", "bfloat16")
+    }
+
+
+def train_most(strategy):
+    """Return the weights after sending so much that it is sent densely."""
+    return train(strategy, 20, sparsity=MOST, rampup_begin_step=0)
 
 
 def balance(strategy):
@@ -63,10 +77,10 @@ def balance(strategy):
     }
 
 
-def count_collectives(strategy):
+def count_collectives(strategy, **settings):
     """Return how often each collective stands in the graph of a step."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    run = dgc.Run(strategy, zeros, min_compress_size=100)
+    run = dgc.Run(strategy, zeros, min_compress_size=100, **settings)
     return collectives_in(run.graph(make_gradients(strategy, 0)))
 
 
@@ -109,12 +123,17 @@ def main():
         "sparse": tfo.SparseMultiWorkerMirroredStrategy,
         "stock": tf.distribute.MultiWorkerMirroredStrategy,
     }[sys.argv[1]]()
-    result = {"weights": train(strategy)}
+    result = {
+        "weights": train(strategy),
+        "half": train_half(strategy),
+        "most": train_most(strategy),
+    }
     threads = count_threads()
     result |= {
         "balance": balance(strategy),
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
+        "collectives of most": count_collectives(strategy, sparsity=MOST),
     }
     if sys.argv[1] == "sparse":
         result["logs"] = reduce_scalars(strategy)

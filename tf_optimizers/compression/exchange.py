@@ -1,10 +1,10 @@
 """One step between replicas: what each sends, and what all receive.
 
-local gradient ── compressed? ── yes: accumulate, take the largest ─┐
-└───────── no: as it is ──────────────────────┤
-all_reduce (SUM)
-step of all ────── compressed? ── yes: entries as received ─────────┤
-└───────── no: accumulate the mean ───────────┘
+local gradient ── compressed? ── yes: accumulate, take the largest ──┐
+                      └───────── no: as it is ───────────────────────┤
+                                                        all_reduce (SUM)
+step of all ───── compressed? ── yes: as received ───────────────────┤
+                      └───────── no: accumulate the mean ────────────┘
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.compression.memory import Memory
-from tf_optimizers.distribute.sparse_all_reduce import UniformSlices
 
 
 def exchange(
@@ -35,22 +34,24 @@ def exchange(
     Returns:
         Dense tensors, and `tf.IndexedSlices` of the flattened variables.
     """
+    shares = [
+        sparsity if memory.is_compressed(gradient) else None
+        for gradient, memory in zip(gradients, memories, strict=True)
+    ]
     messages = [
-        memory.compress(gradient, weight, sparsity, tf.stack([step, index]))
-        if sparsity is not None and memory.is_compressed(gradient)
-        else gradient
-        for index, (gradient, weight, memory) in enumerate(
-            zip(gradients, weights, memories, strict=True)
+        gradient
+        if share is None
+        else memory.compress(gradient, weight, share, tf.stack([step, index]))
+        for index, (gradient, weight, memory, share) in enumerate(
+            zip(gradients, weights, memories, shares, strict=True)
         )
     ]
     received = tf.distribute.get_replica_context().all_reduce(
         tf.distribute.ReduceOp.SUM, messages
     )
     return [
-        total
-        if isinstance(message, UniformSlices)
-        else memory.accumulate_mean(total, weight)
-        for message, total, weight, memory in zip(
-            messages, received, weights, memories, strict=True
+        memory.accumulate_mean(total, weight) if share is None else total
+        for total, weight, memory, share in zip(
+            received, weights, memories, shares, strict=True
         )
     ]

@@ -11,9 +11,11 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers.clipping import clip, clip_factor
 from tf_optimizers.compression.penalty import Penalty
+from tf_optimizers.compression.scatter import set_entries
 from tf_optimizers.compression.schedule import kept
 from tf_optimizers.compression.top_k import top_k
-from tf_optimizers.distribute.sparse_all_reduce import UniformSlices
+from tf_optimizers.compression.wire import Wire, position_dtype, rounded
+from tf_optimizers.distribute.entries import SortedEntries
 from tf_optimizers.gradients import as_dense
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.norms import norm
@@ -52,6 +54,7 @@ class Memory(NamedTuple):
         rule: How gradients are accumulated.
         clipnorm: None, or the limit of a gradient's norm.
         masking: Whether u becomes 0 where v is sent.
+        wire: How v is sent.
         momentum: u, a variable of the shape of w.
         residual: v, likewise; None if the variable is never compressed.
     """
@@ -59,6 +62,7 @@ class Memory(NamedTuple):
     rule: Momentum
     clipnorm: float | None
     masking: bool
+    wire: Wire
     momentum: Any
     residual: Any
 
@@ -73,7 +77,7 @@ class Memory(NamedTuple):
         weight: tf.Variable,
         sparsity: float,
         seed: tf.Tensor,
-    ) -> UniformSlices:
+    ) -> Gradient:
         """Add a replica's gradient to its u and v; take out what is sent.
 
         Args:
@@ -83,8 +87,8 @@ class Memory(NamedTuple):
             seed: int32 [2]; has no effect on the result.
 
         Returns:
-            k entries of the flattened variable; at the end zeros at position
-            0, if v has fewer entries but 0.
+            k `SortedEntries` of the flattened variable, first of all zeros at
+            position 0 if fewer entries of v are not 0; or a dense tensor.
         """
         scale = tf.ones([], gradient.dtype)
         if self.clipnorm:
@@ -99,10 +103,17 @@ class Memory(NamedTuple):
         accumulate(weight.handle, u, v, gradient, scale)
         size = shape.num_elements()
         take = compiled(
-            _take, shape, dtype, kept(size, sparsity), self.masking, xla=False
+            _take,
+            shape,
+            dtype,
+            kept(size, sparsity),
+            self.wire,
+            self.masking,
+            xla=False,
         )
         values, positions = take(u, v, gradient, seed)
-        return UniformSlices(values, positions, tf.constant([size]))
+        entries = SortedEntries(values, positions, tf.constant([size]))
+        return self.wire.pack(entries, shape)
 
     def accumulate_mean(
         self, gradient: Gradient, weight: tf.Variable
@@ -121,26 +132,6 @@ class Memory(NamedTuple):
             (dense,) = clip([dense], self.clipnorm, None, None)
         kernel = compiled(_accumulate_mean, dense.shape, dense.dtype, self.rule)
         return kernel(weight.handle, own_component(self.momentum).handle, dense)
-
-
-def multi_index(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Return [n, rank] indices of positions in the flattened variable.
-
-    `tf.unravel_index` refuses to be given none.
-    """
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(shape.rank)]
-    return tf.stack(
-        [
-            positions // stride % size
-            for stride, size in zip(strides, shape, strict=True)
-        ],
-        axis=-1,
-    )
-
-
-def position_dtype(size: int) -> tf.DType:
-    """Return the integers that positions are sent as."""
-    return tf.int32 if size <= tf.int32.max else tf.int64
 
 
 def _accumulate(
@@ -171,6 +162,7 @@ def _accumulate_mean(
 
 def _take(
     k: int,
+    wire: Wire,
     masking: bool,
     momentum: tf.Tensor,
     residual: tf.Tensor,
@@ -179,17 +171,28 @@ def _take(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
     positions = top_k(v, k, seed)
-    values = tf.gather(v, positions)
+    places = tf.maximum(positions, 0)
+    values = tf.where(positions < 0, 0.0, tf.gather(v, places))
+    sent, rest = rounded(values, wire.value_dtype)
+    places = tf.cast(places, position_dtype(v.shape[0]))
+    # Nothing is kept beyond the end.
+    kept_at = tf.where(sent == 0, v.shape[0], places)
+    spec = tf.TensorSpec(like.shape, like.dtype)
+    keep = compiled(_keep, spec.shape, spec.dtype, spec, masking)
+    # All reads of v lie behind, so that it need not be copied to change.
     with tf.control_dependencies([values]):
-        # All reads of v lie behind, so that it need not be copied to change.
-        where = multi_index(positions, like.shape)
-    for handle in (residual, momentum) if masking else (residual,):
-        tf.raw_ops.ResourceScatterNdUpdate(
-            ref=handle, indices=where, updates=tf.zeros_like(values)
-        )
-    missing = [[0, k - tf.size(positions)]]
-    positions = tf.cast(positions, position_dtype(v.shape[0]))
-    return (
-        tf.ensure_shape(tf.pad(values, missing), [k]),
-        tf.ensure_shape(tf.pad(positions, missing), [k]),
-    )
+        keep(momentum, residual, kept_at, rest)
+    return tf.cast(sent, wire.carrier_dtype), places
+
+
+def _keep(
+    like: tf.TensorSpec,
+    masking: bool,
+    momentum: tf.Tensor,
+    residual: tf.Tensor,
+    positions: tf.Tensor,
+    rest: tf.Tensor,
+) -> None:
+    set_entries(residual, like, positions, rest)
+    if masking:
+        set_entries(momentum, like, positions, tf.zeros_like(rest))

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.compression.memory import position_dtype
 from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.wire import Wire
 from tf_optimizers.precision import state_dtype
 from tf_optimizers.weight_decay import path_of
 
@@ -16,11 +16,12 @@ def summarize(
     variables: Sequence[Any],
     is_eligible: Callable[[Any], bool],
     sparsity: float | None,
+    wire: Wire,
 ) -> dict[str, Any]:
     """Return what one replica sends; see `DGCMomentum`."""
     traffic = {
         path_of(variable): _traffic(
-            variable, sparsity if is_eligible(variable) else None
+            variable, sparsity if is_eligible(variable) else None, wire
         )
         for variable in variables
     }
@@ -34,13 +35,14 @@ def summarize(
     }
 
 
-def _traffic(variable: Any, sparsity: float | None) -> tuple[int, int]:
+def _traffic(
+    variable: Any, sparsity: float | None, wire: Wire
+) -> tuple[int, int]:
     size = tf.TensorShape(variable.shape).num_elements()
-    value = tf.as_dtype(state_dtype(variable.dtype)).size
+    dense = size * tf.as_dtype(state_dtype(variable.dtype)).size
     if sparsity is None:
-        return size * value, size * value
-    pair = value + position_dtype(size).size
-    return size * value, kept(size, sparsity) * pair
+        return dense, dense
+    return dense, wire.sent_bytes(size, kept(size, sparsity))
 
 
 def _row(dense: int, sent: int) -> dict[str, float]:

@@ -1,16 +1,16 @@
 """All `IndexedSlices` of a call in one all-gather.
 
     worker 0                          worker 1
-    a: 2 rows, b: 1 row               a: 2 rows, b: 3 rows
-        │ pack: values and indices as 32-bit words, rows padded
+    a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
+        │ pack: as 32-bit words, rows padded
         ▼                                 ▼
-    [a.values a.indices b.values b.indices]        one int32 buffer each
+    [a b.values b.indices]            one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
-    a: 4 rows, b: 4 rows, those of worker 0 first
+    a: 4 entries, b: 4 rows, those of worker 0 first
 
 Padding needs to know the rows of everybody. They travel ahead, all in one
-small all-gather, unless the slices are `UniformSlices`.
+small all-gather, unless all slices are `SortedEntries`.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import CollectiveAllReduceHooks
+from tf_optimizers.distribute.entries import (
+    SortedEntries,
+    pack_entries,
+    unpack_entries,
+)
 from tf_optimizers.distribute.words import WordReader, to_words
-
-
-class UniformSlices(tf.IndexedSlices):
-    """`tf.IndexedSlices` with equally many rows on every replica.
-
-    The promise saves the exchange of the numbers of rows.
-    """
 
 
 class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
@@ -73,42 +71,34 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
 
     def _gather_rows(
         self, slices: Sequence[tf.IndexedSlices], replica_id: int, options: Any
-    ) -> list[tf.Tensor | None]:
-        """Return each slices' rows by replica, None for `UniformSlices`."""
-        uneven = [s for s in slices if not isinstance(s, UniformSlices)]
+    ) -> list[tf.Tensor]:
+        """Return the rows by replica of all slices that may differ in them."""
+        _, uneven = _by_kind(slices)
         if not uneven:
-            return [None] * len(slices)
+            return []
         local = tf.stack([tf.shape(s.indices)[0] for s in uneven])
         every = self.all_gather(local[tf.newaxis], replica_id, options)
-        columns = iter(tf.unstack(every, num=len(uneven), axis=1))
-        return [
-            None if isinstance(s, UniformSlices) else next(columns)
-            for s in slices
-        ]
+        return tf.unstack(every, num=len(uneven), axis=1)
 
 
 def pack(
-    slices: Sequence[tf.IndexedSlices], rows: Sequence[tf.Tensor | None]
+    slices: Sequence[tf.IndexedSlices], rows: Sequence[tf.Tensor]
 ) -> tf.Tensor:
     """Return values and indices as int32 words, padded to the most rows."""
-    return tf.concat(
-        [
-            to_words(
-                tensor
-                if counts is None
-                else pad_rows(tensor, tf.reduce_max(counts))
-            )
-            for part, counts in zip(slices, rows, strict=True)
-            for tensor in (part.values, _narrow_indices(part))
-        ],
-        0,
-    )
+    entries, uneven = _by_kind(slices)
+    words = pack_entries(entries) if entries else []
+    words += [
+        to_words(pad_rows(tensor, tf.reduce_max(counts)))
+        for part, counts in zip(uneven, rows, strict=True)
+        for tensor in (part.values, _narrow_indices(part))
+    ]
+    return tf.concat(words, 0)
 
 
 def unpack(
     gathered: tf.Tensor,
     slices: Sequence[tf.IndexedSlices],
-    rows: Sequence[tf.Tensor | None],
+    rows: Sequence[tf.Tensor],
     replicas: int,
 ) -> list[tf.IndexedSlices]:
     """Return the slices of all replicas, in their order.
@@ -116,19 +106,30 @@ def unpack(
     Args:
         gathered: int32 [replicas * words], as `pack` makes them.
         slices: This replica's, for dtypes and shapes.
-        rows: By replica, or None where all have as many as this one.
+        rows: By replica, of those that are not `SortedEntries`.
         replicas: Their number.
     """
     words = WordReader(tf.reshape(gathered, [replicas, -1]), replicas)
+    entries, uneven = _by_kind(slices)
+    even_results = iter(
+        unpack_entries(words, entries, replicas) if entries else []
+    )
+    uneven_results = iter(
+        [
+            tf.IndexedSlices(
+                _read(words, part.values, counts),
+                tf.cast(
+                    _read(words, _narrow_indices(part), counts),
+                    part.indices.dtype,
+                ),
+                part.dense_shape,
+            )
+            for part, counts in zip(uneven, rows, strict=True)
+        ]
+    )
     return [
-        tf.IndexedSlices(
-            _read(words, part.values, counts),
-            tf.cast(
-                _read(words, _narrow_indices(part), counts), part.indices.dtype
-            ),
-            part.dense_shape,
-        )
-        for part, counts in zip(slices, rows, strict=True)
+        next(even_results if isinstance(s, SortedEntries) else uneven_results)
+        for s in slices
     ]
 
 
@@ -138,16 +139,10 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 
-def _read(
-    words: WordReader, like: tf.Tensor, counts: tf.Tensor | None
-) -> tf.Tensor:
+def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Return the rows of every replica, without padding."""
-    inner = like.shape[1:]
-    if counts is None:
-        tensor = words.read(like.dtype, like.shape)
-        return tf.reshape(tensor, [-1, *inner])
     most = tf.reduce_max(counts)
-    tensor = words.read(like.dtype, [most, *inner])
+    tensor = words.read(like.dtype, [most, *like.shape[1:]])
     return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
 
 
@@ -163,6 +158,14 @@ def _narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
 
 def _divide(part: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(part.values / count, part.indices, part.dense_shape)
+
+
+def _by_kind(
+    slices: Sequence[tf.IndexedSlices],
+) -> tuple[list[SortedEntries], list[tf.IndexedSlices]]:
+    """Part those with equally many rows on every replica from the rest."""
+    entries = [s for s in slices if isinstance(s, SortedEntries)]
+    return entries, [s for s in slices if not isinstance(s, SortedEntries)]
 
 
 def _groups(values: Sequence[Any]) -> list[list[int]]:

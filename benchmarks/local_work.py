@@ -1,0 +1,81 @@
+"""What does compressing cost a replica, by number of tensors and parameters?
+
+    python benchmarks/local_work.py [--models "20 M in 1"] [--rounds 15]
+
+One replica, hence no exchange: a step of `DGCMomentum` clips, accumulates,
+selects 0.1 %, masks it, and takes it off the weights. All contenders take turns
+in one process, as in step_time.py, whose yardstick this is, too.
+"""
+
+import argparse
+import json
+import pathlib
+import warnings
+from collections.abc import Callable
+
+import keras
+import step_time
+import tables
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.report import environment
+
+# Square tensors: millions of parameters, in how many.
+MODELS = {
+    f"{millions:g} M in {tensors}": tensors
+    * [(round((millions * 1e6 / tensors) ** 0.5),) * 2]
+    for millions, tensors in (
+        (0.25, 1),
+        (1, 1),
+        (4, 1),
+        (20, 1),
+        (4, 10),
+        (4, 100),
+        (20, 100),
+    )
+}
+
+
+def compressing(**kwargs: object) -> Callable:
+    return step_time.optimizer_step(tfo.DGCMomentum(1e-3, **kwargs))
+
+
+def contenders() -> dict[str, Callable]:
+    return {
+        tables.YARDSTICK: step_time.yardstick_step,
+        "DGC at 0.1 %": compressing(),
+        "DGC at 0.1 %, clipnorm": compressing(clipnorm=1.0),
+        "DGC at 0.1 %, float16": compressing(value_dtype="float16"),
+        "DGC, dense stage": compressing(rampup_begin_step=10**6),
+        "keras SGD, momentum": step_time.optimizer_step(
+            keras.optimizers.SGD(1e-3, momentum=0.9)
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS)
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=step_time.RESULTS / "local_work.json",
+    )
+    arguments = parser.parse_args()
+    # Of a single replica, which has no traffic to save.
+    warnings.filterwarnings("ignore", "DGCMomentum saves traffic")
+    document = {**environment(), "models": {}}
+    for name in arguments.models:
+        result = step_time.measure(
+            name, MODELS[name], contenders(), arguments.rounds
+        )
+        document["models"][name] = result
+        print(tables.step_time(name, result), end="\n\n")
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

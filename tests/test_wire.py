@@ -1,0 +1,71 @@
+"""Entries that would take more than a dense sum travel as a dense tensor."""
+
+import dgc
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.wire import Wire
+
+SIZE = 10**6
+
+
+@pytest.mark.parametrize(
+    ("replicas", "packed", "dtype", "densest"),
+    [
+        (2, False, "float32", 0.5),
+        (2, True, "float32", 2 / 3),
+        (4, True, "float16", 0.5),
+        (8, True, "float32", 1 / 6),
+        (32, True, "float32", 1 / 24),
+        (32, False, "float32", 1 / 32),
+        (1024, True, "bfloat16", 1 / 512),
+    ],
+)
+def test_rule_compares_the_bytes_that_replicas_pass_on(
+    replicas, packed, dtype, densest
+):
+    """In a ring: (N - 1) k pair bytes, or 2 (N - 1) / N of 4 bytes each."""
+    wire = Wire(replicas, tf.as_dtype(dtype), packed)
+    for share in (0.98 * densest, 1.02 * densest):
+        count = int(share * SIZE)
+        pair = wire._entry_bytes(SIZE, count)
+        passed_on = (replicas - 1) * pair, 2 * (replicas - 1) / replicas * 4e6
+        is_dense = passed_on[0] > passed_on[1]
+        assert wire.is_dense(SIZE, count) is is_dense is (share > densest)
+        assert wire.sent_bytes(SIZE, count) == (4 * SIZE if is_dense else pair)
+
+
+def test_warm_up_of_many_workers_becomes_sparse():
+    wire = Wire(32, tf.float32, is_packed=True)
+    stages = (0.75, 0.9375, 0.984375, 0.996, 0.999)
+    is_dense = [wire.is_dense(SIZE, kept(SIZE, stage)) for stage in stages]
+    assert is_dense == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_both_ways_give_the_same_weights(mirrored, monkeypatch, dtype):
+    shapes = [(40, 50), (300,)]
+
+    def train():
+        run = dgc.Run(
+            mirrored,
+            {str(i): np.zeros(shape) for i, shape in enumerate(shapes)},
+            sparsity=(0.25,),
+            value_dtype=dtype,
+        )
+        for step in range(5):
+            run.step(dgc.make_gradients(step, shapes, 2))
+        return run
+
+    dense = train()
+    traffic = dense.optimizer.communication_summary()["total"]
+    monkeypatch.setattr(Wire, "is_dense", lambda *_: False)
+    sparse = train()
+    assert traffic["ratio"] == 1.0
+    assert sparse.optimizer.communication_summary()["total"] != traffic
+    assert dgc.worst(dense.weights(), sparse.weights()) < 1e-6
+    for side in ("momentum", "residual"):
+        for a, b in zip(dense.memory(side), sparse.memory(side), strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -1,0 +1,99 @@
+"""Entries of several flattened tensors as words, 2 bytes per position.
+
+    positions   5  9  65541  131090     of a tensor of 3 blocks of 65,536
+    low halves  5  9      5      18     16 bits each
+    counts      2         1       1     of the entries in each block
+
+Tensors are numbered through in blocks, so that all are coded at once.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers.distribute.words import WordReader, to_words
+
+_BLOCK = 1 << 16  # What 16 bits tell apart.
+
+
+class SortedEntries(tf.IndexedSlices):
+    """`tf.IndexedSlices` of scalars at rising positions of a flat tensor.
+
+    Every replica has equally many, and its dense shape is static. The promise
+    saves the exchange of the numbers of rows, and half of each position.
+    """
+
+
+def packed_bytes(size: int, count: int, value_dtype: tf.DType) -> int:
+    """Return what `count` of `size` entries take, but for filling a word."""
+    return count * (value_dtype.size + 2) + 4 * _blocks(size)
+
+
+def pack_entries(entries: Sequence[SortedEntries]) -> list[tf.Tensor]:
+    """Return the words of entries whose values are of one dtype."""
+    firsts = _first_blocks(entries)
+    positions = tf.concat([tf.cast(e.indices, tf.int64) for e in entries], 0)
+    positions += _per_entry(entries, firsts[:-1]) * _BLOCK
+    block = tf.cast(positions // _BLOCK, tf.int32)
+    counts = tf.math.unsorted_segment_sum(
+        tf.ones_like(block), block, firsts[-1]
+    )
+    return [
+        to_words(tf.concat([e.values for e in entries], 0)),
+        to_words(tf.cast(positions % _BLOCK, tf.uint16)),
+        counts,
+    ]
+
+
+def unpack_entries(
+    words: WordReader, entries: Sequence[SortedEntries], replicas: int
+) -> list[tf.IndexedSlices]:
+    """Return the entries of all replicas, in their order.
+
+    Args:
+        words: What each replica packed.
+        entries: This replica's, for dtypes and shapes.
+        replicas: Their number.
+    """
+    sizes = [e.values.shape[0] for e in entries]
+    firsts = _first_blocks(entries)
+    values = words.read(entries[0].values.dtype, [sum(sizes)])
+    low = words.read(tf.uint16, [sum(sizes)])
+    ends = tf.cumsum(words.read(tf.int32, [firsts[-1]]), axis=1)
+    order = tf.tile(tf.range(sum(sizes))[tf.newaxis], [replicas, 1])
+    block = tf.searchsorted(ends, order, side="right")
+    block = tf.cast(block, tf.int64) - _per_entry(entries, firsts[:-1])
+    positions = block * _BLOCK + tf.cast(low, tf.int64)
+    return [
+        tf.IndexedSlices(
+            tf.reshape(part, [-1]),
+            tf.cast(tf.reshape(where, [-1]), e.indices.dtype),
+            e.dense_shape,
+        )
+        for part, where, e in zip(
+            tf.split(values, sizes, axis=1),
+            tf.split(positions, sizes, axis=1),
+            entries,
+            strict=True,
+        )
+    ]
+
+
+def _blocks(size: int) -> int:
+    return -(-size // _BLOCK)
+
+
+def _first_blocks(entries: Sequence[SortedEntries]) -> list[int]:
+    """Return the number of each tensor's first block, and of all blocks."""
+    sizes = [int(tf.get_static_value(e.dense_shape)[0]) for e in entries]
+    return list(itertools.accumulate(map(_blocks, sizes), initial=0))
+
+
+def _per_entry(
+    entries: Sequence[SortedEntries], numbers: Sequence[int]
+) -> np.ndarray:
+    """Repeat the number of each tensor for each of its entries."""
+    counts = [e.values.shape[0] for e in entries]
+    return np.repeat(np.array(numbers, "int64"), counts)
