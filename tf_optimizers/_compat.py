@@ -139,6 +139,19 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         return self._overwrite_variable_with_gradient(variable)
 
 
+def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Let the `fit` that is about to start do so at an epoch."""
+    # Keras reads it after `on_train_begin`, for its own BackupAndRestore; the
+    # argument `initial_epoch` has been given by then.
+    model._initial_epoch = epoch
+
+
+def build_metrics(model: keras.Model, batch: Any) -> None:
+    """Create the variables of a model's metrics, whatever their values."""
+    # Keras does so when it traces the first step, if there is no strategy.
+    model._symbolic_build(data_batch=batch)
+
+
 def in_xla() -> bool:
     """Tell whether what is being traced will be compiled by XLA."""
     # `tf.function(jit_compile=True)` opens a context that ops ask for in here
