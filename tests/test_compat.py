@@ -14,6 +14,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    mirrored_strategy,
 )
 from tensorflow.python.eager import context
 
@@ -58,6 +59,7 @@ TENSORFLOW = {
         "_num_workers",
         "_use_merge_call",
     ],
+    mirrored_strategy.MirroredExtended: ["_create_variable"],
     context.Context: [
         "_context_handle",
         "get_config_key_value",

@@ -318,10 +318,19 @@ class MultiWorkerExtendedHooks(
     """The extension of `MultiWorkerMirroredStrategy`, to be adapted.
 
     A strategy does its work in such an object, which has no public name.
-    Subclasses set `collectives`.
+    Subclasses set `collectives` and implement `check_variable`.
     """
 
     collectives: type[CollectiveAllReduceHooks]
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        # A strategy has no public hook for the variables created under it.
+        self.check_variable(str(kwargs.get("name")))
+        return super()._create_variable(next_creator, **kwargs)
+
+    def check_variable(self, name: str) -> None:
+        """Raise if there must not be a variable of such a name."""
+        raise NotImplementedError
 
     def _use_merge_call(self) -> bool:
         # Without merge calls, collectives may stand inside a `tf.cond`, and
@@ -366,6 +375,11 @@ class MultiWorkerExtendedHooks(
             options=self._communication_options,
             collective_keys=self._collective_keys,
         )
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers."""
+        return self._num_replicas_in_sync
 
     @property
     def workers(self) -> int:
