@@ -1,7 +1,8 @@
-"""What describes a cluster is checked before TensorFlow waits for it."""
+"""What cannot work is refused before TensorFlow waits for it."""
 
 import json
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -90,3 +91,14 @@ def test_other_resolvers_and_options_are_refused(monkeypatch, value):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(TypeError, match="`communication_options` must be"):
         tfo.SparseMultiWorkerMirroredStrategy(communication_options=value)
+
+
+def test_dynamic_loss_scaling_is_refused(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 2
+    with strategy.scope():
+        variable = keras.Variable([1.0])
+        optimizer = keras.optimizers.LossScaleOptimizer(tfo.Lamb())
+        with pytest.raises(RuntimeError, match="auto_scale_loss=False"):
+            optimizer.build([variable])

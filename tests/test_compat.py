@@ -14,6 +14,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    mirrored_strategy,
 )
 from tensorflow.python.eager import context
 
@@ -34,6 +35,7 @@ ATTRIBUTES = [
     "_model_variables_moving_average",
     "_trainable_variables",
 ]
+MODEL = ["_initial_epoch", "_symbolic_build"]
 TENSORFLOW = {
     cross_device_ops.CollectiveAllReduce: [
         "_all_reduce",
@@ -58,6 +60,7 @@ TENSORFLOW = {
         "_num_workers",
         "_use_merge_call",
     ],
+    mirrored_strategy.MirroredExtended: ["_create_variable"],
     context.Context: [
         "_context_handle",
         "get_config_key_value",
@@ -85,6 +88,31 @@ def test_keras_optimizer_has_private_attribute(name):
         f"keras.optimizers.Optimizer has no {name} any more: see _compat.py "
         "for what it was needed for."
     )
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_keras_model_has_private_name(name):
+    assert hasattr(keras.Sequential(), name), (
+        f"keras.Model has no {name} any more: see _compat.py for what it was "
+        "needed for."
+    )
+
+
+def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
+    class Start(keras.callbacks.Callback):
+        epochs = []
+
+        def on_train_begin(self, logs=None):
+            _compat.start_at_epoch(self.model, 2)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epochs.append(epoch)
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = tf.zeros([2, 1])
+    model.fit(data, data, epochs=4, verbose=0, callbacks=[Start()])
+    assert Start.epochs == [2, 3]
 
 
 def test_keras_still_calls_the_hooks():
@@ -148,7 +176,12 @@ def test_tensorflow_has_private_names(owner, names):
 def test_every_private_name_of_compat_is_listed_here():
     source = inspect.getsource(_compat)
     used = set(re.findall(r"(?:\.|def )(_[a-z]\w+)", source))
-    listed = {*METHODS, *ATTRIBUTES, *itertools.chain(*TENSORFLOW.values())}
+    listed = {
+        *METHODS,
+        *ATTRIBUTES,
+        *MODEL,
+        *itertools.chain(*TENSORFLOW.values()),
+    }
     private = {name for name in listed if name.startswith("_")}
     ours = {
         *("_counter", "_first_key", "_side_channel"),
@@ -164,6 +197,7 @@ def test_private_names_are_used_in_compat_only():
             [
                 *METHODS,
                 *ATTRIBUTES,
+                *MODEL,
                 "__internal__",
                 r"keras\.src",
                 r"tensorflow\.python",

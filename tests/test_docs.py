@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import tf_optimizers as tfo
-from tf_optimizers import schedules
+from tf_optimizers import callbacks, schedules
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,6 +22,7 @@ CLASSES = [
     tfo.DGCMomentum,
     tfo.Lamb,
     tfo.LANS,
+    callbacks.BackupAndRestore,
     schedules.LansSchedule,
 ]
 

@@ -566,6 +566,77 @@ def test_first_failure_stops_all_and_is_the_exit_code(launch, write, failure):
     assert_gone([int(name) for name in os.listdir(folder)], seconds=0)
 
 
+RESTARTING = (
+    INDEX,
+    "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
+    "print(restart, *cluster['cluster']['worker'], flush=True)\n"
+    "if index == 1 and restart < 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+    f"if restart < 2: time.sleep({LONG})\n",
+)
+
+
+def test_failed_worker_is_started_anew_with_all_others(launch, write):
+    script = write(*RESTARTING)
+    run = launch("--workers", "2", "--max-restarts", "2", script)
+    assert run.returncode == 0
+    lines = [line.split() for line in lines_of(run.stdout, 1)]
+    assert [line[0] for line in lines] == [b"0", b"1", b"2"]
+    assert [line.split() for line in lines_of(run.stdout, 0)][-1] == lines[-1]
+    killed = (
+        "[launcher] Worker 1 was killed by signal 9 (Killed). "
+        "All workers are stopped."
+    )
+    assert run.stderr.decode().splitlines() == [
+        killed,
+        "[launcher] Restart 1 of 2.",
+        killed,
+        "[launcher] Restart 2 of 2.",
+    ]
+
+
+def test_exit_code_after_all_restarts_is_that_of_the_last_start(launch, write):
+    script = write(
+        INDEX,
+        "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
+        "sys.exit(3 + restart)\n",
+    )
+    run = launch("--workers", "1", "--max-restarts", "1", script)
+    assert run.returncode == 4
+    assert run.stderr.count(b"Restart") == 1
+    assert b"failed with exit code 4" in run.stderr
+
+
+def test_signal_ends_the_launcher_despite_restarts(start, write):
+    script = write(
+        f"import time; print('ready', 0, flush=True)\ntime.sleep({LONG})"
+    )
+    launcher = start("--workers", "1", "--max-restarts", "5", script)
+    launcher.process.stdout.readline()
+    launcher.process.terminate()
+    assert launcher.wait() == 143
+    assert "Restart" not in launcher.errors()
+
+
+def test_signal_while_workers_are_stopped_prevents_the_restart(start, write):
+    script = write(
+        INDEX,
+        "if index == 1:\n"
+        "    while not os.path.exists('armed'): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "open('armed', 'w').close()\n"
+        "while True: signal.pause()\n",
+    )
+    launcher = start(
+        *("--workers", "2", "--grace-period", "3", "--max-restarts", "5"),
+        script,
+    )
+    assert launcher.process.stdout.readline() == b"[worker 0] asked\n"
+    launcher.process.terminate()
+    assert launcher.wait() == 3
+    assert "Restart" not in launcher.errors()
+
+
 def test_exit_code_255_is_not_a_signal(launch, write):
     run = launch("--workers", "1", write("import os; os._exit(255)"))
     assert run.returncode == 255
@@ -812,6 +883,12 @@ BAD = {
     "--workers 2 -m .good": MODULE + "Received: -m .good.",
     "--workers 2 -m good..x": MODULE + "Received: -m good..x.",
     "--workers 2 --work 3 good.py": "unrecognized arguments: --work 3",
+    "--workers 2 --max-restarts -1 good.py": COUNT.replace("1.", "0.").format(
+        -1
+    ),
+    "--workers 2 --max-restarts x good.py": COUNT.replace("1.", "0.").format(
+        "x"
+    ),
     "--workers 2 --unknown x good.py": "unrecognized arguments: --unknown x",
 }
 
@@ -852,7 +929,7 @@ def test_help_tells_every_option_and_its_default(launch):
     run = launch("--help")
     assert run.returncode == 0
     text = " ".join(run.stdout.decode().split())
-    for option in ("--workers N", "M", "127.0.0.1", "(10)", "(1)"):
+    for option in ("--workers N", "M", "127.0.0.1", "(10)", "(1)", "(0)"):
         assert option in text
 
 

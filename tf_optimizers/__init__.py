@@ -1,6 +1,6 @@
 """Optimizers for Keras 3 where plain Adam on one machine is not enough."""
 
-from tf_optimizers import schedules
+from tf_optimizers import callbacks, schedules
 from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
@@ -17,5 +17,6 @@ __all__ = [
     "LANS",
     "Lamb",
     "SparseMultiWorkerMirroredStrategy",
+    "callbacks",
     "schedules",
 ]

@@ -139,6 +139,19 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         return self._overwrite_variable_with_gradient(variable)
 
 
+def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Let the `fit` that is about to start do so at an epoch."""
+    # Keras reads it after `on_train_begin`, for its own BackupAndRestore; the
+    # argument `initial_epoch` has been given by then.
+    model._initial_epoch = epoch
+
+
+def build_metrics(model: keras.Model, batch: Any) -> None:
+    """Create the variables of a model's metrics, whatever their values."""
+    # Keras does so when it traces the first step, if there is no strategy.
+    model._symbolic_build(data_batch=batch)
+
+
 def in_xla() -> bool:
     """Tell whether what is being traced will be compiled by XLA."""
     # `tf.function(jit_compile=True)` opens a context that ops ask for in here
@@ -305,10 +318,19 @@ class MultiWorkerExtendedHooks(
     """The extension of `MultiWorkerMirroredStrategy`, to be adapted.
 
     A strategy does its work in such an object, which has no public name.
-    Subclasses set `collectives`.
+    Subclasses set `collectives` and implement `check_variable`.
     """
 
     collectives: type[CollectiveAllReduceHooks]
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        # A strategy has no public hook for the variables created under it.
+        self.check_variable(str(kwargs.get("name")))
+        return super()._create_variable(next_creator, **kwargs)
+
+    def check_variable(self, name: str) -> None:
+        """Raise if there must not be a variable of such a name."""
+        raise NotImplementedError
 
     def _use_merge_call(self) -> bool:
         # Without merge calls, collectives may stand inside a `tf.cond`, and
@@ -371,6 +393,11 @@ class MultiWorkerExtendedHooks(
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers."""
+        return self._num_replicas_in_sync
 
     @property
     def workers(self) -> int:

@@ -203,6 +203,23 @@ class SparseExtended(MultiWorkerExtendedHooks):
 
     collectives = SparseCollectiveAllReduce
 
+    def check_variable(self, name: str) -> None:
+        """Refuse dynamic loss scaling, which would part the replicas.
+
+        Keras's `LossScaleOptimizer` has no base class or name of its own that
+        could be asked for in a step, but this variable. Each replica looks at
+        its own gradients, and one that skips the step leaves the others alone
+        in the exchange.
+        """
+        if name == "dynamic_scale" and self.replicas > 1:
+            raise RuntimeError(
+                "Replicas must scale the loss alike. Received a "
+                "`keras.optimizers.LossScaleOptimizer`, which skips a step on "
+                "the replica that overflows, and not on others. Use the policy "
+                '"mixed_bfloat16"; or compile with `auto_scale_loss=False` and '
+                "pass `loss_scale_factor` to the optimizer."
+            )
+
 
 def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     """Raise unless all workers train alike: they would wait for ever.

@@ -25,6 +25,11 @@ Options:
         on an open network, close its ports by a firewall.
     --grace-period SECONDS: number >= 0. Time between the request to end and
         SIGKILL. Defaults to `10`.
+    --max-restarts K: int >= 0. How often to start all workers anew, on new
+        ports, when one fails. A script that passes
+        `tfo.callbacks.BackupAndRestore` to `fit` then goes on where its last
+        backup was; `TF_OPTIMIZERS_RESTART` in its environment counts from 0.
+        A signal to the launcher ends it for good. Defaults to `0`.
 
 A worker is what `python -u script` would be: the same `sys.argv`, `sys.path`,
 `__main__`, folder and environment plus `TF_CONFIG`. Its stdin is empty. Its
@@ -32,10 +37,11 @@ stdout and stderr appear on the launcher's, each line behind `[worker 0] `. A
 carriage return ends a line too, so each state of a progress bar is one.
 Threads are TensorFlow's default, as many per worker as there are cores.
 
-The first worker that fails ends the others by SIGTERM. Ctrl-C, SIGTERM and the
-end of the terminal (SIGHUP) are passed on to all. What a worker has started
-ends with it, unless it has left the worker's session (`setsid`). Should the
-launcher itself be killed, all are killed at once.
+The first worker that fails ends the others by SIGTERM; what has happened, and
+whether all are started anew, stands on stderr behind `[launcher] `. Ctrl-C,
+SIGTERM and the end of the terminal (SIGHUP) are passed on to all. What a worker
+has started ends with it, unless it has left the worker's session (`setsid`).
+Should the launcher itself be killed, all are killed at once.
 
 A port stays reserved from before TensorFlow takes it until the launcher ends.
 Only a program that insists on that very number can still take it; the worker
@@ -48,4 +54,5 @@ Exit codes:
     128 + s: The launcher got signal s (130 after Ctrl-C, 143 after SIGTERM),
         or s killed the worker that failed first.
     Any other: That of the worker that failed first.
+After restarts, those of the last start.
 """

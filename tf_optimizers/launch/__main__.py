@@ -1,6 +1,7 @@
 """Command line of the launcher."""
 
 import argparse
+import functools
 import importlib.util
 import math
 import os
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         devices=options.devices_per_worker,
         host=options.host,
         grace_period=options.grace_period,
+        max_restarts=options.max_restarts,
     )
 
 
@@ -76,6 +78,13 @@ def make_parser() -> argparse.ArgumentParser:
         default=10.0,
         metavar="SECONDS",
         help="time to end after SIGTERM or SIGINT, then SIGKILL (%(default)g)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=functools.partial(_count, minimum=0),
+        default=0,
+        metavar="K",
+        help="how often to start all workers anew when one fails (%(default)s)",
     )
     return parser
 
@@ -160,15 +169,16 @@ def _child(parent: ModuleSpec | None, name: str) -> ModuleSpec | None:
     return PathFinder.find_spec(name, parent.submodule_search_locations)
 
 
-def _count(text: str) -> int:
+def _count(text: str, minimum: int = 1) -> int:
     try:
         count = int(text)
     except ValueError:
-        count = 0
-    if count < 1:
+        count = minimum - 1
+    if count < minimum:
+        way_out = "One per core is a good start." if minimum else "0 is none."
         raise argparse.ArgumentTypeError(
-            f"must be an integer of at least 1. Received: {text}. "
-            "One per core is a good start."
+            f"must be an integer of at least {minimum}. Received: {text}. "
+            f"{way_out}"
         )
     return count
 

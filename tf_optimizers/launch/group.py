@@ -14,6 +14,8 @@ from tf_optimizers.launch.worker import Watchdog, Worker
 
 # How often workers that are ending are looked at, in seconds.
 TICK = 0.05
+# Tells a worker how often all have been started anew.
+RESTART = "TF_OPTIMIZERS_RESTART"
 
 
 def launch(
@@ -23,6 +25,7 @@ def launch(
     devices: int,
     host: str,
     grace_period: float,
+    max_restarts: int,
 ) -> int:
     """Run `python *command` in several processes; return the exit code.
 
@@ -32,30 +35,45 @@ def launch(
         devices: int >= 1. Logical CPU devices of each.
         host: address of this machine at which they find each other.
         grace_period: float >= 0. Seconds from the request to end to SIGKILL.
+        max_restarts: int >= 0. How often to start all anew when one fails.
     """
     with (
         Events() as events,
-        ExitStack() as ports,
         closing(Output(events.wake)) as output,
         Watchdog() as watchdog,
     ):
-        try:
-            addresses = reserve_addresses(host, workers, ports)
-            group = [
-                Worker(
-                    index,
-                    [str(devices), *command],
-                    {**os.environ, "TF_CONFIG": tf_config(addresses, index)},
-                    grace_period,
-                    watchdog,
-                    output,
-                )
-                for index in range(workers)
-            ]
-        except OSError as error:  # The watchdog ends those already started.
-            output.say(f"Cannot start {workers} workers: {error}.")
-            return 1
-        return follow(group, events, output)
+
+        def start(index: int, environment: dict[str, str]) -> Worker:
+            return Worker(
+                index,
+                [str(devices), *command],
+                environment,
+                grace_period,
+                watchdog,
+                output,
+            )
+
+        def attempt(restart: int) -> Failure | None:
+            counted = {RESTART: str(restart)} if max_restarts else {}
+            with ExitStack() as ports:
+                try:
+                    addresses = reserve_addresses(host, workers, ports)
+                    group = [
+                        start(index, environment(addresses, index) | counted)
+                        for index in range(workers)
+                    ]
+                except OSError as error:  # The watchdog ends those started.
+                    output.say(f"Cannot start {workers} workers: {error}.")
+                    return Failure("", 1)
+                return follow(group, events, output)
+
+        failure = attempt(0)
+        for restart in range(1, max_restarts + 1):
+            if failure is None or not failure.may_restart:
+                break
+            output.say(f"Restart {restart} of {max_restarts}.")
+            failure = attempt(restart)
+        return 0 if failure is None else failure.exit_code
 
 
 def reserve_addresses(host: str, count: int, ports: ExitStack) -> list[str]:
@@ -77,18 +95,19 @@ def reserve_addresses(host: str, count: int, ports: ExitStack) -> list[str]:
     return addresses
 
 
-def tf_config(addresses: list[str], index: int) -> str:
-    """Return what TensorFlow wants to know of the cluster and our place."""
-    return json.dumps(
-        {
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": index},
-        }
-    )
+def environment(addresses: list[str], index: int) -> dict[str, str]:
+    """Return that of a worker, which tells TensorFlow its place."""
+    config = {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": index},
+    }
+    return {**os.environ, "TF_CONFIG": json.dumps(config)}
 
 
-def follow(group: Sequence[Worker], events: "Events", output: Output) -> int:
-    """Watch the workers to their end; return the launcher's exit code."""
+def follow(
+    group: Sequence[Worker], events: "Events", output: Output
+) -> "Failure | None":
+    """Watch the workers to their end; return what has ended them."""
     failure = None
     while not all(worker.is_done() for worker in group):
         ending = any(worker.is_ending() for worker in group)
@@ -101,10 +120,12 @@ def follow(group: Sequence[Worker], events: "Events", output: Output) -> int:
                 for worker in group:
                     worker.stop(failure.request)
                 output.say(failure.reason)
+        elif received is not None:
+            failure = failure._replace(may_restart=False)
         # Only output is left to wait for, and nobody may be reading it.
         if received is not None and all(worker.is_gone for worker in group):
             break
-    return 0 if failure is None else failure.exit_code
+    return failure
 
 
 class Failure(NamedTuple):
@@ -113,6 +134,7 @@ class Failure(NamedTuple):
     reason: str
     exit_code: int
     request: signal.Signals = signal.SIGTERM
+    may_restart: bool = False
 
 
 def first_failure(
@@ -122,7 +144,7 @@ def first_failure(
     for worker in group:
         if worker.exit_code:
             reason = f"{worker.describe_end()} All workers are stopped."
-            return Failure(reason, worker.exit_code)
+            return Failure(reason, worker.exit_code, may_restart=True)
     if received is not None:
         reason = f"Received {received.name}. All workers are stopped."
         return Failure(reason, 128 + received, received)

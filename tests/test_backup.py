@@ -1,0 +1,356 @@
+"""Backups: a training that was interrupted goes on as if nothing had been."""
+
+import errno
+import os
+
+import cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.callbacks.archive import Archive
+from tf_optimizers.callbacks.files import Folder, digest
+from tf_optimizers.callbacks.state import State
+
+X, Y = np.random.default_rng(0).random((2, 60, 8)).astype("float32")
+OPTIMIZERS = {
+    **{name: case.make for name, case in cases.CASES.items()},
+    "dgc": lambda **kwargs: tfo.DGCMomentum(
+        0.1, sparsity=(0.9,), min_compress_size=20, **kwargs
+    ),
+    "keras-adam": keras.optimizers.Adam,
+}
+NONE = tf.distribute.get_strategy()
+
+
+class Interruption(Exception):
+    """What a kill is in here."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Raises in a step, counted over all epochs."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.remaining = step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.remaining -= 1
+        if self.remaining < 0:
+            raise Interruption
+
+
+class Logs(keras.callbacks.Callback):
+    """Notes what an epoch reports."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append((epoch, logs))
+
+
+def make_model(optimizer, strategy=NONE, width=16, **kwargs):
+    """Seeds and replicas' own statistics are part of the state."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(width, activation="relu"),
+                keras.layers.Dropout(0.5),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(8),
+            ]
+        )
+        model.compile(optimizer(), "mse", metrics=["mae"], **kwargs)
+    return model
+
+
+def fit(model, folder, *callbacks, epochs=3, **kwargs):
+    """Return the epochs' logs; six batches each."""
+    noted = Logs()
+    backup = tfo.callbacks.BackupAndRestore(folder, **kwargs)
+    model.fit(
+        *(X, Y),
+        batch_size=10,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[backup, noted, *callbacks],
+    )
+    return noted.logs
+
+
+def state(model):
+    """Every replica's own values."""
+    strategy = model.distribute_strategy
+    return [
+        cases.as_numpy(part)
+        for v in [*model.variables, *model.optimizer.variables]
+        for part in strategy.experimental_local_results(v.value)
+    ]
+
+
+def interrupt(model, folder, step, **kwargs):
+    with pytest.raises(Interruption):
+        fit(model, folder, Interrupt(step), **kwargs)
+
+
+def assert_equal(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture
+def strategies(mirrored):
+    return {"one": NONE, "two": mirrored}
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize(
+    ("name", "replicas", "freq", "step", "execution"),
+    [
+        *((name, "two", 4, 9, 1) for name in OPTIMIZERS),
+        ("dgc", "one", "epoch", 8, 1),
+        ("dgc", "one", 4, 14, 1),
+        ("dgc", "one", 6, 6, 1),
+        ("lans", "one", 4, 5, 2),
+    ],
+    ids=lambda value: str(value),
+)
+def test_resumed_training_equals_an_uninterrupted_one(
+    tmp_path, strategies, name, freq, step, replicas, execution
+):
+    """Killed after `step` calls of as many batches as `execution` says."""
+
+    def make():
+        return make_model(
+            OPTIMIZERS[name],
+            strategies[replicas],
+            steps_per_execution=execution,
+        )
+
+    expected = make()
+    logs = fit(expected, tmp_path / "a")
+    interrupt(make(), tmp_path / "b", step, save_freq=freq)
+    resumed = make()
+    found = fit(resumed, tmp_path / "b", save_freq=freq)
+    assert_equal(state(resumed), state(expected))
+    assert 0 < len(found) < 4
+    assert found == logs[-len(found) :]
+    assert list(tmp_path.iterdir()) == []
+
+
+def make_archive(folder, strategy=NONE, optimizer="dgc", **kwargs):
+    """An archive of a model that has not been trained."""
+    model = make_model(OPTIMIZERS[optimizer], strategy, **kwargs)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    folder = Folder(folder)
+    return Archive(folder, State(model), strategy, backups=2), model
+
+
+def scramble(model, seed):
+    """Give every replica values of its own where it may have them."""
+    rng = np.random.default_rng(seed)
+    strategy = model.distribute_strategy
+    for v in [*model.variables, *model.optimizer.variables]:
+        parts = strategy.experimental_local_results(v.value)
+        values = [rng.standard_normal(v.shape) * 10 for _ in parts]
+        for part, value in zip(parts, values, strict=True):
+            own = "on_read" in str(v.synchronization) or "moving" in v.path
+            part.assign(tf.cast(value if own else values[0], v.dtype))
+
+
+def restore(archive):
+    content = archive.newest()
+    archive.restore(content, "lasting")
+    return content
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize("old", ["one", "two"])
+@pytest.mark.parametrize("new", ["one", "two"])
+def test_sums_of_replicas_are_conserved(tmp_path, strategies, old, new):
+    source, model = make_archive(tmp_path, strategies[old])
+    scramble(model, 0)
+    source.save({"epoch": 3, "batch": 2})
+    target, other = make_archive(tmp_path, strategies[new])
+    content = restore(target)
+    assert (content["epoch"], content["batch"]) == (3, 2)
+    if old == new:
+        assert_equal(state(other), state(model))
+    pairs = zip(
+        [*model.variables, *model.optimizer.variables],
+        [*other.variables, *other.optimizer.variables],
+        strict=True,
+    )
+    for a, b in pairs:
+        mine = strategies[new].experimental_local_results(b.value)
+        if a.aggregation == "sum":
+            parts = strategies[old].experimental_local_results(a.value)
+            total = np.sum([p.numpy() for p in parts], 0, dtype="float64")
+            found = np.sum([p.numpy() for p in mine], 0, dtype="float64")
+            np.testing.assert_allclose(found, total, rtol=2e-7, atol=2e-6)
+            assert np.abs(total).max() > 1
+        else:
+            first = strategies[old].experimental_local_results(a.value)[0]
+            np.testing.assert_array_equal(mine[0].numpy(), first.numpy())
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated": truncate,
+    "flipped bit": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("file", ["json", "worker-0.npz"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_backup_is_not_used(tmp_path, file, damage):
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    before = state(model)
+    scramble(model, 1)
+    archive.save({"epoch": 2, "batch": 0})
+    DAMAGE[damage](tmp_path / f"00000002.{file}")
+    if (damage, file) == ("missing", "json"):  # It was never complete.
+        assert restore(archive)["epoch"] == 1
+        return
+    with pytest.warns(UserWarning, match="00000002.*The one before it is used"):
+        content = restore(archive)
+    assert content["epoch"] == 1
+    assert_equal(state(model), before)
+    DAMAGE[damage](tmp_path / f"00000001.{file}")
+    with pytest.raises(RuntimeError, match="00000002.*00000001.*start anew"):
+        archive.newest()
+
+
+def test_backup_holds_no_code(tmp_path):
+    """What pickles is refused by the reader, whatever its checksum."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    part = tmp_path / "00000001.worker-0.npz"
+    np.savez(part, **{"lasting.0": np.array([print], dtype=object)})
+    content = Folder(tmp_path).content(1) | {"parts": [digest(part)]}
+    Folder(tmp_path).commit(1, content)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        restore(archive)
+
+
+def test_backup_that_cannot_be_written_leaves_the_one_before(
+    tmp_path, monkeypatch
+):
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    before = sorted(tmp_path.iterdir())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RuntimeError, match=r"No space left .*worker 0"):
+            archive.save({"epoch": 2, "batch": 0})
+    assert sorted(tmp_path.iterdir()) == before
+    assert archive.newest()["epoch"] == 1
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_older_backups_are_deleted(tmp_path, kept):
+    (tmp_path / "notes.txt").write_text("mine")
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive = Archive(Folder(tmp_path), State(model), NONE, kept)
+    (tmp_path / "00000001.worker-0.npz.partial").write_bytes(b"killed")
+    for epoch in range(4):
+        archive.save({"epoch": epoch, "batch": 0})
+        assert archive.newest()["epoch"] == epoch
+    assert Folder(tmp_path).generations() == [4, 3][:kept]
+    assert len(list(tmp_path.iterdir())) == 1 + 2 * kept
+    archive.delete()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"optimizer": "lans"}, "optimizer is LANS here, and Lamb"),
+        ({"width": 5}, r"dense_\d*/?kernel is .*8, 5.*8, 16|kernel is"),
+    ],
+    ids=["optimizer", "shape"],
+)
+def test_backup_of_another_training_is_refused(tmp_path, kwargs, message):
+    make_archive(tmp_path, optimizer="lamb")[0].save({"epoch": 1, "batch": 0})
+    archive, model = make_archive(tmp_path, **{"optimizer": "lamb"} | kwargs)
+    before = state(model)
+    with pytest.raises(ValueError, match=message):
+        restore(archive)
+    assert_equal(state(model), before)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weight_that_is_not_finite_is_not_backed_up(tmp_path, value):
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    model.weights[0].assign(tf.fill(model.weights[0].shape, value))
+    with pytest.raises(RuntimeError, match="dense.*/kernel"):
+        archive.save({"epoch": 2, "batch": 0})
+    assert archive.newest()["epoch"] == 1
+
+
+def test_weights_that_parted_are_not_backed_up(tmp_path, mirrored):
+    archive, model = make_archive(tmp_path, mirrored, optimizer="lamb")
+    part = mirrored.experimental_local_results(model.weights[0].value)[1]
+    part.assign_add(tf.fill(part.shape, 1e-7))
+    with pytest.raises(RuntimeError, match="the same on all replicas"):
+        archive.save({"epoch": 1, "batch": 0})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"backup_dir": 3}, TypeError, "`backup_dir` must be a path"),
+        ({"backup_dir": ""}, ValueError, "`backup_dir` must be a folder"),
+        ({"backup_dir": "gs://a/b"}, ValueError, "Mount the storage"),
+        ({"save_freq": "batch"}, TypeError, "save_freq='batch'"),
+        ({"save_freq": False}, TypeError, "save_freq=False"),
+        ({"save_freq": 2.5}, TypeError, "save_freq=2.5"),
+        ({"save_freq": 0}, ValueError, "save_freq=0"),
+        ({"double_checkpoint": 2}, TypeError, "double_checkpoint=2"),
+        ({"delete_checkpoint": "no"}, TypeError, "delete_checkpoint='no'"),
+    ],
+    ids=str,
+)
+def test_bad_argument_is_refused(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        tfo.callbacks.BackupAndRestore(**{"backup_dir": "x"} | kwargs)
+
+
+def test_unbuilt_model_is_refused(tmp_path):
+    callback = tfo.callbacks.BackupAndRestore(tmp_path)
+    callback.set_model(keras.Sequential([keras.layers.Dense(1)]))
+    with pytest.raises(ValueError, match="must be built"):
+        callback.on_train_begin()
+
+
+def test_second_fit_starts_at_its_first_epoch(tmp_path):
+    model = make_model(OPTIMIZERS["lamb"])
+    interrupt(model, tmp_path, 7)
+    assert [epoch for epoch, _ in fit(model, tmp_path)] == [1, 2]
+    assert [epoch for epoch, _ in fit(model, tmp_path, epochs=1)] == [0]

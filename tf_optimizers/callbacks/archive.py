@@ -1,0 +1,231 @@
+"""Backups of a state, written and read by all workers together.
+
+alike on all replicas ── written by worker 0 ──┐
+a replica's own ──────── written by its worker ┴─ all done? ── worker 0 commits
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers.callbacks.files import DamagedError, Folder
+from tf_optimizers.callbacks.reader import Reader
+from tf_optimizers.callbacks.state import State, digests, shares
+from tf_optimizers.distribute.workers import Workers
+
+# What happens to files; anything else is a bug.
+_TROUBLE = (OSError, DamagedError)
+
+
+class Archive:
+    """The backups of one training.
+
+    All workers must call the same methods in the same order.
+
+    Args:
+        folder: Where they are.
+        state: What they are of.
+        strategy: That of the model.
+        backups: How many to keep.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        state: State,
+        strategy: tf.distribute.Strategy,
+        backups: int,
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._backups = backups
+        self._workers = Workers(strategy)
+        self._replicas = strategy.num_replicas_in_sync
+        self._local = self._replicas // self._workers.count
+
+    def check_shared(self) -> None:
+        """Raise unless all workers see the folder, and can write there."""
+        folder = self._folder
+        (mark, *_) = self._together(
+            lambda: folder.leave_mark() if self._is_first else None
+        )
+        seen = self._together(lambda: folder.sees(mark))
+        if self._is_first:
+            folder.remove_mark(mark)
+        if not all(seen):
+            raise RuntimeError(
+                "`backup_dir` must be a folder that all workers share. "
+                f"Received: backup_dir={str(folder.path)!r}, where worker "
+                f"{seen.index(False)} does not see what worker 0 wrote. Use a "
+                "file system that is mounted on all machines."
+            )
+
+    def save(self, position: dict[str, int]) -> None:
+        """Write a backup, then let it replace those before.
+
+        Args:
+            position: Where the training is, for `newest` to return.
+        """
+        values = {
+            f"{section}.{i}": [
+                part.numpy() for part in self._state.components(variable)
+            ]
+            for section, variables in self._state.sections.items()
+            for i, variable in enumerate(variables)
+        }
+        alike = self._alike(values)
+        self._check_weights(values, alike)
+        older = self._folder.generations()
+        (generation, *_) = self._workers.share(max(older, default=0) + 1)
+        parts = self._together(
+            lambda: self._folder.write_part(
+                generation, self._workers.index, self._own(values, alike)
+            )
+        )
+        content = {
+            **position,
+            "replicas": self._replicas,
+            "alike": sorted(alike),
+            "parts": parts,
+            **self._state.describe(),
+        }
+        if self._is_first:
+            kept = [generation, *older[: self._backups - 1]]
+            self._together(lambda: self._commit(generation, content, kept))
+        else:
+            self._together(lambda: None)
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the content of the newest backup that is whole, if any."""
+        (generations, *_) = self._workers.share(self._folder.generations())
+        damage: list[str] = []
+        for generation in generations:
+            errors = self._workers.attempt(
+                functools.partial(self._verify, generation), _TROUBLE
+            )[1]
+            if not errors:
+                if damage and self._is_first:
+                    warnings.warn(
+                        f"The newest backup is damaged: {'; '.join(damage)}. "
+                        f"The one before it is used, {generation:08}.",
+                        stacklevel=2,
+                    )
+                return {
+                    "generation": generation,
+                    **self._folder.content(generation),
+                }
+            damage += errors
+        if damage:
+            raise RuntimeError(
+                "A backup must be what was written. Received: "
+                f"{'; '.join(damage)}. Bring back a copy of "
+                f"{str(self._folder.path)!r}, or delete it to start anew; "
+                "with `double_checkpoint=True`, the one before is kept."
+            )
+        return None
+
+    def restore(self, content: dict[str, Any], section: str) -> None:
+        """Assign one of the state's sections from what `newest` returned."""
+        self._state.check(content, section)
+        first = self._workers.index * self._local
+        own = range(first, first + self._local)
+        with ExitStack() as files:
+            reader = Reader(self._folder, content, files)
+            for i, variable in enumerate(self._state.sections[section]):
+                values = shares(
+                    variable,
+                    functools.partial(reader.read, section, i),
+                    content["replicas"],
+                    self._replicas,
+                    own,
+                )
+                parts = self._state.components(variable)
+                for part, value in zip(parts, values, strict=False):
+                    part.assign(value)
+
+    def delete(self) -> None:
+        """Delete all backups, once no worker needs them any more."""
+        self._workers.share(None)
+        if self._is_first:
+            self._folder.keep([])
+
+    @property
+    def _is_first(self) -> bool:
+        return self._workers.index == 0
+
+    def _alike(self, values: dict[str, list[np.ndarray]]) -> set[str]:
+        """Return the names of what has one value on all replicas."""
+        if self._replicas == 1:
+            return set(values)
+        mine = {name: digests(parts) for name, parts in values.items()}
+        everyone = self._workers.share(mine)
+        return {
+            name
+            for name in values
+            if len(set().union(*(each[name] for each in everyone))) == 1
+        }
+
+    def _check_weights(
+        self, values: dict[str, list[np.ndarray]], alike: set[str]
+    ) -> None:
+        """Refuse to keep what nobody wants back, the same on all workers."""
+        for i, variable in enumerate(self._state.sections["lasting"]):
+            if not variable.trainable:
+                continue
+            name = f"lasting.{i}"
+            if name not in alike:
+                raise RuntimeError(
+                    "A weight must be the same on all replicas. Received "
+                    f"different values of {variable.path}. Do not assign to "
+                    "weights on one worker alone, and start again from the "
+                    "last backup."
+                )
+            if not np.all(np.isfinite(values[name][0].astype(np.float64))):
+                raise RuntimeError(
+                    "A weight must be finite to be backed up. Received NaN or "
+                    f"inf in {variable.path}. The backup before is kept: "
+                    "start again from it with a lower learning rate or "
+                    "`clipnorm`, and check the data."
+                )
+
+    def _own(
+        self, values: dict[str, list[np.ndarray]], alike: set[str]
+    ) -> dict[str, np.ndarray]:
+        """Return what this worker has to write."""
+        arrays: dict[str, np.ndarray] = {}
+        for name, parts in values.items():
+            if name not in alike:
+                # A plain variable is one for all replicas of a process.
+                parts = parts if len(parts) > 1 else parts * self._local
+                arrays |= {f"{name}.{i}": part for i, part in enumerate(parts)}
+            elif self._is_first:
+                arrays[name] = parts[0]
+        return arrays
+
+    def _commit(
+        self, generation: int, content: dict[str, Any], kept: Sequence[int]
+    ) -> None:
+        self._folder.commit(generation, content)
+        self._folder.keep(kept)
+
+    def _verify(self, generation: int) -> None:
+        """Check a backup, and this worker's share of its parts."""
+        parts = self._folder.content(generation)["parts"]
+        for part in range(self._workers.index, len(parts), self._workers.count):
+            self._folder.check_part(generation, part, parts[part])
+
+    def _together(self, action: Callable[[], Any]) -> list[Any]:
+        """Return what `action` returns on each worker, or raise on all."""
+        results, errors = self._workers.attempt(action, _TROUBLE)
+        if errors:
+            raise RuntimeError(
+                "All workers must be able to write to `backup_dir`. Received: "
+                f"{'; '.join(errors)}. The backup before, if any, is kept: see "
+                "to it, and start again."
+            )
+        return results

@@ -1,0 +1,228 @@
+"""A training that can be killed at any time, and goes on where it was."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_optimizers._compat import build_metrics, start_at_epoch
+from tf_optimizers.callbacks.archive import Archive
+from tf_optimizers.callbacks.files import Folder
+from tf_optimizers.callbacks.state import State
+from tf_optimizers.checks import check_boolean, check_integer
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Backs a training up, and takes it up again after an interruption.
+
+    The first `fit` writes backups to `backup_dir`; one that is started again,
+    after any of its processes was killed, restores the newest and goes on from
+    there:
+
+        model.fit(..., epochs=10, callbacks=[
+            tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
+
+    At most the steps since the last backup are lost. With as many replicas as
+    before, the training continues bit for bit as if nothing had happened: with
+    every replica's own state, in the middle of an epoch, batches that were
+    seen are drawn and dropped. With another number of replicas, what they keep
+    for themselves and add up (`DGCMomentum`'s u and v, gradient accumulators,
+    metrics) is divided evenly, so that its sum is conserved to float32
+    accuracy.
+
+    Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
+    must see the same folder, on a file system that they share. What all
+    replicas have alike is written once; what is their own, by each worker.
+    A backup exists when it is complete, and only then replaces the one before.
+    It is read with checksums, and holds no code.
+
+    The epoch that is taken up sees the batches it would have seen if the data
+    of an epoch do not depend on what came before: `shuffle=False`, or
+    `tf.data.Dataset.shuffle` with a `seed` and
+    `reshuffle_each_iteration=False`. With `steps_per_epoch` and a data set
+    that runs through several epochs, the data start anew, as after Keras's own
+    `initial_epoch`. What other callbacks keep in Python is not backed up.
+
+    Differs from `keras.callbacks.BackupAndRestore`: several workers;
+    each replica's own state, random seeds and metrics; the middle of an epoch;
+    checksums; weights that are not finite are an error instead of a backup;
+    only its own files are deleted, not the folder's others.
+
+    Args:
+        backup_dir: str or path. A folder on a local or mounted file system, of
+            this training alone; created if there is none.
+        save_freq: "epoch", or int >= 1. When to back up: at the end of every
+            epoch, or whenever so many batches have been seen.
+            Defaults to `"epoch"`.
+        double_checkpoint: bool. Whether to keep the backup before the newest,
+            too, to fall back to, with a warning, if the newest is damaged.
+            Defaults to `False`.
+        delete_checkpoint: bool. Whether to delete the backups when `fit` has
+            come to its end. Defaults to `True`.
+
+    Raises:
+        TypeError: If an argument, or the strategy, is of the wrong kind.
+        ValueError: If an argument is outside its range; if a backup is of
+            another model or optimizer.
+        RuntimeError: If a backup cannot be written or read, all are damaged,
+            weights are not finite or not alike on all workers, or workers do
+            not share the folder.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> callback = tfo.callbacks.BackupAndRestore("backup")
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike,
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        self.backup_dir = _check_folder(backup_dir)
+        self.save_freq = _check_frequency(save_freq)
+        self.double_checkpoint = check_boolean(
+            "double_checkpoint", double_checkpoint
+        )
+        self.delete_checkpoint = check_boolean(
+            "delete_checkpoint", delete_checkpoint
+        )
+        self._epoch = self._batch = self._unsaved = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restore the newest backup, if there is one."""
+        model = self.model
+        if not model.built:
+            raise ValueError(
+                "A model must be built to be restored. Received: "
+                f"{model.name}, which is not. Give it an `Input`, or call it "
+                "on a batch before `fit`."
+            )
+        strategy = model.distribute_strategy
+        if model.optimizer is not None and not model.optimizer.built:
+            with strategy.scope():
+                model.optimizer.build(model.trainable_variables)
+        self._archive = Archive(
+            Folder(self.backup_dir),
+            State(model),
+            strategy,
+            backups=2 if self.double_checkpoint else 1,
+        )
+        self._archive.check_shared()
+        self._unsaved = 0
+        self._resumed = self._archive.newest()
+        if self._resumed is not None:
+            self._archive.restore(self._resumed, "lasting")
+            start_at_epoch(model, self._resumed["epoch"])
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Go on in the middle of the epoch, if that is where it was."""
+        start_at_epoch(self.model, None)  # for the next `fit`
+        self._epoch, self._batch = epoch, 0
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed["batch"]:
+            self._batch = resumed["batch"]
+            self.model.train_function = Skip(
+                self.model,
+                self._batch,
+                lambda: self._archive.restore(resumed, "metrics"),
+            )
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Back up, if it is time."""
+        seen = batch + 1
+        if seen <= self._batch:
+            return  # It was before the backup.
+        self._unsaved += seen - self._batch
+        self._batch = seen
+        due = self.save_freq
+        if not isinstance(due, str) and self._unsaved >= due:
+            self._save()
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Back up, if it is time."""
+        self._epoch, self._batch = epoch + 1, 0
+        if self.save_freq == "epoch":
+            self._save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Delete the backups, unless they are to stay."""
+        start_at_epoch(self.model, None)
+        if self.delete_checkpoint:
+            self._archive.delete()
+
+    def _save(self) -> None:
+        self._archive.save({"epoch": self._epoch, "batch": self._batch})
+        self._unsaved = 0
+
+
+class Skip:
+    """A model's train function that draws batches without training on them.
+
+    After the last of them it gives its place back.
+
+    Args:
+        model: Whose train function it becomes.
+        batches: How many to draw.
+        restore_metrics: Sets the metrics to what these batches left behind.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: int,
+        restore_metrics: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._remaining = batches
+        self._restore_metrics = restore_metrics
+        self._train: Callable = model.train_function
+        self._logs: dict[str, Any] | None = None
+
+    def __call__(self, iterator: Any) -> dict[str, Any]:
+        """Draw as many batches as a call would train on."""
+        for _ in range(self._model.steps_per_execution):
+            batch = next(iterator)
+        if self._logs is None:
+            build_metrics(self._model, batch)
+            self._restore_metrics()
+            self._logs = self._model.get_metrics_result()
+        self._remaining -= self._model.steps_per_execution
+        if self._remaining <= 0:
+            self._model.train_function = self._train
+        return self._logs
+
+
+def _check_frequency(value: Any) -> str | int:
+    if value == "epoch":
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            '`save_freq` must be "epoch" or an integer >= 1. '
+            f"Received: save_freq={value!r}."
+        )
+    return check_integer("save_freq", value, 1)
+
+
+def _check_folder(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"`backup_dir` must be a path. Received: backup_dir={path!r}."
+        )
+    text = os.fspath(path)
+    if not text or "://" in str(text):
+        raise ValueError(
+            "`backup_dir` must be a folder on a local or mounted file system. "
+            f"Received: backup_dir={path!r}. Mount the storage to use it."
+        )
+    return str(text)

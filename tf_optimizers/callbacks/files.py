@@ -1,0 +1,173 @@
+"""Backups on disk: written whole or not at all, and read with checks.
+
+A folder holds generations of backups, numbered from 1:
+
+    00000007.json          what it is, with the digests of all of the below
+    00000007.worker-0.npz  arrays, by name
+    00000007.worker-1.npz
+
+Every file gets its name when it is complete, and the .json last: without it,
+a generation does not exist. Nothing in them is code.
+"""
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
+
+
+class DamagedError(Exception):
+    """A file is not what was written."""
+
+
+class Folder:
+    """A folder of backups, which may hold other files too.
+
+    Args:
+        path: Created when it is needed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def generations(self) -> list[int]:
+        """Return the numbers of the complete backups, the newest first."""
+        found = [_NAME.fullmatch(path.name) for path in self._files()]
+        return sorted(
+            (int(m[1]) for m in found if m and m[2] == "json" and not m[3]),
+            reverse=True,
+        )
+
+    def write_part(
+        self, generation: int, worker: int, arrays: dict[str, np.ndarray]
+    ) -> str:
+        """Write one worker's arrays; return their digest."""
+        path = self._part(generation, worker)
+        raw: dict[str, Any] = {
+            name: as_bytes(array) for name, array in arrays.items()
+        }
+        self._write(
+            path, lambda file: np.savez(file, allow_pickle=False, **raw)
+        )
+        return digest(path)
+
+    def commit(self, generation: int, content: dict[str, Any]) -> None:
+        """Let a generation exist, all parts of which are written.
+
+        Args:
+            generation: Its number.
+            content: What JSON can hold; `content["parts"]` are the digests by
+                worker.
+        """
+        for worker in range(len(content["parts"])):
+            if not self._part(generation, worker).exists():
+                raise FileNotFoundError(
+                    f"what worker {worker} wrote is not in {self.path}"
+                )
+        text = json.dumps(content)
+        document = {"sha256": _digest_of(text), "content": text}
+        self._write(
+            self.path / f"{generation:08}.json",
+            lambda file: file.write(json.dumps(document).encode()),
+        )
+
+    def content(self, generation: int) -> dict[str, Any]:
+        """Return what `commit` was given, checked."""
+        path = self.path / f"{generation:08}.json"
+        try:
+            document = json.loads(path.read_bytes())
+            text, expected = document["content"], document["sha256"]
+            is_whole = _digest_of(text) == expected
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path.name} is no backup ({error})") from error
+        if not is_whole:
+            raise DamagedError(f"{path.name} has another checksum")
+        return json.loads(text)
+
+    def check_part(self, generation: int, worker: int, expected: str) -> None:
+        """Raise unless a part has the digest it was written with."""
+        path = self._part(generation, worker)
+        try:
+            found = digest(path)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path.name} is missing") from error
+        if found != expected:
+            raise DamagedError(f"{path.name} has another checksum")
+
+    def open_part(self, generation: int, worker: int) -> Any:
+        """Return the arrays of a part by name, as bytes, read when asked."""
+        return np.load(self._part(generation, worker), allow_pickle=False)
+
+    def keep(self, generations: Iterable[int]) -> None:
+        """Delete all other generations, and what is incomplete."""
+        kept = set(generations)
+        # A generation must not lose a part and still look complete.
+        for path in sorted(self._files(), key=lambda path: path.suffix):
+            match = _NAME.fullmatch(path.name)
+            if match and (match[3] or int(match[1]) not in kept):
+                path.unlink(missing_ok=True)
+        if not kept and self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def leave_mark(self) -> str:
+        """Write a file that others should see; return its name."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        mark = f".{uuid.uuid4().hex}"
+        (self.path / mark).touch()
+        return mark
+
+    def sees(self, mark: str) -> bool:
+        """Tell whether another worker's mark is here."""
+        return (self.path / mark).exists()
+
+    def remove_mark(self, mark: str) -> None:
+        """Undo `leave_mark`."""
+        (self.path / mark).unlink()
+
+    def _part(self, generation: int, worker: int) -> Path:
+        return self.path / f"{generation:08}.worker-{worker}.npz"
+
+    def _files(self) -> list[Path]:
+        return list(self.path.iterdir()) if self.path.is_dir() else []
+
+    def _write(self, path: Path, write: Callable[[BinaryIO], Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # A full disk needs the room.
+            raise
+        # The name, too, must survive a loss of power.
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return the bytes of an array, as NumPy's files know no bfloat16."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

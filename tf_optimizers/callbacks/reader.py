@@ -1,0 +1,46 @@
+"""The values of a backup, by variable and replica."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers.callbacks.files import Folder
+
+
+class Reader:
+    """Reads the values of a backup.
+
+    Args:
+        folder: Where it is.
+        content: What it is, as `Archive.newest` returns it.
+        files: Closes them.
+    """
+
+    def __init__(
+        self, folder: Folder, content: dict[str, Any], files: ExitStack
+    ) -> None:
+        self._folder = folder
+        self._content = content
+        self._files = files
+        self._alike = set(content["alike"])
+        self._open: dict[int, Any] = {}
+
+    def read(self, section: str, number: int, replica: int) -> np.ndarray:
+        """Return the value that a variable had on a replica."""
+        dtype, shape, _ = self._content["sections"][section][number]
+        name, part = f"{section}.{number}", 0
+        if name not in self._alike:
+            parts = len(self._content["parts"])
+            part, index = divmod(replica, self._content["replicas"] // parts)
+            name = f"{name}.{index}"
+        raw = self._part(part)[name]
+        return raw.view(tf.as_dtype(dtype).as_numpy_dtype).reshape(shape)
+
+    def _part(self, worker: int) -> Any:
+        if worker not in self._open:
+            self._open[worker] = self._files.enter_context(
+                self._folder.open_part(self._content["generation"], worker)
+            )
+        return self._open[worker]

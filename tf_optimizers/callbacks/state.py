@@ -1,0 +1,132 @@
+"""The state of a training: what all replicas have alike, and each one's own."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers.callbacks.files import as_bytes
+from tf_optimizers.replicas import backend_variable
+
+
+class State:
+    """The variables of a model, its optimizer and its metrics.
+
+    Args:
+        model: Built and compiled, as is its optimizer.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    @property
+    def sections(self) -> dict[str, list[keras.Variable]]:
+        """The variables that outlive an epoch, and those that do not."""
+        optimizer = self._model.optimizer
+        slots = [] if optimizer is None else list(optimizer.variables)
+        return {
+            "lasting": [*self._model.variables, *slots],
+            "metrics": self._model.metrics_variables,
+        }
+
+    def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
+        """Return the copies of a variable in this process.
+
+        One for each replica or, of some that the host keeps, one for all.
+        """
+        return self._model.distribute_strategy.experimental_local_results(
+            backend_variable(variable)
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a backup must have in common with the model."""
+        return {
+            "optimizer": type(self._model.optimizer).__name__,
+            "sections": {
+                section: [[v.dtype, list(v.shape), v.path] for v in variables]
+                for section, variables in self.sections.items()
+            },
+        }
+
+    def check(self, saved: dict[str, Any], section: str) -> None:
+        """Raise unless `describe` said the same of a section, paths aside."""
+        described = self.describe()
+        mine = described["sections"][section]
+        others = saved["sections"][section]
+        differences = [
+            *_differ("optimizer", described["optimizer"], saved["optimizer"]),
+            *(
+                difference
+                for (dtype, shape, path), (old_dtype, old_shape, _) in zip(
+                    mine, others, strict=False
+                )
+                for difference in _differ(
+                    path, f"{dtype} {shape}", f"{old_dtype} {old_shape}"
+                )
+            ),
+            *_differ("number of variables", len(mine), len(others)),
+        ]
+        if differences:
+            raise ValueError(
+                "A backup must be of the same model and optimizer. Received: "
+                f"{differences[0]}. Build the same model, or start anew with "
+                "another `backup_dir`."
+            )
+
+
+def digests(values: Sequence[np.ndarray]) -> list[str]:
+    """Return digests of the distinct ones among values."""
+    return sorted(
+        {
+            hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()
+            for value in values
+        }
+    )
+
+
+def shares(
+    variable: keras.Variable,
+    read: Callable[[int], np.ndarray],
+    old: int,
+    new: int,
+    own: Sequence[int],
+) -> list[np.ndarray]:
+    """Return the values of some replicas, from those of as many or others.
+
+    What replicas add up to is conserved where they are to be added up; of
+    anything else, the first replica's is as good as any.
+
+    Args:
+        variable: To which the values are to be assigned.
+        read: Returns the saved value of a replica.
+        old: How many replicas there were.
+        new: How many there are.
+        own: Those whose values are wanted.
+    """
+    if old == new:
+        return [read(replica) for replica in own]
+    first = read(0)
+    if is_summed(variable):
+        total = first.astype(np.float64)
+        for replica in range(1, old):
+            total = total + read(replica)
+        first = (total / new).astype(first.dtype)
+    return [first] * len(own)
+
+
+def is_summed(variable: keras.Variable) -> bool:
+    """Tell a variable of which every replica has a share."""
+    return (
+        variable.aggregation == "sum"
+        # Keras does not say it of these, of which each replica has its own.
+        or "gradient_accumulator" in variable.path
+    )
+
+
+def _differ(name: str, mine: Any, saved: Any) -> list[str]:
+    if mine == saved:
+        return []
+    return [f"{name} is {mine} here, and {saved} in the backup"]
