@@ -95,7 +95,7 @@ CONTENDERS = {
     "dense, float32": ("stock", momentum("float32")),
     "dense, float16": ("stock", momentum("float16")),
     "DGC, stock strategy": ("stock", dgc()),
-    "DGC, 8-byte pairs": ("ours", dgc()),
+    "DGC, float32 values": ("ours", dgc()),
 }
 
 

@@ -74,6 +74,46 @@ def shaped_network(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
+def cost_model(name: str, compared: list[dict]) -> str:
+    """Return how far the predictions are from what was measured."""
+    lines = [
+        f"{name}: measured, and predicted ms a step",
+        "",
+        "| | | | measured | predicted | error |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
+    for one in compared:
+        measured, predicted = one["measured_ms"], one["predicted_ms"]
+        lines.append(
+            f"| {one['model']} | {one['link']} | {one['contender']} "
+            f"| {measured:,.0f} | {predicted:,.0f} "
+            f"| {predicted / measured - 1:+.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def time_to_accuracy(name: str, result: dict) -> str:
+    """Return when each contender has first reached each accuracy."""
+    targets = (0.9, 0.95, 0.97, 0.98)
+    lines = [
+        f"{name}: seconds of training until a validation accuracy",
+        "",
+        f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
+        "| end of the run | in the end | MB sent by a host |",
+        f"| --- |{' ---: |' * (len(targets) + 3)}",
+    ]
+    for key, run in result.items():
+        cells = []
+        for target in targets:
+            times = [t for _, t, reached in run["curve"] if reached >= target]
+            cells.append(f"{times[0]:.1f}" if times else "not reached")
+        _, seconds, last = run["curve"][-1]
+        cells += [f"{seconds:.1f}", f"{100 * last:.1f} %"]
+        cells.append(f"{run['bytes'] / 1e6:,.0f}")
+        lines.append(f"| {key} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def accuracy(name: str, result: dict) -> str:
     """Return what each variant reached on the test split, against dense."""
     lines = [
@@ -114,7 +154,9 @@ TABLES = {
     "step_time": step_time,
     "exchange": exchange,
     "shaped_network": shaped_network,
+    "cost_model": cost_model,
     "accuracy": accuracy,
+    "time_to_accuracy": time_to_accuracy,
 }
 
 
