@@ -178,10 +178,10 @@ def sent() -> int:
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that all is removed."""
+    """Let signals unwind the stack, so that all is removed."""
 
     def end(number: int, frame: Any) -> None:
         sys.exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
