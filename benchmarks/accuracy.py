@@ -32,11 +32,11 @@ from tf_optimizers.demo.report import environment, write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MOMENTUM = 0.9
-TUNING_SEEDS = (10_001, 10_002)
 RATES = {
     "digits": [2.0**k for k in range(-7, 0)],
     "text": [2.0**k for k in range(-5, -1)],
 }
+TUNING_SEEDS = {"digits": (10_001, 10_002), "text": (10_001,)}
 
 # The paper's sparsities. A stage of the warm-up is 1 / STAGES of the run.
 SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
@@ -155,7 +155,7 @@ class Study:
 
     def missing_trials(self, task: str) -> list[tuple[float, int]]:
         done = {(t["learning_rate"], t["seed"]) for t in self.result["trials"]}
-        wanted = [(rate, s) for rate in RATES[task] for s in TUNING_SEEDS]
+        wanted = [(rate, s) for rate in RATES[task] for s in TUNING_SEEDS[task]]
         return [trial for trial in wanted if trial not in done]
 
     def missing_seeds(self, variant: str, seeds: int) -> list[int]:
