@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -56,10 +57,12 @@ OPTIMIZERS = {
 
 
 def make_step(
-    strategy: tf.distribute.Strategy, optimizer: str, model: str
+    strategy: tf.distribute.Strategy,
+    make_optimizer: Callable,
+    depth: int,
+    width: int,
 ) -> tf.types.experimental.PolymorphicFunction:
     """Return a training step on this worker's half of a batch."""
-    depth, width = MODELS[model]
     rng = np.random.default_rng(0)
     with strategy.scope():
         weights = [
@@ -68,8 +71,8 @@ def make_step(
             )
             for _ in range(depth)
         ]
-        rule = OPTIMIZERS[optimizer]()
-        rule.build(weights)
+        optimizer = make_optimizer()
+        optimizer.build(weights)
     x, y = tf.constant(rng.standard_normal((2, BATCH, width), "float32"))
 
     def replica() -> None:
@@ -79,7 +82,8 @@ def make_step(
                 hidden = tf.tanh(hidden @ weight)
             loss = tf.reduce_mean((hidden - y) ** 2)
             loss /= strategy.num_replicas_in_sync
-        rule.apply(tape.gradient(loss, [w.value for w in weights]), weights)
+        gradients = tape.gradient(loss, [w.value for w in weights])
+        optimizer.apply(gradients, weights)
 
     return tf.function(lambda: strategy.run(replica), autograph=False)
 
@@ -88,7 +92,7 @@ def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
     """Train as one worker; the first writes its times and all bytes."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind() if kind else tf.distribute.get_strategy()
-    step = make_step(strategy, optimizer, model)
+    step = make_step(strategy, OPTIMIZERS[optimizer], *MODELS[model])
     for _ in range(WARM_UP):
         step()
     bytes_before = sent_bytes()

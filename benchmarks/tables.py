@@ -7,6 +7,9 @@ import json
 import pathlib
 import statistics
 
+import numpy as np
+from scipy import stats
+
 RESULTS = pathlib.Path(__file__).parent / "results"
 YARDSTICK = "ResourceApplyAdam"
 
@@ -68,11 +71,113 @@ def fit(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
+def shaped_network(name: str, result: dict) -> str:
+    """Return medians and quartiles by link, and bytes."""
+    links = result["links"]
+    lines = [
+        f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms a "
+        "step (quartiles)",
+        "",
+        f"| | {' | '.join(links)} | kB a step and host |",
+        f"| --- |{' ---: |' * (len(links) + 1)}",
+    ]
+    for key, contender in next(iter(links.values())).items():
+        cells = []
+        for link in links.values():
+            low, median, high = statistics.quantiles(
+                link[key]["step_ms"], n=4, method="inclusive"
+            )
+            cells.append(f"{median:,.0f} ({low:,.0f}-{high:,.0f})")
+        sent = statistics.median(contender["bytes_per_step"]) / 1e3
+        lines.append(f"| {key} | {' | '.join(cells)} | {sent:,.1f} |")
+    return "\n".join(lines)
+
+
+def cost_model(name: str, compared: list[dict]) -> str:
+    """Return how far the predictions are from what was measured."""
+    lines = [
+        f"{name}: measured, and predicted ms a step",
+        "",
+        "| | | | measured | predicted | error |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
+    for one in compared:
+        measured, predicted = one["measured_ms"], one["predicted_ms"]
+        lines.append(
+            f"| {one['model']} | {one['link']} | {one['contender']} "
+            f"| {measured:,.0f} | {predicted:,.0f} "
+            f"| {predicted / measured - 1:+.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def time_to_accuracy(name: str, result: dict) -> str:
+    """Return when each contender has first reached each accuracy."""
+    targets = (0.9, 0.95, 0.97, 0.98)
+    lines = [
+        f"{name}: seconds of training until a validation accuracy",
+        "",
+        f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
+        "| end of the run | in the end | MB sent by a host |",
+        f"| --- |{' ---: |' * (len(targets) + 3)}",
+    ]
+    for key, run in result.items():
+        cells = []
+        for target in targets:
+            times = [t for _, t, reached in run["curve"] if reached >= target]
+            cells.append(f"{times[0]:.1f}" if times else "not reached")
+        _, seconds, last = run["curve"][-1]
+        cells += [f"{seconds:.1f}", f"{100 * last:.1f} %"]
+        cells.append(f"{run['bytes'] / 1e6:,.0f}")
+        lines.append(f"| {key} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def accuracy(name: str, result: dict) -> str:
+    """Return what each variant reached on the test split, against dense."""
+    lines = [
+        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
+        f"{result['steps']:,} steps of {result['batch_size']}",
+        "",
+        "| | seeds | accuracy % | minus dense (95 %) "
+        "| loss, bits | minus dense (95 %) |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for key, runs in result["runs"].items():
+        cells = [str(len(runs))]
+        for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
+            values = [scale * run["test"][metric] for run in runs]
+            dense = {
+                run["seed"]: scale * run["test"][metric]
+                for run in result["runs"]["dense"]
+            }
+            spread = f"{np.std(values, ddof=1):.{digits}f}"
+            cells.append(f"{np.mean(values):.{digits}f} ± {spread}")
+            gains = [
+                value - dense[run["seed"]]
+                for value, run in zip(values, runs, strict=True)
+            ]
+            cells.append("" if key == "dense" else interval(gains, digits))
+        lines.append(f"| {key} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def interval(differences: list[float], digits: int) -> str:
+    """Return the mean and its 95 % confidence interval (Student's t)."""
+    low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    mean = np.mean(differences)
+    return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
 TABLES = {
     "step_time": step_time,
     "local_work": step_time,
     "exchange": exchange,
     "fit": fit,
+    "shaped_network": shaped_network,
+    "cost_model": cost_model,
+    "accuracy": accuracy,
+    "time_to_accuracy": time_to_accuracy,
 }
 
 

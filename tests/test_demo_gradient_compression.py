@@ -44,6 +44,7 @@ def test_counter_is_what_loopback_sent(tmp_path):
     table = tmp_path / "dev"
     table.write_text(COUNTERS)
     assert sent_bytes(table) == 4242
+    assert sent_bytes(table, "eth0") == 691299
 
 
 def test_counter_is_none_without_a_table(tmp_path):

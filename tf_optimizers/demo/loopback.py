@@ -9,13 +9,16 @@ COUNTERS = Path("/proc/net/dev")
 _SENT_BYTES = 8
 
 
-def sent_bytes(counters: Path = COUNTERS) -> int | None:
-    """Return what loopback has carried since the machine started.
+def sent_bytes(
+    counters: Path = COUNTERS, interface: str = INTERFACE
+) -> int | None:
+    """Return what an interface has sent since the machine started.
 
     Headers of packets and the traffic of all programs are part of it.
 
     Args:
         counters: The kernel's table of interfaces.
+        interface: Loopback, unless told otherwise.
 
     Returns:
         Bytes, or None where the kernel has no such table (macOS).
@@ -26,6 +29,6 @@ def sent_bytes(counters: Path = COUNTERS) -> int | None:
         return None
     for line in lines:
         name, _, numbers = line.partition(":")
-        if name.strip() == INTERFACE:
+        if name.strip() == interface:
             return int(numbers.split()[_SENT_BYTES])
     return None

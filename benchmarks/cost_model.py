@@ -1,0 +1,240 @@
+"""Which exchange is the fastest, from 2 to 1,024 workers?
+
+    python benchmarks/cost_model.py
+
+A step is computation, as measured without an exchange, and
+
+    latency x rounds + bytes / (share of the link's speed) + handling x bytes
+        + selection x parameters (DGC only) + fixed
+
+`bytes` are those that a worker sends, `rounds` the messages that it waits for,
+both of ring algorithms, which TensorFlow's are. Handling and selection take a
+processor: hosts that share one wait for each other. The five coefficients are
+fitted to results/shaped_network.json, all but what is held back, by
+non-negative least squares of relative errors, and tried on what is held back.
+The prediction has cores of its own for every worker.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tables
+from scipy.optimize import nnls
+
+from tf_optimizers.demo.report import write_json
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+HELD_BACK = "4 M, 3 hosts"
+CORES = 2
+
+SPEEDS = {"100 Mbit/s": 1.25e7, "1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9}
+BASE = "no exchange"
+DENSITY = 0.001
+WORKERS = [2**k for k in range(1, 11)]
+COEFFICIENTS = ("latency", "link", "handling", "selection", "fixed")
+
+
+class Exchange(NamedTuple):
+    """What a worker does for an exchange.
+
+    Args:
+        traffic: Takes the parameters, the density and the workers; returns the
+            rounds and the bytes that a worker sends.
+        selects: Whether entries are selected.
+    """
+
+    traffic: Callable
+    selects: bool
+
+
+def dense(size: int) -> Exchange:
+    """Return the ring all-reduce of values of a size in bytes."""
+    return Exchange(
+        lambda n, density, workers: (
+            2 * (workers - 1),
+            2 * (workers - 1) / workers * n * size,
+        ),
+        selects=False,
+    )
+
+
+def all_gather(pair: float) -> Exchange:
+    """Return the ring all-gather of pairs of a size in bytes."""
+    return Exchange(
+        lambda n, density, workers: (
+            workers - 1,
+            (workers - 1) * n * density * pair,
+        ),
+        selects=True,
+    )
+
+
+def reduce_scatter(pair: float) -> Exchange:
+    """Return an all-to-all of pairs and the all-gather of as many sums.
+
+    Every worker sums the pairs of its share of the tensor, and passes on as
+    many of the sums as it had pairs.
+    """
+    return Exchange(
+        lambda n, density, workers: (
+            2 * (workers - 1),
+            2 * (workers - 1) / workers * n * density * pair,
+        ),
+        selects=True,
+    )
+
+
+MEASURED = {
+    "dense, float32": dense(4),
+    "dense, float16": dense(2),
+    "DGC, float32 values": all_gather(8),
+}
+PREDICTED = MEASURED | {
+    "DGC, reduce-scatter": reduce_scatter(8),
+}
+
+
+class Observation(NamedTuple):
+    """A measured step; times in seconds."""
+
+    model: str
+    link: str
+    contender: str
+    computation: float
+    step: float
+    features: np.ndarray
+
+
+def features(
+    exchange: Exchange, n: int, density: float, workers: int, speed: float
+) -> np.ndarray:
+    """Return what each coefficient is multiplied by, for a core per worker."""
+    rounds, count = exchange.traffic(n, density, workers)
+    selection = n if exchange.selects else 0
+    return np.array([rounds, count / speed, count, selection, 1.0])
+
+
+def crowded(row: np.ndarray, workers: int) -> np.ndarray:
+    """Return the features where workers share the cores of one machine."""
+    return row * np.array([1, 1, *(3 * [max(1.0, workers / CORES)])])
+
+
+def observations(models: dict) -> list[Observation]:
+    """Return a median step of every link, number of hosts and contender."""
+    return [
+        Observation(
+            model,
+            link,
+            name,
+            *(
+                statistics.median(contenders[key]["step_ms"]) / 1e3
+                for key in (BASE, name)
+            ),
+            crowded(
+                features(
+                    exchange,
+                    result["parameters"],
+                    DENSITY,
+                    result["hosts"],
+                    SPEEDS[link],
+                ),
+                result["hosts"],
+            ),
+        )
+        for model, result in models.items()
+        for link, contenders in result["links"].items()
+        for name, exchange in MEASURED.items()
+    ]
+
+
+def fit(seen: list[Observation]) -> np.ndarray:
+    """Return the coefficients of the least relative errors of steps."""
+    steps = np.array([one.step for one in seen])
+    exchanges = steps - [one.computation for one in seen]
+    rows = np.array([one.features for one in seen])
+    return nnls(rows / steps[:, np.newaxis], exchanges / steps)[0]
+
+
+def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
+    """Return what was measured, and what the model says."""
+    return [
+        {
+            "model": one.model,
+            "link": one.link,
+            "contender": one.contender,
+            "measured_ms": 1e3 * one.step,
+            "predicted_ms": 1e3
+            * float(one.computation + one.features @ coefficients),
+        }
+        for one in seen
+    ]
+
+
+def predict(
+    parameters: int, computation: float, coefficients: np.ndarray
+) -> dict:
+    """Return milliseconds a step by link, contender and number of workers."""
+    return {
+        link: {
+            name: [
+                1e3
+                * float(
+                    computation
+                    + features(exchange, parameters, DENSITY, workers, speed)
+                    @ coefficients
+                )
+                for workers in WORKERS
+            ]
+            for name, exchange in PREDICTED.items()
+        }
+        for link, speed in SPEEDS.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("input", "output"):
+        file = {"input": "shaped_network", "output": "cost_model"}[name]
+        parser.add_argument(
+            f"--{name}", type=pathlib.Path, default=RESULTS / f"{file}.json"
+        )
+    arguments = parser.parse_args()
+    models = json.loads(arguments.input.read_text())["models"]
+    seen = observations(models)
+    fitted = [one for one in seen if one.model != HELD_BACK]
+    held_back = [one for one in seen if one.model == HELD_BACK]
+    coefficients = fit(fitted)
+    document = {
+        "coefficients": dict(zip(COEFFICIENTS, coefficients, strict=True)),
+        "workers": WORKERS,
+        "models": {
+            "fitted": compare(fitted, coefficients),
+            "held back": compare(held_back, coefficients),
+        },
+        "predictions": {
+            model: predict(
+                result["parameters"],
+                computation_alone(seen, model),
+                coefficients,
+            )
+            for model, result in models.items()
+            if result["hosts"] == CORES
+        },
+    }
+    write_json(document, arguments.output)
+    for name, compared in document["models"].items():
+        print(tables.cost_model(name, compared), end="\n\n")
+
+
+def computation_alone(seen: list[Observation], model: str) -> float:
+    """Return seconds of a step without exchange, a core per worker."""
+    return statistics.median(o.computation for o in seen if o.model == model)
+
+
+if __name__ == "__main__":
+    main()

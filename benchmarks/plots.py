@@ -1,0 +1,186 @@
+"""Draws the JSON of benchmarks as the plots of docs/benchmarks.md.
+
+python benchmarks/plots.py
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from tables import RESULTS
+
+from tf_optimizers.demo.plots import STYLE, line_style
+
+FOLDER = RESULTS.parents[1] / "docs" / "benchmarks"
+WORKER_MODEL = "4 M"
+CURVES = ("dense", "DGC, 2 workers", "DGC, 4 workers")
+
+
+def median_step(result: dict, link: str, contender: str) -> float:
+    return statistics.median(result["links"][link][contender]["step_ms"])
+
+
+def panels(
+    count: int, rows: int = 1, **kwargs: Any
+) -> tuple[Figure, Sequence[Axes]]:
+    columns = -(-count // rows)
+    figure = Figure(
+        figsize=(1 + 4.2 * columns, 1.2 + 3.6 * rows), layout="constrained"
+    )
+    axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
+    return figure, axes.ravel()
+
+
+def finish(figure: Figure, axes: Sequence[Axes], name: str) -> None:
+    """Add one legend for all panels, and write the file."""
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    FOLDER.mkdir(exist_ok=True)
+    figure.savefig(FOLDER / f"{name}.png", dpi=100)
+
+
+def plain_log(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def shaped_network(document: dict) -> None:
+    """Draw step time by link, a panel per model and number of hosts."""
+    models = {
+        name: result
+        for name, result in document["models"].items()
+        if result["hosts"] in (2, 4)
+    }
+    figure, axes = panels(len(models), rows=2, sharey=True)
+    for axis, (name, result) in zip(axes, models.items(), strict=True):
+        links = list(result["links"])
+        for number, contender in enumerate(result["links"][links[0]]):
+            times = [median_step(result, link, contender) for link in links]
+            axis.plot(links, times, **line_style(number, contender))
+        axis.set_title(name)
+        axis.set_ylabel("ms a step")
+        plain_log(axis)
+    finish(figure, axes, "shaped_network")
+
+
+def workers(document: dict) -> None:
+    """Draw step time by number of hosts, a panel per link."""
+    models = sorted(
+        (
+            result
+            for name, result in document["models"].items()
+            if name.startswith(f"{WORKER_MODEL},")
+        ),
+        key=lambda result: result["hosts"],
+    )
+    links = models[0]["links"]
+    figure, axes = panels(len(links), sharey=True)
+    for axis, link in zip(axes, links, strict=True):
+        for number, contender in enumerate(links[link]):
+            axis.plot(
+                [result["hosts"] for result in models],
+                [median_step(result, link, contender) for result in models],
+                **line_style(number, contender),
+            )
+        axis.set_title(f"{WORKER_MODEL}, {link}")
+        axis.set_xlabel("hosts, all on two cores")
+        axis.set_xticks([result["hosts"] for result in models])
+        axis.set_ylabel("ms a step")
+        plain_log(axis)
+    finish(figure, axes, "workers")
+
+
+def cost_model(document: dict) -> None:
+    """Draw what the model predicts for many workers, a panel per link."""
+    predictions = document["predictions"]
+    figure, axes = panels(
+        sum(map(len, predictions.values())), rows=len(predictions), sharex=True
+    )
+    drawn = iter(axes)
+    for model, links in predictions.items():
+        for link, contenders in links.items():
+            axis = next(drawn)
+            for number, (name, times) in enumerate(contenders.items()):
+                style = line_style(number, name)
+                axis.plot(document["workers"], times, **style)
+            axis.set_title(f"{model.split(',')[0]}, {link}")
+            axis.set_xscale("log", base=2)
+            axis.set_xlabel("workers")
+            axis.set_ylabel("ms a step, predicted")
+            plain_log(axis)
+    finish(figure, axes, "cost_model")
+
+
+def accuracy(document: dict) -> None:
+    """Draw validation loss by step, a panel per task."""
+    figure, axes = panels(len(document["models"]))
+    for axis, (task, result) in zip(
+        axes, document["models"].items(), strict=True
+    ):
+        for number, variant in enumerate(CURVES):
+            curves = [run["curve"] for run in result["runs"][variant]]
+            steps = [point["step"] for point in curves[0]]
+            bits = np.array([[p["bits"] for p in curve] for curve in curves])
+            style = line_style(number, variant)
+            axis.plot(steps, bits.mean(0), **style)
+            axis.fill_between(
+                steps,
+                bits.min(0),
+                bits.max(0),
+                color=style["color"],
+                alpha=0.2,
+                linewidth=0,
+            )
+        axis.set_title(task)
+        axis.set_xlabel("step")
+        axis.set_ylabel("validation loss, bits")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+    finish(figure, axes, "accuracy")
+
+
+def time_to_accuracy(document: dict) -> None:
+    """Draw validation accuracy by seconds, a panel per link."""
+    figure, axes = panels(len(document["models"]), sharey=True)
+    for axis, (name, runs) in zip(
+        axes, document["models"].items(), strict=True
+    ):
+        for number, (contender, run) in enumerate(runs.items()):
+            _, seconds, reached = np.transpose(run["curve"])
+            style = line_style(number, contender)
+            axis.plot(seconds, 100 * reached, **(style | {"markersize": 3}))
+        axis.set_title(name)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_xlabel("seconds of training")
+        axis.set_ylabel("validation accuracy, %")
+        axis.set_ylim(80, 100)
+    finish(figure, axes, "time_to_accuracy")
+
+
+PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
+    "shaped_network": (shaped_network, workers),
+    "cost_model": (cost_model,),
+    "accuracy": (accuracy,),
+    "time_to_accuracy": (time_to_accuracy,),
+}
+
+
+def main() -> None:
+    with matplotlib.rc_context(STYLE):
+        for benchmark, draw in PLOTS.items():
+            document = json.loads((RESULTS / f"{benchmark}.json").read_text())
+            for plot in draw:
+                plot(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What does a training step cost on a slow network, by what is exchanged?
+
+    sudo python benchmarks/shaped_network.py [--hosts 2 4] [--models "4 M"]
+
+Hosts are network namespaces of this machine, see hosts.py, and share its
+cores: "no exchange" is what they take to compute at once without a word to each
+other. All contenders of a model are alive together and take turns on every
+link, in rounds. Times are the first host's; bytes are those that the hosts'
+interfaces have sent, the mean. What a host sends as one large packet, which the
+kernel would cut before a wire, counts with one header.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hosts
+import numpy as np
+import tables
+import tensorflow as tf
+import tqdm
+from exchange import OURS, STOCK, make_step
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.report import environment, write_json
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+# Widths of a stack of square layers without biases.
+MODELS = {"4 M": (2, 1414), "20 M": (2, 3162)}
+RATE, MOMENTUM = 1e-3, 0.9
+
+WARM_UP = 2
+ROUNDS = 3
+SECONDS_PER_ROUND = 0.7
+STEPS_PER_ROUND = 10
+
+
+class Momentum:
+    """SGD with momentum by TensorFlow's fused kernel.
+
+    Args:
+        dtype: That gradients are summed in; None leaves them to each host.
+    """
+
+    def __init__(self, dtype: str | None) -> None:
+        self.dtype = dtype
+
+    def build(self, variables: Sequence) -> None:
+        """Create the velocities."""
+        self.velocities = [tf.Variable(tf.zeros(v.shape)) for v in variables]
+
+    def apply(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence
+    ) -> None:
+        """Sum gradients over hosts, as a loop of one's own would, and step."""
+        context = tf.distribute.get_replica_context()
+        if self.dtype:
+            gradients = context.all_reduce(
+                tf.distribute.ReduceOp.SUM,
+                [tf.cast(gradient, self.dtype) for gradient in gradients],
+            )
+        for gradient, variable, velocity in zip(
+            gradients, variables, self.velocities, strict=True
+        ):
+            weight, accumulator = (
+                context.strategy.experimental_local_results(v)[0].handle
+                for v in (variable.value, velocity)
+            )
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=weight,
+                accum=accumulator,
+                lr=RATE,
+                grad=tf.cast(gradient, tf.float32),
+                momentum=MOMENTUM,
+            )
+
+
+def momentum(dtype: str | None) -> Callable:
+    return lambda: Momentum(dtype)
+
+
+def dgc(**kwargs: str) -> Callable:
+    return lambda: tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
+
+
+STRATEGIES = {"stock": STOCK, "ours": OURS}
+CONTENDERS = {
+    "no exchange": ("stock", momentum(None)),
+    "dense, float32": ("stock", momentum("float32")),
+    "dense, float16": ("stock", momentum("float16")),
+    "DGC, stock strategy": ("stock", dgc()),
+    "DGC, float32 values": ("ours", dgc()),
+}
+
+
+class Worker:
+    """One host's part: a step of every contender of one strategy."""
+
+    def __init__(self, strategy: str, model: str) -> None:
+        self.strategy = STRATEGIES[strategy]()
+        self.model = model
+        self.steps: dict[str, Callable] = {}
+
+    def prepare(self, contender: str) -> None:
+        """Trace the step and take it a few times."""
+        _, make_optimizer = CONTENDERS[contender]
+        step = make_step(self.strategy, make_optimizer, *MODELS[self.model])
+        self.steps[contender] = step
+        for _ in range(WARM_UP):
+            step()
+
+    def measure(self, contender: str, steps: int) -> dict:
+        """Return the time of every step, and bytes per step."""
+        before, times = hosts.sent(), []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.steps[contender]()
+            times.append(1e3 * (time.perf_counter() - start))
+        return {"step_ms": times, "bytes": hosts.sent() - before}
+
+
+def compare(net: hosts.Network, model: str) -> dict:
+    """Return each link's contenders, with the time of every step."""
+    commands = [
+        [__file__, "--work", strategy, "--models", model]
+        for strategy in STRATEGIES
+    ]
+    with hosts.groups(net, commands) as groups:
+        group = dict(zip(STRATEGIES, groups, strict=True))
+        asked = {name: group[kind] for name, (kind, _) in CONTENDERS.items()}
+        for name, workers in asked.items():
+            workers.ask(function="prepare", contender=name)
+        return {
+            link: compare_on(net, link, asked, f"{model}, {link}")
+            for link in hosts.LINKS
+        }
+
+
+def compare_on(
+    net: hosts.Network, link: str, asked: dict[str, hosts.Group], title: str
+) -> dict:
+    """Let all contenders take turns on one link."""
+    net.shape(link)
+    results = {}
+    for name, workers in asked.items():
+        start = time.perf_counter()
+        workers.ask(function="measure", contender=name, steps=1)
+        fitting = int(SECONDS_PER_ROUND / (time.perf_counter() - start))
+        steps = min(max(fitting, 1), STEPS_PER_ROUND)
+        results[name] = {"steps": steps, "step_ms": [], "bytes_per_step": []}
+    turns = [name for _ in range(ROUNDS) for name in asked]
+    for name in tqdm.tqdm(turns, title):
+        result = results[name]
+        answers = asked[name].ask(
+            function="measure", contender=name, steps=result["steps"]
+        )
+        result["step_ms"] += answers[0]["step_ms"]
+        result["bytes_per_step"].append(
+            float(np.mean([a["bytes"] for a in answers])) / result["steps"]
+        )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS)
+    )
+    parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULTS / "shaped_network.json"
+    )
+    arguments = parser.parse_args()
+    if arguments.work:
+        worker = Worker(arguments.work, arguments.models[0])
+        hosts.answer({"prepare": worker.prepare, "measure": worker.measure})
+        return
+    hosts.end_on_signals()
+    path = arguments.output
+    document = json.loads(path.read_text()) if path.exists() else {"models": {}}
+    document |= environment()
+    for count in arguments.hosts:
+        for model in arguments.models:
+            with hosts.network(count) as net:
+                links = compare(net, model)
+            depth, width = MODELS[model]
+            name = f"{model}, {count} hosts"
+            result = {"parameters": depth * width**2, "hosts": count}
+            document["models"][name] = {**result, "links": links}
+            write_json(document, path)
+            print(tables.shaped_network(name, document["models"][name]))
+
+
+if __name__ == "__main__":
+    main()

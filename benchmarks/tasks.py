@@ -1,0 +1,227 @@
+"""Two learning tasks on data that needs no download, and their training.
+
+digits: scikit-learn's 1,797 images of handwritten digits, a convolutional net.
+text: the English of Python's own manual (`pydoc_data.topics`), a transformer
+    that predicts the next character.
+"""
+
+import pydoc_data.topics
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from tf_optimizers.demo.data import MAX_PIXEL, split_rows
+from tf_optimizers.demo.trainer import WarmupThenDecay
+
+Split = tuple[np.ndarray, np.ndarray]
+
+CONTEXT = 32
+WIDTH, BLOCKS = 128, 1
+
+
+class Task(NamedTuple):
+    """What is learned, by which network, for how long."""
+
+    load: Callable[[], dict[str, Split]]
+    make_model: Callable[[], keras.Model]
+    batch_size: int
+    epochs: int
+
+
+def load_images() -> dict[str, Split]:
+    digits = load_digits()
+    images = (digits.images / MAX_PIXEL).astype("float32")[..., np.newaxis]
+    labels = digits.target.astype("int32")
+    rows = split_rows(digits.target)
+    return {name: (images[row], labels[row]) for name, row in rows.items()}
+
+
+def make_convolutional() -> keras.Model:
+    """Return a network of 0.55 M parameters."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(512, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+@cache
+def characters() -> str:
+    """Return all of the manual's characters, sorted."""
+    return "".join(sorted(set(manual())))
+
+
+@cache
+def manual() -> str:
+    topics = pydoc_data.topics.topics
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def load_text() -> dict[str, Split]:
+    """Return windows and what follows each character: [windows, CONTEXT]."""
+    codes = {character: i for i, character in enumerate(characters())}
+    text = np.array([codes[character] for character in manual()], "int32")
+    windows = (len(text) - 1) // CONTEXT
+    x, y = (
+        text[shift : shift + windows * CONTEXT].reshape(windows, CONTEXT)
+        for shift in (0, 1)
+    )
+    ends = (int(0.9 * windows), int(0.95 * windows))
+    names = ("train", "validation", "test")
+    return dict(
+        zip(
+            names,
+            zip(np.split(x, ends), np.split(y, ends), strict=True),
+            strict=True,
+        )
+    )
+
+
+def make_transformer() -> keras.Model:
+    """Return a network of 0.23 M parameters, normalised before each half."""
+    layers = keras.layers
+    tokens = keras.Input((CONTEXT,), dtype="int32")
+    hidden = layers.Embedding(len(characters()), WIDTH)(tokens)
+    hidden = Positions()(hidden)
+    for _ in range(BLOCKS):
+        normal = layers.LayerNormalization()(hidden)
+        hidden += layers.MultiHeadAttention(4, WIDTH // 4)(
+            normal, normal, use_causal_mask=True
+        )
+        inner = layers.LayerNormalization()(hidden)
+        inner = layers.Dense(4 * WIDTH, activation="gelu")(inner)
+        hidden += layers.Dense(WIDTH)(inner)
+    hidden = layers.LayerNormalization()(hidden)
+    return keras.Model(tokens, layers.Dense(len(characters()))(hidden))
+
+
+class Positions(keras.layers.Layer):
+    """Adds a learned vector of each position."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.vectors = self.add_weight(
+            shape=shape[1:], initializer="random_normal", name="vectors"
+        )
+
+    def call(self, hidden: tf.Tensor) -> tf.Tensor:
+        return hidden + self.vectors
+
+
+TASKS = {
+    "digits": Task(load_images, make_convolutional, 64, 40),
+    "text": Task(load_text, make_transformer, 8, 2),
+}
+
+
+class Trainer:
+    """Trains one network with one optimizer, run after run.
+
+    Args:
+        task: What is learned.
+        strategy: All of its replicas are workers.
+        make_optimizer: Takes a schedule and the steps of a run.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        strategy: tf.distribute.Strategy,
+        make_optimizer: Callable,
+    ) -> None:
+        self.task = task
+        self.data = task.load()
+        self.rate = WarmupThenDecay()
+        with strategy.scope():
+            self.model = task.make_model()
+            self.optimizer = make_optimizer(self.rate, self.steps)
+            self.optimizer.build(self.model.trainable_variables)
+        self.train_step = self._make_step(strategy)
+        self._scores = tf.function(self._score, autograph=False)
+        self._first_state = [v.numpy() for v in self.optimizer.variables]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data["train"][0]) // self.task.batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.task.epochs * self.steps_per_epoch
+
+    def reset(self, weights: list[np.ndarray], rate: float) -> None:
+        """Become what a new trainer is, without tracing anew."""
+        self.model.set_weights(weights)
+        for variable, first in zip(
+            self.optimizer.variables, self._first_state, strict=True
+        ):
+            variable.assign(first)
+        self.rate.set(rate, self.steps)
+
+    def batches(self, seed: int) -> Iterator[Split]:
+        """Return all batches of a run, in an order that the seed decides."""
+        rng = np.random.default_rng(seed)
+        x, y = self.data["train"]
+        size = self.task.batch_size
+        for _ in range(self.task.epochs):
+            order = rng.permutation(len(x))
+            for step in range(self.steps_per_epoch):
+                rows = order[step * size : (step + 1) * size]
+                yield x[rows], y[rows]
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Return loss (bits) and accuracy, per image or character."""
+        x, y = self.data[split]
+        sums = np.sum(
+            [
+                [
+                    part.numpy()
+                    for part in self._scores(x[i : i + 128], y[i : i + 128])
+                ]
+                for i in range(0, len(x), 128)
+            ],
+            axis=0,
+        )
+        bits, correct = sums / y.size
+        return {"bits": float(bits), "accuracy": float(correct)}
+
+    def _score(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = self.model(x)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+        hits = tf.argmax(logits, -1, tf.int32) == y
+        return (
+            tf.reduce_sum(loss) / np.log(2),
+            tf.reduce_sum(tf.cast(hits, tf.float32)),
+        )
+
+    def _make_step(self, strategy: tf.distribute.Strategy) -> Callable:
+        replicas = strategy.num_replicas_in_sync
+        share = self.task.batch_size // replicas
+        variables = self.model.trainable_variables
+
+        def replica(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            first = context.replica_id_in_sync_group * share
+            x, y = x[first : first + share], y[first : first + share]
+            with tf.GradientTape() as tape:
+                logits = self.model(x, training=True)
+                loss = tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+                )
+                scaled = loss / replicas
+            gradients = tape.gradient(scaled, [v.value for v in variables])
+            self.optimizer.apply(gradients, variables)
+            return loss
+
+        return tf.function(
+            lambda x, y: strategy.run(replica, (x, y)), autograph=False
+        )

@@ -1,0 +1,108 @@
+"""How long does training take on a slow network, until it is accurate?
+
+    sudo python benchmarks/time_to_accuracy.py [--links "100 Mbit/s"]
+
+Two hosts, as in shaped_network.py, train the task of accuracy.py with dense
+momentum SGD under TensorFlow's strategy and with DGC under ours, at the same
+learning rate, the one that accuracy.py has found. The clock runs in training
+steps only; the accuracy is that of the validation split after every epoch.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import accuracy
+import hosts
+import keras
+import tables
+import tqdm
+from exchange import OURS, STOCK
+from tasks import TASKS, Trainer
+
+from tf_optimizers.demo.report import environment, write_json
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+TASK = "digits"
+LINKS = ["100 Mbit/s", "1 Gbit/s"]
+SEED = 0
+CONTENDERS = {
+    "dense, float32": (STOCK, accuracy.DENSE),
+    "DGC": (OURS, "DGC, 2 workers"),
+}
+
+
+class Worker:
+    """One host's part of a training."""
+
+    def __init__(self, contender: str) -> None:
+        strategy, variant = CONTENDERS[contender]
+        optimizer = accuracy.VARIANTS[variant].make_optimizer
+        self.trainer = Trainer(TASKS[TASK], strategy(), optimizer)
+        keras.utils.set_random_seed(SEED)
+        self.weights = TASKS[TASK].make_model().get_weights()
+
+    def train_first_step(self, rate: float) -> None:
+        """Trace the step, which is not what is measured."""
+        self.trainer.reset(self.weights, rate)
+        self.trainer.train_step(*next(self.trainer.batches(SEED)))
+
+    def train(self, rate: float) -> dict:
+        """Train from the start; return seconds and accuracy by epoch."""
+        trainer, curve, seconds = self.trainer, [], 0.0
+        trainer.reset(self.weights, rate)
+        before = hosts.sent()
+        for step, batch in enumerate(trainer.batches(SEED), 1):
+            start = time.perf_counter()
+            trainer.train_step(*batch)
+            seconds += time.perf_counter() - start
+            if step % trainer.steps_per_epoch == 0:
+                reached = trainer.evaluate("validation")["accuracy"]
+                curve.append((step, seconds, reached))
+        return {"curve": curve, "bytes": hosts.sent() - before}
+
+
+def learning_rate() -> float:
+    document = json.loads((RESULTS / "accuracy.json").read_text())
+    return document["models"][TASK]["learning_rate"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
+    parser.add_argument("--work", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=RESULTS / "time_to_accuracy.json"
+    )
+    arguments = parser.parse_args()
+    if arguments.work:
+        worker = Worker(arguments.work)
+        hosts.answer(
+            {"train": worker.train, "train_first_step": worker.train_first_step}
+        )
+        return
+    hosts.end_on_signals()
+    path, rate = arguments.output, learning_rate()
+    document = json.loads(path.read_text()) if path.exists() else {"models": {}}
+    document |= environment()
+    commands = [[__file__, "--work", name] for name in CONTENDERS]
+    with hosts.network(2) as net, hosts.groups(net, commands) as groups:
+        asked = dict(zip(CONTENDERS, groups, strict=True))
+        for workers in asked.values():
+            workers.ask(function="train_first_step", rate=rate)
+        runs = [(link, name) for link in arguments.links for name in asked]
+        for link, name in tqdm.tqdm(runs):
+            net.shape(link)
+            run = asked[name].ask(function="train", rate=rate)[0]
+            document["models"].setdefault(f"{TASK}, {link}", {})[name] = run
+            write_json(document, path)
+    for name in document["models"]:
+        print(tables.time_to_accuracy(name, document["models"][name]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The parts of the benchmarks whose mistakes would show nowhere else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import accuracy
+import cost_model
+import hosts
+import numpy as np
+import pytest
+import tasks
+
+
+def can_build_networks():
+    """Root is not enough: a container may forbid it."""
+    if os.name != "posix" or os.geteuid() or not shutil.which("tc"):
+        return False
+    try:
+        with hosts.network(1) as net:
+            net.shape("1 Gbit/s")
+    except RuntimeError:
+        return False
+    return True
+
+
+def namespaces():
+    command = ["ip", "netns", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout
+    return {line.split()[0] for line in listed.splitlines()}
+
+
+needs_networks = pytest.mark.skipif(
+    not can_build_networks(), reason="no right to build network namespaces"
+)
+
+RECEIVE = """
+import socket, sys
+listener = socket.create_server(("", 5000))
+print("ready", flush=True)
+connection, _ = listener.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+SEND = """
+import socket, sys, time
+start = time.perf_counter()
+with socket.create_connection((sys.argv[1], 5000)) as connection:
+    connection.sendall(bytes(2_500_000))
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)  # The other end closes when it has everything.
+print(time.perf_counter() - start)
+"""
+
+
+@needs_networks
+def test_link_is_as_fast_as_its_name_says():
+    with hosts.network(2) as net:
+        net.shape("100 Mbit/s")
+        first, second = net.hosts
+        receiver = subprocess.Popen(
+            [*net.enter(second), sys.executable, "-c", RECEIVE],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with receiver:
+            assert receiver.stdout.readline() == "ready\n"
+            sender = [sys.executable, "-c", SEND, net.addresses[1]]
+            done = subprocess.run(
+                [*net.enter(first), *sender],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                timeout=60,
+            )
+    # 2.5 MB are 0.2 s. A burst passes at once; the machine may be busy.
+    assert 0.19 < float(done.stdout) < 1.0
+
+
+@needs_networks
+def test_network_is_gone_after_an_error():
+    with pytest.raises(KeyError), hosts.network(2) as net:
+        built = {net.switch, *net.hosts}
+        assert built <= namespaces()
+        net.shape("2 Gbit/s")
+    assert not built & namespaces()
+
+
+def test_every_windows_target_is_the_next_character():
+    splits = tasks.load_text()
+    manual = tasks.manual()
+    decode = np.array(list(tasks.characters()))
+    x, y = (np.concatenate([s[i] for s in splits.values()]) for i in (0, 1))
+    length = x.size
+    assert "".join(decode[x.ravel()]) == manual[:length]
+    assert "".join(decode[y.ravel()]) == manual[1 : length + 1]
+    assert len(manual) - length <= tasks.CONTEXT
+
+
+def test_networks_are_of_the_documented_size():
+    assert tasks.make_convolutional().count_params() == 548_746
+    assert 220_000 < tasks.make_transformer().count_params() < 240_000
+
+
+@pytest.mark.parametrize(
+    ("exchange", "rounds", "sent"),
+    [
+        (cost_model.dense(4), 6, 2 * 3 / 4 * 4e6),
+        (cost_model.all_gather(8), 3, 3 * 8e3),
+        (cost_model.reduce_scatter(8), 6, 2 * 3 / 4 * 8e3),
+    ],
+    ids=["dense", "all-gather", "reduce-scatter"],
+)
+def test_traffic_of_four_workers(exchange, rounds, sent):
+    assert exchange.traffic(1e6, 0.001, 4) == pytest.approx((rounds, sent))
+
+
+def test_fit_finds_the_coefficients_that_made_the_steps():
+    truth = np.array([1e-3, 1.07, 2e-9, 4e-9, 5e-3])
+    seen = [
+        cost_model.Observation("", "", "", 0.02, 0.02 + float(row @ truth), row)
+        for exchange in cost_model.MEASURED.values()
+        for n in (4e6, 2e7)
+        for workers in (2, 3, 4)
+        for speed in cost_model.SPEEDS.values()
+        for row in [
+            cost_model.crowded(
+                cost_model.features(exchange, n, 0.001, workers, speed), workers
+            )
+        ]
+    ]
+    np.testing.assert_allclose(cost_model.fit(seen), truth, rtol=1e-6)
+
+
+def test_rate_of_lowest_mean_validation_loss_is_chosen():
+    def trial(rate, bits):
+        return {"learning_rate": rate, "validation": {"bits": bits}}
+
+    trials = [trial(0.1, 0.2), trial(0.1, 0.6), trial(0.2, 0.3)]
+    assert accuracy.tuned_rate([*trials, trial(0.2, 0.4)]) == 0.2
+    assert accuracy.tuned_rate([*trials, trial(0.2, 0.6)]) == 0.1
+
+
+def test_interrupted_study_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "accuracy.json"
+    study = accuracy.Study(path, "digits")
+    assert study.missing_seeds(accuracy.DENSE, 3) == [0, 1, 2]
+    runs = study.result["runs"].setdefault(accuracy.DENSE, [])
+    study.add(runs, {"seed": 1})
+    again = accuracy.Study(path, "digits")
+    assert again.missing_seeds(accuracy.DENSE, 3) == [0, 2]
+    assert accuracy.Study(path, "text").missing_seeds(accuracy.DENSE, 1) == [0]
+    assert json.loads(path.read_text())["models"]["digits"]["runs"]
