@@ -104,8 +104,8 @@ def test_trust_ratio(weight, direction, lower, upper, expected):
     bounds = COEFFICIENTS._replace(lower_bound=lower, upper_bound=upper)
     (ratio,) = trust_ratios(
         bounds,
-        tf.constant([weight**2], "float64"),
-        [tf.constant([direction**2 / 2] * 2, "float64")],
+        tf.constant(weight, "float64"),
+        tf.constant(direction, "float64"),
     )
     assert float(ratio) == pytest.approx(expected, nan_ok=True)
 

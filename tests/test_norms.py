@@ -4,16 +4,31 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.norms import norm
+from tf_optimizers.norms import norm, norms
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (4095,), (4096,), (4097,)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (3,), (4095,), (4096,), (4097,), (2**20 - 1, 3)]
+)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_norm_matches_numpy(shape, scale):
     values = np.random.default_rng(0).standard_normal(shape) * scale
     values = values.astype("float32")
     expected = np.linalg.norm(values.astype("float64"))
     assert float(norm(tf.constant(values))) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [100, 5000, 2**21 + 1000])
+def test_norms_of_two_vectors_in_blocks_equal_those_of_whole_vectors(length):
+    """The blocks are of vectors that are made of several tensors."""
+    a, b = np.random.default_rng(0).standard_normal((2, length))
+
+    def vectors(a, b):
+        return [a * b, tf.sqrt(tf.abs(a)) - b]
+
+    in_blocks = tf.function(lambda *ab: norms(vectors, *ab), jit_compile=True)
+    expected = [np.linalg.norm(vector) for vector in vectors(a, b)]
+    np.testing.assert_allclose(in_blocks(a, b), expected, rtol=1e-13)
 
 
 def test_norm_of_odd_matrix_counts_every_element_once():

@@ -12,7 +12,7 @@ from tf_optimizers.layerwise import LayerwiseOptimizer
 from tf_optimizers.layerwise_step import (
     Coefficients,
     Rule,
-    denominator,
+    inverse_denominator,
     momentum_direction,
 )
 
@@ -38,7 +38,7 @@ def gradient_direction(
     """Return g~ / (sqrt(v^) + epsilon) + weight_decay w."""
     del m
     decay = coefficients.weight_decay * weight
-    return gradient / denominator(coefficients, v, step) + decay
+    return gradient * inverse_denominator(coefficients, v, step) + decay
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

@@ -17,10 +17,6 @@ from tf_optimizers.layerwise_step import Coefficients, Rule, layerwise_step
 from tf_optimizers.replicas import backend_variable, local_component
 from tf_optimizers.weight_decay import DecayedOptimizer, is_match
 
-# Elements of a variable below which its whole step is one XLA kernel: it stays
-# in the cache, and starting more kernels takes longer than running them.
-_ONE_KERNEL = 65_536
-
 
 class LayerwiseOptimizer(DecayedOptimizer):
     """Adam's moments, with steps in proportion to the norm of each variable.
@@ -137,7 +133,6 @@ class LayerwiseOptimizer(DecayedOptimizer):
             self.rule,
             self._coefficients(index),
             self._adapted[index],
-            xla=weight.shape.num_elements() < _ONE_KERNEL,
         )
         step(
             weight.handle,

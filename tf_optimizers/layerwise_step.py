@@ -1,22 +1,22 @@
-"""One step of Lamb or LANS on one variable.
+"""One step of Lamb or LANS on one variable, as one XLA kernel.
 
 No weight can move before the norms of whole directions are known:
 
     accumulate   m, v <- gradient
-    squares      |w|^2, and |d|^2 of each direction d
+    measure      |w|, and |d| of each direction d
     move         w <- w - learning_rate sum(share (|w| / |d|) d)
 
 The directions are computed again to move, which costs less than storing them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.kernels import assign, compiled, read
+from tf_optimizers.kernels import assign, read
 from tf_optimizers.moments import bias_correction, update_moments
-from tf_optimizers.norms import norm, partial_squares
+from tf_optimizers.norms import norms
 
 # (coefficients, weight, gradient, m, v, step) -> a tensor like these
 Direction = Callable[..., tf.Tensor]
@@ -40,6 +40,7 @@ class Rule(NamedTuple):
 
     The step goes along each of `directions`. `prepare(coefficients, gradient,
     norm)` returns the gradient to follow; None if that is the gradient itself.
+    It is elementwise, and called with blocks of the gradient, too.
     """
 
     directions: tuple[Direction, ...]
@@ -70,21 +71,28 @@ def layerwise_step(
         learning_rate: Scalar.
         step: Scalar, counted from 1.
     """
-    constants = (gradient.shape, gradient.dtype, rule, coefficients)
-    gradient_norm = norm(gradient) if rule.prepare else None
-    state = (weight, m, v, gradient, gradient_norm, step)
-    compiled(accumulate, *constants)(m, v, gradient, gradient_norm)
+    w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
+    follow, w_norm = _gradient_to_follow(rule, coefficients, gradient, w)
+    new_m, new_v = update_moments(coefficients, follow(gradient), old_m, old_v)
+    state = (w, gradient, new_m, new_v)
+
+    def directions(w: tf.Tensor, g: tf.Tensor, *moments: tf.Tensor) -> list:
+        values = (w, follow(g), *moments, step)
+        return [
+            direction(coefficients, *values) for direction in rule.directions
+        ]
+
     rates = [learning_rate for _ in rule.directions]
     if adapted:
-        # In kernels of their own: directions share terms, which XLA would
-        # write to memory rather than compute twice.
-        weight_squares, *direction_squares = (
-            compiled(squares, *constants, vector)(*state)
-            for vector in (_weight, *rule.directions)
-        )
-        ratios = trust_ratios(coefficients, weight_squares, direction_squares)
-        rates = [learning_rate * tf.cast(r, gradient.dtype) for r in ratios]
-    compiled(move, *constants)(*state, rates)
+        ratios = trust_ratios(coefficients, *_norms(directions, w_norm, state))
+        rates = [learning_rate * tf.cast(ratio, w.dtype) for ratio in ratios]
+    for direction, share, rate in zip(
+        directions(*state), coefficients.shares, rates, strict=True
+    ):
+        w -= rate * share * direction
+    assign(m, new_m)
+    assign(v, new_v)
+    assign(weight, w)
 
 
 def momentum_direction(
@@ -97,111 +105,58 @@ def momentum_direction(
 ) -> tf.Tensor:
     """Return m^ / (sqrt(v^) + epsilon) + weight_decay w."""
     del gradient
-    m_hat = m / bias_correction(coefficients.beta_1, step)
+    m_hat = m * (1.0 / bias_correction(coefficients.beta_1, step))
     decay = coefficients.weight_decay * weight
-    return m_hat / denominator(coefficients, v, step) + decay
-
-
-def accumulate(
-    rule: Rule,
-    coefficients: Coefficients,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    gradient: tf.Tensor,
-    gradient_norm: tf.Tensor | None,
-) -> None:
-    """Update m and v."""
-    g = _prepare(rule, coefficients, gradient, gradient_norm)
-    new_m, new_v = update_moments(
-        coefficients, g, read(m, gradient), read(v, gradient)
-    )
-    assign(m, new_m)
-    assign(v, new_v)
-
-
-def squares(
-    rule: Rule, coefficients: Coefficients, vector: Direction, *state: tf.Tensor
-) -> tf.Tensor:
-    """Return partial squares of what `vector` makes of the state."""
-    return partial_squares(vector(*_values(rule, coefficients, *state)))
-
-
-def move(rule: Rule, coefficients: Coefficients, *arguments: tf.Tensor) -> None:
-    """Move w along each direction, at its rate times its share."""
-    *state, rates = arguments
-    values = _values(rule, coefficients, *state)
-    _, w, *_ = values
-    for direction, share, rate in zip(
-        rule.directions, coefficients.shares, rates, strict=True
-    ):
-        w -= rate * share * direction(*values)
-    assign(state[0], w)
+    return m_hat * inverse_denominator(coefficients, v, step) + decay
 
 
 def trust_ratios(
-    coefficients: Coefficients,
-    weight_squares: tf.Tensor,
-    squares: Sequence[tf.Tensor],
+    coefficients: Coefficients, weight_norm: tf.Tensor, *norms: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Return phi(|w|) / |direction|, or 1 where either is 0, of each.
+    """Return phi(weight_norm) / norm, or 1 where either is 0, of each.
 
     phi clamps to the bounds. NaN stays NaN: it must reach the weights.
     """
-    phi = tf.sqrt(tf.reduce_sum(weight_squares))
+    phi = weight_norm
     if coefficients.lower_bound is not None:
         phi = tf.maximum(phi, coefficients.lower_bound)
     if coefficients.upper_bound is not None:
         phi = tf.minimum(phi, coefficients.upper_bound)
-    norms = [tf.sqrt(tf.reduce_sum(partials)) for partials in squares]
     return [
         tf.where((phi == 0) | (norm == 0), tf.ones_like(phi), phi / norm)
         for norm in norms
     ]
 
 
-def denominator(
+def inverse_denominator(
     coefficients: Coefficients, v: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """Return sqrt(v / (1 - beta_2^step)) + epsilon."""
+    """Return 1 / (sqrt(v / (1 - beta_2^step)) + epsilon).
+
+    Directions that share it, share its root and its division.
+    """
     # One root each: the quotient can overflow where the roots do not.
-    correction = tf.sqrt(bias_correction(coefficients.beta_2, step))
-    return tf.sqrt(v) / correction + coefficients.epsilon
+    correction = 1.0 / tf.sqrt(bias_correction(coefficients.beta_2, step))
+    return 1.0 / (tf.sqrt(v) * correction + coefficients.epsilon)
 
 
-def _values(
-    rule: Rule,
-    coefficients: Coefficients,
-    weight: tf.Tensor,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    gradient: tf.Tensor,
-    gradient_norm: tf.Tensor | None,
-    step: tf.Tensor,
-) -> tuple:
-    """Return the arguments of a direction, read from the variables."""
-    return (
-        coefficients,
-        read(weight, gradient),
-        _prepare(rule, coefficients, gradient, gradient_norm),
-        read(m, gradient),
-        read(v, gradient),
-        step,
-    )
+def _gradient_to_follow(
+    rule: Rule, coefficients: Coefficients, gradient: tf.Tensor, w: tf.Tensor
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
+    """Return what prepares a block of the gradient, and |w| if it is known."""
+    prepare = rule.prepare
+    if prepare is None:
+        return lambda block: block, None
+    # Two norms cost hardly more than one.
+    norm, w_norm = norms(lambda *blocks: blocks, gradient, w)
+    norm = tf.cast(norm, gradient.dtype)
+    return lambda block: prepare(coefficients, block, norm), w_norm
 
 
-def _weight(
-    coefficients: Coefficients, weight: tf.Tensor, *_: tf.Tensor
-) -> tf.Tensor:
-    del coefficients
-    return weight
-
-
-def _prepare(
-    rule: Rule,
-    coefficients: Coefficients,
-    gradient: tf.Tensor,
-    gradient_norm: tf.Tensor | None,
-) -> tf.Tensor:
-    if rule.prepare is None:
-        return gradient
-    return rule.prepare(coefficients, gradient, gradient_norm)
+def _norms(
+    directions: Callable, w_norm: tf.Tensor | None, state: tuple
+) -> list[tf.Tensor]:
+    """Return |w| and the norms of the directions."""
+    if w_norm is not None:
+        return [w_norm, *norms(directions, *state)]
+    return norms(lambda w, *rest: [w, *directions(w, *rest)], *state)

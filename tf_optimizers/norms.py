@@ -6,32 +6,90 @@ float32 wherever the elements are: the square of 1e-25 is 0 in float32, that of
 than 1e-4.
 """
 
+from collections.abc import Callable, Sequence
+
 import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# Rows are added with vector instructions; more of them, and XLA no longer
-# unrolls the sum.
+# Elements in a block, at most: its sums stay in the cache, and each block is
+# work enough for all threads.
+_BLOCK = 1 << 20
+# XLA adds vectors of so many elements with vector instructions, if they are so
+# few that it unrolls the sum.
+_LANES = 16
 _ROWS = 8
-# Below this a second kernel costs more than the vector instructions save.
+# Below so many elements a loop costs more than the vector instructions save.
 _SMALL = 4096
 
 
-def partial_squares(tensor: tf.Tensor) -> tf.Tensor:
-    """Return sums of squares that add up to the squared norm, as float64.
+def norms(
+    function: Callable[..., Sequence[tf.Tensor]], *tensors: tf.Tensor
+) -> list[tf.Tensor]:
+    """Return the L2 norms of vectors that are nowhere written to memory.
 
-    To be called inside the XLA kernel that computes `tensor`, and finished by
-    `tf.reduce_sum` outside: XLA does not vectorise a reduction to a scalar.
+    To be called inside an XLA kernel. XLA would keep vectors that are used
+    again; a loop, block by block, it leaves as it is.
+
+    Args:
+        function: Elementwise; returns one or two vectors, made of blocks of
+            `tensors`.
+        *tensors: Of one shape and dtype.
+
+    Returns:
+        A float64 scalar for each vector.
     """
-    squares = tf.square(tf.cast(tf.reshape(tensor, [-1]), tf.float64))
-    if squares.shape[0] < _SMALL:
-        return tf.reduce_sum(squares, keepdims=True)
-    end = squares.shape[0] // _ROWS * _ROWS
-    sums = tf.reduce_sum(tf.reshape(squares[:end], [_ROWS, -1]), axis=0)
-    return tf.concat([sums, squares[end:]], axis=0)
+    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    length = flat[0].shape[0]
+    count = max(2, -(-length // _BLOCK))
+    unit = _ROWS * _LANES
+    size = length // (count * unit) * unit if length >= _SMALL else 0
+    rest = (tensor[count * size :] for tensor in flat)
+    total = tf.reduce_sum(_squares(function(*rest)))
+    if size:
+        sums = tf.zeros([size // unit, _LANES], total.dtype)
+        sums = _add_blocks(function, flat, count, sums)
+        total += tf.reduce_sum(sums)
+    is_pair = total.dtype.is_complex
+    parts = [tf.math.real(total), tf.math.imag(total)] if is_pair else [total]
+    return [tf.sqrt(part) for part in parts]
 
 
 def norm(tensor: tf.Tensor) -> tf.Tensor:
     """Return the L2 norm of all elements, a scalar of the tensor's dtype."""
-    squares = compiled(partial_squares, tensor.shape, tensor.dtype)(tensor)
-    return tf.cast(tf.sqrt(tf.reduce_sum(squares)), tensor.dtype)
+    return compiled(_norm, tensor.shape, tensor.dtype)(tensor)
+
+
+def _norm(tensor: tf.Tensor) -> tf.Tensor:
+    (result,) = norms(lambda block: [block], tensor)
+    return tf.cast(result, tensor.dtype)
+
+
+def _add_blocks(
+    function: Callable,
+    tensors: Sequence[tf.Tensor],
+    count: int,
+    sums: tf.Tensor,
+) -> tf.Tensor:
+    """Return `sums` with the squares of the first `count` blocks added."""
+    size = sums.shape.num_elements() * _ROWS
+
+    def add(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        start = [index * size]
+        squares = _squares(
+            function(*(tf.slice(tensor, start, [size]) for tensor in tensors))
+        )
+        rows = tf.reshape(squares, [-1, _ROWS, _LANES])
+        return index + 1, sums + tf.reduce_sum(rows, axis=1)
+
+    first = tf.constant(0, tf.int64)
+    return tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
+
+
+def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return float64 squares, those of two vectors as one vector of pairs.
+
+    The sum of pairs takes one pass over memory, two sums take two.
+    """
+    squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
+    return tf.complex(*squares) if len(squares) == 2 else squares[0]
