@@ -23,6 +23,9 @@ CLASSES = [
     tfo.Lamb,
     tfo.LANS,
     callbacks.BackupAndRestore,
+    callbacks.CompressionMonitor,
+    callbacks.OffloadMonitor,
+    callbacks.TrustRatioMonitor,
     schedules.LansSchedule,
 ]
 

@@ -192,6 +192,12 @@ class DGCMomentum(Optimizer):
         is_large = shape.num_elements() >= self.min_compress_size
         return dtype == "float32" and shape.rank > 0 and is_large
 
+    @property
+    def residuals(self) -> list[keras.Variable]:
+        """The v of all variables that are compressed."""
+        memories = [memory for memory in self._memories if memory is not None]
+        return [m.residual for m in memories if m.residual is not None]
+
     def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
         """Exchange what the stage of this step sends, and apply it."""
         variables = [backend_variable(variable) for variable in variables]
@@ -256,9 +262,11 @@ class DGCMomentum(Optimizer):
             step: int >= 0, from 0. Defaults to the next step.
 
         Returns:
-            {"step": step, "variables": {path: traffic}, "total": traffic},
-            where traffic is {"dense_bytes": of the gradient, "sent_bytes": of
-            what is sent instead, "ratio": dense_bytes / sent_bytes}.
+            {"step": step, "sparsity": share held back, 0 before
+            `rampup_begin_step`, "variables": {path: traffic}, "total":
+            traffic}, where traffic is {"dense_bytes": of the gradient,
+            "sent_bytes": of what is sent instead, "ratio": dense_bytes /
+            sent_bytes}.
 
         Raises:
             RuntimeError: If the optimizer is not built.

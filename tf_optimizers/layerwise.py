@@ -13,7 +13,12 @@ from tf_optimizers.checks import (
     check_positive,
 )
 from tf_optimizers.kernels import compiled
-from tf_optimizers.layerwise_step import Coefficients, Rule, layerwise_step
+from tf_optimizers.layerwise_step import (
+    Coefficients,
+    Rule,
+    layerwise_step,
+    momentum_ratio,
+)
 from tf_optimizers.replicas import backend_variable, local_component
 from tf_optimizers.weight_decay import DecayedOptimizer, is_match
 
@@ -87,6 +92,32 @@ class LayerwiseOptimizer(DecayedOptimizer):
         if self.exclude_from_layer_adaptation is None:
             return self.is_decayed(variable)
         return not is_match(self.exclude_from_layer_adaptation, variable)
+
+    def trust_ratio(self, variable: Any, weight: tf.Tensor) -> tf.Tensor:
+        """Return the ratio by which the present moments step from a weight.
+
+        Args:
+            variable: A variable that the optimizer was built with.
+            weight: Its value before the last step, in its state's dtype.
+
+        Returns:
+            A scalar, phi(|weight|) / |u|; 1 if the variable is not adapted.
+        """
+        index = self.variable_index(variable)
+        if not self._adapted[index]:
+            return tf.ones([], weight.dtype)
+        ratio = compiled(
+            momentum_ratio,
+            weight.shape,
+            weight.dtype,
+            self._coefficients(index),
+        )
+        return ratio(
+            weight,
+            tf.convert_to_tensor(self._momentums[index]),
+            tf.convert_to_tensor(self._velocities[index]),
+            tf.cast(self.iterations, weight.dtype),
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

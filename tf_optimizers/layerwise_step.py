@@ -110,6 +110,21 @@ def momentum_direction(
     return m_hat * inverse_denominator(coefficients, v, step) + decay
 
 
+def momentum_ratio(
+    coefficients: Coefficients,
+    weight: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    step: tf.Tensor,
+) -> tf.Tensor:
+    """Return the trust ratio of `momentum_direction`."""
+
+    def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
+        return [w, momentum_direction(coefficients, w, m, m, v, step)]
+
+    return trust_ratios(coefficients, *norms(vectors, weight, m, v))[0]
+
+
 def trust_ratios(
     coefficients: Coefficients, weight_norm: tf.Tensor, *norms: tf.Tensor
 ) -> list[tf.Tensor]:

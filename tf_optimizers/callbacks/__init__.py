@@ -1,5 +1,13 @@
-"""Callbacks for training on several workers."""
+"""Callbacks: monitors, and backups of training on several workers."""
 
 from tf_optimizers.callbacks.backup import BackupAndRestore
+from tf_optimizers.callbacks.compression_monitor import CompressionMonitor
+from tf_optimizers.callbacks.offload_monitor import OffloadMonitor
+from tf_optimizers.callbacks.trust_ratio_monitor import TrustRatioMonitor
 
-__all__ = ["BackupAndRestore"]
+__all__ = [
+    "BackupAndRestore",
+    "CompressionMonitor",
+    "OffloadMonitor",
+    "TrustRatioMonitor",
+]

@@ -28,6 +28,7 @@ def summarize(
     total = [sum(column) for column in zip(*traffic.values(), strict=True)]
     return {
         "step": step,
+        "sparsity": sparsity or 0.0,
         "variables": {
             path: _row(*columns) for path, columns in traffic.items()
         },

@@ -1,0 +1,221 @@
+"""The monitors measure what happened, and show it where people look."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers import callbacks
+
+ROWS = np.random.default_rng(0).standard_normal((96, 8)).astype("float32")
+TARGETS = ROWS[:, :3] ** 2
+BATCH = 16  # 6 batches an epoch
+DGC = {"learning_rate": 0.05, "sparsity": (0.9,), "min_compress_size": 16}
+
+CASES = {
+    "lamb": (lambda **kw: tfo.Lamb(0.01, **kw), callbacks.TrustRatioMonitor),
+    "lans": (lambda **kw: tfo.LANS(0.01, **kw), callbacks.TrustRatioMonitor),
+    "dgc": (
+        lambda **kw: tfo.DGCMomentum(**DGC, **kw),
+        callbacks.CompressionMonitor,
+    ),
+    "offload": (
+        lambda **kw: tfo.AdamOffload(0.01, **kw),
+        callbacks.OffloadMonitor,
+    ),
+}
+
+
+def make_model(optimizer, **kwargs):
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(optimizer, "mse", **kwargs)
+    return model
+
+
+def fit(model, *callbacks, epochs=1, size=96):
+    history = model.fit(
+        ROWS[:size],
+        TARGETS[:size],
+        batch_size=BATCH,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
+    return history.history
+
+
+def values(variables):
+    return [np.array(v, "float64") for v in variables]
+
+
+def norm(arrays):
+    return np.sqrt(sum((a**2).sum() for a in arrays))
+
+
+@pytest.fixture(autouse=True)
+def one_replica():
+    """DGCMomentum warns of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *args, **kwargs: None)
+        yield
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans"])
+def test_trust_ratios_and_norms_are_those_of_the_step(name, tmp_path):
+    decayed = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias"]}
+    model = make_model(CASES[name][0](**decayed))
+    fit(model)  # so that v is not that of a first step
+    before = values(model.trainable_variables)
+    monitor = callbacks.TrustRatioMonitor(every=1)
+    history = fit(model, monitor, size=BATCH)
+    after = values(model.trainable_variables)
+    optimizer = model.optimizer
+    t = int(optimizer.iterations)
+    state = {
+        v.path.rpartition("/")[2]: np.array(v) for v in optimizer.variables
+    }
+    ratios = []
+    for variable, weight in zip(model.trainable_variables, before, strict=True):
+        if "bias" in variable.path:
+            ratios.append(1.0)
+            continue
+        key = variable.path.replace("/", "_")
+        m = state[f"{key}_momentum"].astype("float64") / (1 - 0.9**t)
+        v = state[f"{key}_velocity"].astype("float64") / (1 - 0.999**t)
+        u = m / (np.sqrt(v) + 1e-6) + 0.1 * weight
+        ratios.append(norm([weight]) / norm([u]))
+    expected = {
+        "trust_ratio_min": min(ratios),
+        "trust_ratio_median": np.median(ratios),
+        "trust_ratio_max": max(ratios),
+        "weight_norm": norm(before),
+        "update_norm": norm(
+            [a - b for a, b in zip(after, before, strict=True)]
+        ),
+    }
+    assert len(set(ratios)) == 3  # two kernels, and the biases
+    for key, value in expected.items():
+        np.testing.assert_allclose(history[key], [value], rtol=1e-4)
+
+
+def test_what_dgc_holds_back_is_measured_over_replicas(mirrored):
+    with mirrored.scope():
+        model = make_model(tfo.DGCMomentum(**DGC))
+    fit(model)
+    kernels = [v for v in model.trainable_variables if v.shape.rank > 1][:1]
+    before = values(kernels)
+    history = fit(model, callbacks.CompressionMonitor(every=1), size=BATCH)
+    moved = np.abs(values(kernels)[0] - before[0]).sum() / 0.05
+    (residual,) = model.optimizer.residuals
+    own = [
+        np.array(component)
+        for component in mirrored.experimental_local_results(residual.value)
+    ]
+    assert len(own) == 2 and not np.array_equal(*own)
+    expected = {
+        "sparsity": 0.9,
+        "sent_bytes": model.optimizer.communication_summary()["total"][
+            "sent_bytes"
+        ],
+        "residual_norm": norm(own),
+        "residual_age": np.abs(own).sum() / moved,
+    }
+    for key, value in expected.items():
+        np.testing.assert_allclose(history[key], [value], rtol=1e-4)
+
+
+def test_nothing_is_held_back_before_compression_begins():
+    model = make_model(tfo.DGCMomentum(**DGC, rampup_begin_step=100))
+    history = fit(model, callbacks.CompressionMonitor(every=2))
+    assert history["sparsity"] == [0]
+    assert history["residual_norm"] == [0]
+    assert history["residual_age"] == [0]
+
+
+def test_bytes_are_those_of_the_summary():
+    model = make_model(tfo.AdamOffload())
+    history = fit(model, callbacks.OffloadMonitor(every=2))
+    places = model.optimizer.memory_summary()["AdamOffload"]
+    for place in ("device", "host"):
+        assert history[f"{place}_bytes"] == [sum(places[place].values())]
+
+
+def read_events(folder):
+    """Return the steps and values in TensorBoard's files by tag."""
+    found = {}
+    for path in folder.glob("events*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                number = float(tf.make_ndarray(value.tensor))
+                found.setdefault(value.tag, {})[event.step] = number
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_figures_reach_logs_and_tensorboard_at_their_steps(name, tmp_path):
+    optimizer, monitor = CASES[name]
+    model = make_model(optimizer())
+    seen = []
+    collect = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(dict(logs))
+    )
+    history = fit(model, monitor(every=4, log_dir=tmp_path), collect, epochs=2)
+    events = read_events(tmp_path)
+    figures = set(history) - {"loss"}
+    assert len(figures) >= 2
+    assert figures <= set(events)
+    for figure in figures:
+        assert set(events[figure]) == {4, 8, 12}
+        shown = [logs.get(figure) for logs in seen]
+        assert shown[:3] == [None] * 3
+        for step in range(4, 13):
+            last = events[figure][step // 4 * 4]
+            assert shown[step - 1] == pytest.approx(last, rel=1e-6)
+    if name == "lamb":
+        paths = {v.path for v in model.trainable_variables}
+        assert {f"trust_ratio/{path}" for path in paths} <= set(events)
+
+
+def test_a_step_is_measured_when_accumulated_gradients_are_applied(tmp_path):
+    model = make_model(tfo.Lamb(0.01, gradient_accumulation_steps=3))
+    monitor = callbacks.TrustRatioMonitor(every=2, log_dir=tmp_path)
+    history = fit(model, monitor)
+    assert history["update_norm"][0] > 1e-3
+    assert set(read_events(tmp_path)["update_norm"]) == {1, 2}
+
+
+def test_monitor_of_another_optimizer_is_refused():
+    model = make_model("adam")
+    with pytest.raises(TypeError, match="`CompressionMonitor` is for `DGCMom"):
+        fit(model, callbacks.CompressionMonitor())
+
+
+def test_several_steps_per_execution_are_refused():
+    model = make_model(tfo.Lamb(), steps_per_execution=2)
+    with pytest.raises(ValueError, match="steps_per_execution=2"):
+        fit(model, callbacks.TrustRatioMonitor())
+
+
+def test_missing_tensorboard_is_an_error_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        fit(make_model(tfo.Lamb()), callbacks.TrustRatioMonitor(2, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [({"every": 0}, ValueError), ({"log_dir": 3}, TypeError)],
+    ids=["every", "log_dir"],
+)
+def test_bad_argument_is_refused(argument, error):
+    with pytest.raises(error, match=f"`{[*argument][0]}` must be"):
+        callbacks.TrustRatioMonitor(**argument)

@@ -1,0 +1,95 @@
+"""What DGCMomentum sends, and what it holds back."""
+
+import math
+
+import tensorflow as tf
+
+from tf_optimizers.callbacks.monitor import Monitor
+from tf_optimizers.dgc_momentum import DGCMomentum
+from tf_optimizers.replicas import backend_variable, own_component
+
+
+class CompressionMonitor(Monitor):
+    """Shows what `DGCMomentum` sends and holds back.
+
+    In the logs: `sparsity`, the share held back at the step, 0 while nothing
+    is compressed; `sent_bytes`, what one replica handed over; `residual_norm`,
+    the L2 norm of all v_i, of all replicas; `residual_age`, in steps, how long
+    an amount waits in v before it is sent: what waits, divided by what was
+    sent in a step, sum |v_i| / |sum of what was sent| in L1 norms. (In a steady
+    state that is the mean time, by Little's law.)
+
+    Measuring takes a copy of the weights, and an exchange of two numbers.
+
+    Args:
+        every: int >= 1. Steps, of which one is measured. Defaults to `50`.
+        log_dir: None, or the path of TensorBoard's folder.
+            Defaults to `None`.
+
+    Raises:
+        ImportError: In `fit`, if TensorBoard is needed and not installed.
+        TypeError: If an argument is of the wrong kind; in `fit`, if the
+            optimizer is of another class.
+        ValueError: If `every` is out of range; in `fit`, with
+            `steps_per_execution` other than 1.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> monitor = tfo.callbacks.CompressionMonitor(every=100)
+    """
+
+    optimizers = (DGCMomentum,)
+
+    def before_step(self) -> tuple[float, list[tf.Tensor]]:
+        """Return the learning rate, and a copy of what is compressed."""
+        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        return float(rate), self._weights()
+
+    def after_step(
+        self, before: tuple[float, list[tf.Tensor]]
+    ) -> tuple[dict, dict]:
+        """Return all figures; there are no details."""
+        rate, weights = before
+        summary = self.optimizer.communication_summary(self._step() - 1)
+        held, squares = self._held_back()
+        moved = sum(
+            float(tf.reduce_sum(tf.abs(new - old)))
+            for new, old in zip(self._weights(), weights, strict=True)
+        )
+        figures = {
+            "sparsity": summary["sparsity"],
+            "sent_bytes": summary["total"]["sent_bytes"],
+            "residual_norm": squares**0.5,
+            "residual_age": held and _ratio(held * rate, moved),
+        }
+        return figures, {}
+
+    def _held_back(self) -> tuple[float, float]:
+        """Return the sums of |v_i| and of v_i^2, over entries and replicas."""
+        strategy, residuals = self.optimizer.strategy, self.optimizer.residuals
+        if not residuals:
+            return 0.0, 0.0
+
+        def own_sums() -> tf.Tensor:
+            own = list(map(own_component, residuals))
+            return tf.stack(
+                [
+                    tf.add_n([tf.reduce_sum(tf.abs(v)) for v in own]),
+                    tf.add_n([2 * tf.nn.l2_loss(v) for v in own]),
+                ]
+            )
+
+        sums = strategy.reduce("SUM", strategy.run(own_sums), axis=None)
+        held, squares = map(float, sums)
+        return held, squares
+
+    def _weights(self) -> list[tf.Tensor]:
+        return [
+            tf.convert_to_tensor(backend_variable(variable))
+            for variable in self.optimizer.built_variables
+            if self.optimizer.is_eligible(variable)
+        ]
+
+
+def _ratio(dividend: float, divisor: float) -> float:
+    return dividend / divisor if divisor else math.inf

@@ -1,0 +1,147 @@
+"""What a step of an optimizer does, measured now and then."""
+
+import importlib.util
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.checks import check_integer
+
+
+class Monitor(keras.callbacks.Callback):
+    """Measures one step in every few, and shows what it found.
+
+    The figures appear in the logs of `fit`, hence in its progress bar and
+    history, until they are measured anew; in TensorBoard, if there is a
+    `log_dir`, by optimizer step and with the details. Under several workers
+    all measure, at the same steps, and the first one writes.
+
+    Subclasses name the `optimizers` they are for, and implement `before_step`
+    and `after_step`.
+
+    Args:
+        every: int >= 1. Calls of the training step, of which one is measured.
+            Defaults to `50`.
+        log_dir: None, or the path of TensorBoard's folder.
+            Defaults to `None`.
+
+    Raises:
+        ImportError: In `fit`, if TensorBoard is needed and not installed.
+        TypeError: If an argument is of the wrong kind; in `fit`, if the
+            optimizer is of another class.
+        ValueError: If `every` is out of range; in `fit`, with
+            `steps_per_execution` other than 1.
+    """
+
+    optimizers: tuple[type, ...]
+
+    def __init__(
+        self, every: int = 50, log_dir: str | os.PathLike | None = None
+    ) -> None:
+        super().__init__()
+        self.every = check_integer("every", every, 1)
+        if log_dir is not None and not isinstance(log_dir, (str, os.PathLike)):
+            raise TypeError(
+                f"`log_dir` must be a path or None. Received: {log_dir!r}."
+            )
+        self.log_dir = log_dir
+        self._latest: dict[str, float] = {}
+        self._writer = None
+
+    @property
+    def optimizer(self) -> Any:
+        """The model's, without the one that scales its loss."""
+        optimizer = self.model.optimizer
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    def before_step(self) -> Any:
+        """Return what `after_step` needs of the time before."""
+        return None
+
+    def after_step(self, before: Any) -> tuple[dict, dict]:
+        """Return figures for the logs, and details for TensorBoard.
+
+        Args:
+            before: What `before_step` returned.
+        """
+        raise NotImplementedError
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check that there is something to measure."""
+        name = type(self).__name__
+        if not isinstance(self.optimizer, self.optimizers):
+            names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)
+            raise TypeError(
+                f"`{name}` is for {names}. Received: a model with "
+                f"`{type(self.optimizer).__name__}`."
+            )
+        if self.model.steps_per_execution != 1:
+            raise ValueError(
+                f"`{name}` measures single steps. Received: a model with "
+                f"steps_per_execution={self.model.steps_per_execution}. "
+                "Compile it with `steps_per_execution=1`."
+            )
+        if self.log_dir is not None and not importlib.util.find_spec(
+            "tensorboard"
+        ):
+            raise ImportError(
+                "`log_dir` needs TensorBoard. Received: "
+                f"log_dir={self.log_dir!r}, without it. Run `pip install "
+                "tensorboard`."
+            )
+        self._calls = 0
+        self._pending: tuple[int, Any] | None = None
+        if self.log_dir is not None and self._is_first_worker():
+            self._writer = tf.summary.create_file_writer(str(self.log_dir))
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Look at the weights before a step that will be measured."""
+        self._calls += 1
+        is_due = self._calls % self.every == 0
+        if is_due and self._pending is None and self.optimizer.built:
+            self._pending = self._step(), self.before_step()
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Measure the step, unless it only accumulated gradients."""
+        if self._pending is not None and self._step() > self._pending[0]:
+            figures, details = self.after_step(self._pending[1])
+            self._pending = None
+            self._latest = {name: float(figures[name]) for name in figures}
+            self._write(self._latest | details)
+        if logs is not None:
+            logs.update(self._latest)
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Put the latest figures into the history."""
+        if logs is not None:
+            logs.update(self._latest)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Close TensorBoard's file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _step(self) -> int:
+        return int(tf.convert_to_tensor(self.optimizer.iterations))
+
+    def _is_first_worker(self) -> bool:
+        resolver = self.model.distribute_strategy.cluster_resolver
+        return resolver is None or not resolver.task_id
+
+    def _write(self, scalars: dict[str, Any]) -> None:
+        if self._writer is None:
+            return
+        step = self._step()
+        with self._writer.as_default():
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value, step)
+        self._writer.flush()
