@@ -13,6 +13,7 @@ import tf_optimizers as tfo
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.files import Folder, digest
 from tf_optimizers.callbacks.state import State
+from tf_optimizers.distribute.workers import Workers
 
 X, Y = np.random.default_rng(0).random((2, 60, 8)).astype("float32")
 OPTIMIZERS = {
@@ -296,6 +297,19 @@ def test_backup_that_cannot_be_written_leaves_the_one_before(
             archive.save({"epoch": 2, "batch": 0})
     assert sorted(tmp_path.iterdir()) == before
     assert archive.newest()["epoch"] == 1
+
+
+def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    monkeypatch.setattr(Folder, "sees", lambda *_: False)
+    with pytest.raises(RuntimeError, match="all workers share.*worker 0 does"):
+        archive.check_shared()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stock_strategy_of_several_workers_is_refused():
+    with pytest.raises(TypeError, match="SparseMultiWorkerMirroredStrategy"):
+        Workers(tf.distribute.MultiWorkerMirroredStrategy())
 
 
 @pytest.mark.parametrize("kept", [1, 2])
