@@ -13,6 +13,7 @@ import tf_optimizers as tfo
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.files import Folder, digest
 from tf_optimizers.callbacks.state import State
+from tf_optimizers.distribute.workers import Workers
 
 X, Y = np.random.default_rng(0).random((2, 60, 8)).astype("float32")
 OPTIMIZERS = {
@@ -145,9 +146,9 @@ def test_resumed_training_equals_an_uninterrupted_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def make_archive(folder, strategy=NONE, optimizer="dgc", **kwargs):
+def make_archive(folder, strategy=NONE, optimizer="dgc", width=16, **kwargs):
     """An archive of a model that has not been trained."""
-    model = make_model(OPTIMIZERS[optimizer], strategy, **kwargs)
+    model = make_model(lambda: OPTIMIZERS[optimizer](**kwargs), strategy, width)
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
     folder = Folder(folder)
@@ -202,6 +203,30 @@ def test_sums_of_replicas_are_conserved(tmp_path, strategies, old, new):
             np.testing.assert_array_equal(mine[0].numpy(), first.numpy())
 
 
+@pytest.mark.parametrize("name", ["lamb", "adam_offload"])
+@pytest.mark.parametrize("old", ["one", "two"])
+def test_accumulated_gradients_are_conserved(tmp_path, strategies, name, old):
+    """Each replica has a share of them, but the host the sum."""
+
+    def accumulating(strategy):
+        archive, model = make_archive(
+            tmp_path, strategy, name, gradient_accumulation_steps=2
+        )
+        return archive, strategy.experimental_local_results(
+            model.optimizer._accumulated_gradients[0].value
+        )
+
+    new = {"one": "two", "two": "one"}[old]
+    source, parts = accumulating(strategies[old])
+    for i, part in enumerate(parts):
+        part.assign(tf.fill(part.shape, 2.0 + i))
+    source.save({"epoch": 1, "batch": 3})
+    target, others = accumulating(strategies[new])
+    restore(target)
+    total = sum(part.numpy() for part in parts)
+    np.testing.assert_array_equal(sum(p.numpy() for p in others), total)
+
+
 def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -236,8 +261,11 @@ def test_damaged_backup_is_not_used(tmp_path, file, damage):
         content = restore(archive)
     assert content["epoch"] == 1
     assert_equal(state(model), before)
+    archive.save({"epoch": 3, "batch": 0})
+    assert Folder(tmp_path).generations() == [3, 1]
+    DAMAGE[damage](tmp_path / f"00000003.{file}")
     DAMAGE[damage](tmp_path / f"00000001.{file}")
-    with pytest.raises(RuntimeError, match="00000002.*00000001.*start anew"):
+    with pytest.raises(RuntimeError, match="00000001.*start anew"):
         archive.newest()
 
 
@@ -269,6 +297,19 @@ def test_backup_that_cannot_be_written_leaves_the_one_before(
             archive.save({"epoch": 2, "batch": 0})
     assert sorted(tmp_path.iterdir()) == before
     assert archive.newest()["epoch"] == 1
+
+
+def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    monkeypatch.setattr(Folder, "sees", lambda *_: False)
+    with pytest.raises(RuntimeError, match="all workers share.*worker 0 does"):
+        archive.check_shared()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stock_strategy_of_several_workers_is_refused():
+    with pytest.raises(TypeError, match="SparseMultiWorkerMirroredStrategy"):
+        Workers(tf.distribute.MultiWorkerMirroredStrategy())
 
 
 @pytest.mark.parametrize("kept", [1, 2])

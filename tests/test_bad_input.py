@@ -13,7 +13,7 @@ pytestmark = pytest.mark.parametrize(
 )
 
 NUMBERS = {
-    "learning_rate": [-1e-3, np.nan, np.inf],
+    "learning_rate": [-1e-3, np.nan, np.inf, 10**400],
     "beta_1": [-0.1, 1.0, 1.5, np.nan],
     "beta_2": [-0.1, 1.0, 2, np.nan],
     "epsilon": [0.0, -1e-8, 1e-50, np.nan, np.inf],

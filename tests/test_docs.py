@@ -166,3 +166,31 @@ def test_interface_is_the_agreed_one():
 def test_bias_and_norm_patterns(path, matches):
     found = any(re.search(pattern, path) for pattern in tfo.BIAS_AND_NORM)
     assert found is matches
+
+
+def messages():
+    """Return what strings of the package say, with gaps where values go."""
+    for path in (ROOT / "tf_optimizers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [getattr(part, "value", "") for part in node.values]
+                yield "".join(p if isinstance(p, str) else "..." for p in parts)
+            elif isinstance(node, ast.Constant):
+                yield str(node.value)
+
+
+def test_errors_in_docs_are_those_of_the_code():
+    """Those of the package; others are said to be another's words."""
+    text = (ROOT / "docs" / "errors.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text, re.M)
+    documented = [
+        message.strip("` ")
+        for cell, meaning in rows
+        if "words for" not in meaning and "from Keras" not in meaning
+        for message in re.findall(r"`` .*? ``|`.*?`", cell)
+    ]
+    assert len(documented) > 20
+    corpus = "\n".join(messages())
+    for message in documented:
+        for piece in message.split("..."):
+            assert piece.strip() in corpus, message

@@ -25,11 +25,14 @@ class Outcome:
         self.exit_code, self.output, self.results = exit_code, output, results
 
 
-def run(program, folder, workers, *arguments, devices=1, timeout=300):
+def run(
+    program, folder, workers, *arguments, devices=1, restarts=0, timeout=300
+):
     """Run `program.py arguments...`; fail if it takes too long."""
     command = [
         *(sys.executable, "-m", "tf_optimizers.launch"),
         *("--workers", str(workers), "--devices-per-worker", str(devices)),
+        *("--max-restarts", str(restarts)),
         *(str(TESTS / "programs" / f"{program}.py"), *map(str, arguments)),
     ]
     with subprocess.Popen(

@@ -27,7 +27,10 @@ def check_number(
     message = f"`{name}` must be {rule}. Received: {name}={value!r}."
     if isinstance(value, (bool, np.bool_)) or not _is_scalar(value):
         raise TypeError(message)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # of an int, which has no infinity
+        number = math.inf
     above = number > low if low_open else number >= low
     below = number < high if high_open else number <= high
     if not (above and below and math.isfinite(number)):

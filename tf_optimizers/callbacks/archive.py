@@ -44,6 +44,7 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
+        self._whole: list[int] = []  # generations, the newest first
         self._workers = Workers(strategy)
         self._replicas = strategy.num_replicas_in_sync
         self._local = self._replicas // self._workers.count
@@ -80,8 +81,10 @@ class Archive:
         }
         alike = self._alike(values)
         self._check_weights(values, alike)
-        older = self._folder.generations()
-        (generation, *_) = self._workers.share(max(older, default=0) + 1)
+        (newest, *_) = self._workers.share(
+            max(self._folder.generations(), default=0)
+        )
+        generation = newest + 1
         parts = self._together(
             lambda: self._folder.write_part(
                 generation, self._workers.index, self._own(values, alike)
@@ -94,11 +97,9 @@ class Archive:
             "parts": parts,
             **self._state.describe(),
         }
-        if self._is_first:
-            kept = [generation, *older[: self._backups - 1]]
-            self._together(lambda: self._commit(generation, content, kept))
-        else:
-            self._together(lambda: None)
+        kept = [generation, *self._whole][: self._backups]
+        self._together(lambda: self._commit(generation, content, kept))
+        self._whole = kept
 
     def newest(self) -> dict[str, Any] | None:
         """Return the content of the newest backup that is whole, if any."""
@@ -109,6 +110,7 @@ class Archive:
                 functools.partial(self._verify, generation), _TROUBLE
             )[1]
             if not errors:
+                self._whole = [generation]
                 if damage and self._is_first:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
@@ -138,7 +140,7 @@ class Archive:
             reader = Reader(self._folder, content, files)
             for i, variable in enumerate(self._state.sections[section]):
                 values = shares(
-                    variable,
+                    self._state.is_summed(variable),
                     functools.partial(reader.read, section, i),
                     content["replicas"],
                     self._replicas,
@@ -210,8 +212,9 @@ class Archive:
     def _commit(
         self, generation: int, content: dict[str, Any], kept: Sequence[int]
     ) -> None:
-        self._folder.commit(generation, content)
-        self._folder.keep(kept)
+        if self._is_first:
+            self._folder.commit(generation, content)
+            self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
         """Check a backup, and this worker's share of its parts."""

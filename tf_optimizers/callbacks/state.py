@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.callbacks.files import as_bytes
+from tf_optimizers.host_weights import HostKeeper
 from tf_optimizers.replicas import backend_variable
 
 
@@ -40,6 +41,13 @@ class State:
         return self._model.distribute_strategy.experimental_local_results(
             backend_variable(variable)
         )
+
+    def is_summed(self, variable: keras.Variable) -> bool:
+        """Tell a variable of which every replica has a share."""
+        if "gradient_accumulator" in variable.path:
+            # Keras does not say it of these; the host's are the sum already.
+            return not isinstance(self._model.optimizer, HostKeeper)
+        return variable.aggregation == "sum"
 
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""
@@ -88,7 +96,7 @@ def digests(values: Sequence[np.ndarray]) -> list[str]:
 
 
 def shares(
-    variable: keras.Variable,
+    is_summed: bool,
     read: Callable[[int], np.ndarray],
     old: int,
     new: int,
@@ -96,11 +104,11 @@ def shares(
 ) -> list[np.ndarray]:
     """Return the values of some replicas, from those of as many or others.
 
-    What replicas add up to is conserved where they are to be added up; of
-    anything else, the first replica's is as good as any.
+    What replicas add up to is conserved; of what they do not add up, the first
+    replica's is as good as any.
 
     Args:
-        variable: To which the values are to be assigned.
+        is_summed: Whether replicas add up.
         read: Returns the saved value of a replica.
         old: How many replicas there were.
         new: How many there are.
@@ -109,21 +117,12 @@ def shares(
     if old == new:
         return [read(replica) for replica in own]
     first = read(0)
-    if is_summed(variable):
+    if is_summed:
         total = first.astype(np.float64)
         for replica in range(1, old):
             total = total + read(replica)
         first = (total / new).astype(first.dtype)
     return [first] * len(own)
-
-
-def is_summed(variable: keras.Variable) -> bool:
-    """Tell a variable of which every replica has a share."""
-    return (
-        variable.aggregation == "sum"
-        # Keras does not say it of these, of which each replica has its own.
-        or "gradient_accumulator" in variable.path
-    )
 
 
 def _differ(name: str, mine: Any, saved: Any) -> list[str]:
