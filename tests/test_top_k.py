@@ -43,6 +43,9 @@ def make(kind, size):
         values[:] = np.nan
     if kind == "rising":
         values = np.arange(size)
+    if kind == "neighbours":
+        # Their bits differ in the last places.
+        values = (2**30 + rng.integers(0, 50, size, "int32")).view("float32")
     if kind == "tiny":
         # Denormal numbers, which arithmetic on this machine takes for zero.
         values = values * 1e-40
@@ -60,12 +63,22 @@ def make(kind, size):
         "not finite",
         "all nan",
         "rising",
+        "neighbours",
         "tiny",
     ],
 )
 @pytest.mark.parametrize(
     ("size", "k"),
-    [(1, 1), (48, 12), (1000, 1), (1000, 1000), (300_000, 300), (10**5, 25000)],
+    [
+        (1, 1),
+        (48, 12),
+        (1000, 1),
+        (1000, 1000),
+        (5003, 200),
+        (40_000, 40),
+        (300_003, 300),
+        (10**5, 25000),
+    ],
 )
 def test_selection_is_exact(kind, size, k):
     values = make(kind, size)

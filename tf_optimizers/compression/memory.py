@@ -113,7 +113,7 @@ class Memory(NamedTuple):
         )
         values, positions = take(u, v, gradient, seed)
         entries = SortedEntries(values, positions, tf.constant([size]))
-        return self.wire.pack(entries, shape)
+        return self.wire.message(entries, shape)
 
     def accumulate_mean(
         self, gradient: Gradient, weight: tf.Variable

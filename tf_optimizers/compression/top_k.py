@@ -8,9 +8,9 @@
 
 The sample only decides how many candidates there are, hence the time; what is
 selected is exact. A few entries need no sample, as the k largest maxima tell
-which blocks to search, and many entries need no blocks. Magnitudes
-are compared as the bits of |x|, which order floats as their values do, and NaN
-above infinity: a NaN is always selected.
+which blocks to search, and many entries need no blocks. Magnitudes are compared
+as the bits of |x|, which order floats as their values do, and NaN above
+infinity: a NaN is always selected.
 """
 
 import math

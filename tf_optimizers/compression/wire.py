@@ -56,7 +56,9 @@ class Wire(NamedTuple):
             return size * tf.float32.size
         return self._entry_bytes(size, count)
 
-    def pack(self, entries: SortedEntries, shape: tf.TensorShape) -> Gradient:
+    def message(
+        self, entries: SortedEntries, shape: tf.TensorShape
+    ) -> Gradient:
         """Return the entries as they travel, those of a variable's shape."""
         size, count = shape.num_elements(), entries.values.shape[0]
         if not self.is_dense(size, count):
