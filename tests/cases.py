@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
+import pytest
 import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.layerwise import LayerwiseOptimizer
+
+needs_groups = pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"),
+    reason="`MultiOptimizer` is of Keras 3.15",
+)
 
 
 @dataclasses.dataclass(frozen=True)

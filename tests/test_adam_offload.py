@@ -67,6 +67,7 @@ def test_golden_trajectory_is_matched(name, place):
         assert run_golden(name) < golden.TOLERANCE
 
 
+@cases.needs_groups
 def test_golden_groups_are_matched_through_multi_optimizer():
     record = golden.load("adamoffload_groups")
     config = record["config"]

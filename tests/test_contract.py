@@ -775,6 +775,7 @@ def test_dynamic_loss_scaling_skips_a_nonfinite_gradient(case):
     assert cases.error(variables, expected) < TOLERANCE
 
 
+@cases.needs_groups
 def test_groups_have_their_own_settings(case):
     """Through `MultiOptimizer`, the counterpart of parameter groups."""
     groups = keras.optimizers.OptimizerMap(

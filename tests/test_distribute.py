@@ -94,6 +94,7 @@ def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
     )
 
 
+@cases.needs_groups
 def test_two_replicas_equal_one_with_groups(case, mirrored):
     def make():
         by_path = {".*kernel": case.make(0.05, clipnorm=0.01)}

@@ -1,6 +1,7 @@
 """What README and docstrings say is executed and compared with the code."""
 
 import ast
+import configparser
 import doctest
 import importlib.util
 import inspect
@@ -55,6 +56,33 @@ def test_readme_code_runs(code):
 def test_readme_has_both_commands():
     for name in ("demo", "tests"):
         assert re.search(rf"<!-- {name} -->\n```bash\n[^\n]+\n```", README)
+
+
+def test_changelog_starts_with_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## (\S+)", changelog, re.M).group(1) == tfo.__version__
+
+
+def test_oldest_versions_are_stated_alike():
+    """In setup.cfg, as the least, in tox.ini, and in the README."""
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    least = dict(
+        line.split(">=")
+        for line in metadata["options"]["install_requires"].split()
+    )
+    least["python"] = metadata["options"]["python_requires"].removeprefix(">=")
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    oldest = tox["testenv:oldest"]
+    tested = dict(line.split("==") for line in oldest["deps"].split())
+    tested["python"] = oldest["base_python"].removeprefix("python")
+    for name, version in least.items():
+        assert tested[name] in (version, f"{version}.0")
+    assert (
+        f"Python {least['python']}, TensorFlow {least['tensorflow']}, "
+        f"Keras {least['keras']}, or newer" in README
+    )
 
 
 def test_readme_is_short():

@@ -70,6 +70,7 @@ def test_custom_loop_equals_fit(case):
     assert cases.error(model.get_weights(), expected) < 1e-5
 
 
+@cases.needs_groups
 def test_groups_survive_a_keras_file(case, tmp_path):
     groups = keras.optimizers.OptimizerMap(
         case.make(), {".*bias": case.make(0.1, weight_decay=0.0)}

@@ -6,6 +6,7 @@ The error of a tensor is max|a - b| / max|b|, at every step.
 import json
 import pathlib
 
+import cases
 import keras
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ def test_lans_matches_golden(name):
     assert run_golden(name, LANS) < TOLERANCE
 
 
+@cases.needs_groups
 def test_lamb_groups_match_golden_through_multi_optimizer():
     record = load("lamb_paddle_groups")
     base = record["config"]

@@ -5,6 +5,7 @@ import inspect
 import pathlib
 import re
 
+import cases
 import keras
 import pytest
 from keras.optimizers import schedules
@@ -218,7 +219,17 @@ def plain(value):
     return pytest.approx(value) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("code", CODES, ids=CODES.values())
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(
+            code,
+            id=name,
+            marks=[cases.needs_groups] * ("MultiOptimizer" in code),
+        )
+        for code, name in CODES.items()
+    ],
+)
 def test_replacement_does_what_it_stands_for(code):
     space = namespace()
     calls = constructors(ast.parse(code))

@@ -8,7 +8,7 @@ from tf_optimizers.lamb import Lamb
 from tf_optimizers.lans import LANS
 from tf_optimizers.weight_decay import BIAS_AND_NORM
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "BIAS_AND_NORM",

@@ -1,7 +1,8 @@
 """Every private name of TensorFlow and Keras that the package depends on.
 
-Tried with TensorFlow 2.21 and Keras 3.15. tests/test_compat.py names the one
-that is gone when a new version no longer has it.
+Tried with TensorFlow 2.16 and 2.21 and Keras 3.10, 3.12 and 3.15.
+tests/test_compat.py names the one that is gone when a new version no longer
+has it.
 """
 
 from collections.abc import Callable, Sequence

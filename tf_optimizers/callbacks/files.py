@@ -165,8 +165,11 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
+    found = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def _digest_of(text: str) -> str:
