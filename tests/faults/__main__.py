@@ -1,0 +1,45 @@
+"""What happens when something goes wrong, and how long does it take?
+
+    python tests/faults [--minutes 20] [--case NAME ...] [--seed S]
+                        [--json FILE]
+
+Trains on two workers again and again and does them harm at a random step: the
+first round tries every case once, and more follow while there is time. Prints
+a table. Those of full disks and cut networks need root.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+
+from faults import soak, table  # noqa: E402
+
+
+def main():
+    """Try, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--case", action="append", choices=list(soak.CASES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    until = time.time() + 60 * options.minutes
+    trials = []
+    for trial in soak.run(
+        options.case or list(soak.CASES), until, options.seed
+    ):
+        print(trial, file=sys.stderr, flush=True)
+        trials.append(trial)
+        if options.json:
+            options.json.write_text(json.dumps(trials, indent=1) + "\n")
+    print(table.make(trials))
+    return 0 if all(trial["passed"] for trial in trials) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

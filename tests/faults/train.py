@@ -1,0 +1,113 @@
+"""The training that faults are tried on: `train.py FOLDER`.
+
+A worker writes to FOLDER/events-PLACE what it does, as lines of JSON. FOLDER/
+fault, if it exists, names what is wrong with the second worker's script.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+FOLDER = pathlib.Path(sys.argv[1])
+EPOCHS, STEPS, BATCH = 10, 20, 4
+SAVE_EVERY = 10
+# Long enough for a fault to hit the middle of the training.
+PAUSE = 0.05
+X, Y = np.random.default_rng(0).random((2, STEPS * BATCH, 64)).astype("float32")
+PLACE = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def is_wrong(name):
+    """Tell whether this worker has a fault of that name."""
+    path = FOLDER / "fault"
+    return PLACE == 1 and path.exists() and path.read_text() == name
+
+
+class Events(keras.callbacks.Callback):
+    """Writes down every step, and the fault that this worker brings about."""
+
+    def __init__(self):
+        super().__init__()
+        self.file = (FOLDER / f"events-{PLACE}").open("a", buffering=1)
+
+    def write(self, event, **more):
+        line = {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "event": event,
+            "step": int(self.model.optimizer.iterations.numpy()),
+        }
+        self.file.write(json.dumps(line | more) + "\n")
+
+    def on_train_begin(self, logs=None):
+        self.write("begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(PAUSE)
+        self.write("step")
+
+    def on_train_end(self, logs=None):
+        weights = b"".join(w.tobytes() for w in self.model.get_weights())
+        self.write("end", weights=hashlib.sha256(weights).hexdigest())
+
+
+@keras.saving.register_keras_serializable()
+class Loss(keras.losses.MeanSquaredError):
+    """Of which a worker's gradient can be anything."""
+
+    def call(self, y_true, y_pred):
+        loss = super().call(y_true, y_pred)
+        for name in ("nan", "inf"):
+            if PLACE == 1:
+                is_now = tf.py_function(lambda n=name: is_wrong(n), [], tf.bool)
+                loss *= tf.where(tf.ensure_shape(is_now, []), float(name), 1.0)
+        return loss
+
+
+def main():
+    """Train, and say so."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dropout(0.1),
+                keras.layers.Dense(64),
+            ]
+        )
+        optimizer = tfo.DGCMomentum(
+            0.05,
+            momentum=0.8 if is_wrong("version") else 0.9,
+            sparsity=(0.99,),
+            min_compress_size=1000,
+        )
+        model.compile(optimizer, Loss())
+    backup = tfo.callbacks.BackupAndRestore(
+        FOLDER / "backup",
+        save_freq=SAVE_EVERY,
+        double_checkpoint=True,
+        delete_checkpoint=False,
+    )
+    model.fit(
+        *(X, Y),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[backup, Events()],
+    )
+
+
+if __name__ == "__main__":
+    main()
