@@ -28,6 +28,8 @@ _DEVIATIONS = 4
 # over this many entries.
 _BLOCK = 16
 _PASSED_OVER = 128
+# Up to so many rare entries, sorting maxima is faster than sampling.
+_FEW = 1536
 
 _SMALLEST = 1  # As bits: any magnitude but 0.
 
@@ -46,10 +48,10 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     Returns:
         int64 [k].
     """
-    if k < 2 * _SAMPLED:
+    is_rare = k * _PASSED_OVER <= values.shape[0]
+    if k < (_FEW if is_rare else 2 * _SAMPLED):
         return _search(values, k)
     threshold = _threshold(values, k, seed)
-    is_rare = k * _PASSED_OVER <= values.shape[0]
     find = _find_in_blocks if is_rare else _find
     candidates = find(values, threshold)
     missed = (tf.size(candidates) < k) & (threshold > _SMALLEST)
