@@ -22,15 +22,17 @@ def step_time(name: str, result: dict) -> str:
         f"{name}: {result['variables']:,} variables, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
         "",
-        "| | median ms | quartiles | x yardstick | first call s |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| | median ms | quartiles | x yardstick | first call s "
+        "| temporary MiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for key, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
         lines.append(
             f"| {key} | {median:.1f} | {low:.1f}-{high:.1f} "
             f"| {median / unit:.2f} "
-            f"| {result['first_call_ms'][key] / 1e3:.1f} |"
+            f"| {result['first_call_ms'][key] / 1e3:.1f} "
+            f"| {result['temporary_bytes'][key] / 2**20:.0f} |"
         )
     return "\n".join(lines)
 
