@@ -7,19 +7,14 @@ all of them. `ResourceApplyAdam` is the yardstick of memory speed: it reads and
 writes 28 bytes per parameter and computes next to nothing. All update the same
 weights, each with a state of its own.
 
-Temporary memory is what the process's peak of resident memory in three steps
-exceeds the level before them by, after the heap gave back what it had free.
-
 Every repeat goes into a JSON file; medians and ratios are printed. `--models`
 measures some of the lists anew and keeps what the file has of the others.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import pathlib
-import re
 import time
 from collections.abc import Callable
 
@@ -120,25 +115,10 @@ def milliseconds(step: Callable) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def temporary_bytes(step: Callable) -> int:
-    """Return how far resident memory rises in three steps."""
-    ctypes.CDLL(None).malloc_trim(0)
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = _resident_bytes("VmRSS")
-    for _ in range(3):
-        step()
-    return max(0, _resident_bytes("VmHWM") - before)
-
-
-def _resident_bytes(kind: str) -> int:
-    status = pathlib.Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(rf"{kind}:\s+(\d+) kB", status).group(1))
-
-
 def measure(
     name: str, shapes: list, contenders: dict[str, Callable], rounds: int
 ) -> dict:
-    """Return times and memory of the contenders on one list of shapes."""
+    """Return first-call and step times of the contenders on one list."""
     rng = np.random.default_rng(0)
     variables = [
         keras.Variable(0.02 * rng.standard_normal(s, "float32")) for s in shapes
@@ -157,9 +137,7 @@ def measure(
     return {
         "variables": len(shapes),
         "parameters": sum(int(np.prod(s)) for s in shapes),
-        "largest_bytes": 4 * max(int(np.prod(s)) for s in shapes),
         "first_call_ms": first,
-        "temporary_bytes": {k: temporary_bytes(s) for k, s in steps.items()},
         "step_ms": times,
     }
 

@@ -30,18 +30,30 @@ def step_time(name: str, result: dict) -> str:
         f"{name}: {result['variables']:,} variables, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
         "",
-        "| | median ms | quartiles | x yardstick | first call s "
-        "| temporary MiB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| | median ms | quartiles | x yardstick | first call s |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for key, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
         lines.append(
             f"| {key} | {median:.1f} | {low:.1f}-{high:.1f} "
             f"| {median / unit:.2f} "
-            f"| {result['first_call_ms'][key] / 1e3:.1f} "
-            f"| {result['temporary_bytes'][key] / 2**20:.0f} |"
+            f"| {result['first_call_ms'][key] / 1e3:.1f} |"
         )
+    return "\n".join(lines)
+
+
+def memory(name: str, result: dict) -> str:
+    """Return the temporary memory of each contender's step."""
+    largest = result["largest_bytes"] / 2**20
+    lines = [
+        f"{name}: the largest variable has {largest:,.1f} MiB",
+        "",
+        "| | temporary MiB |",
+        "| --- | ---: |",
+    ]
+    for key, size in result["temporary_bytes"].items():
+        lines.append(f"| {key} | {size / 2**20:,.1f} |")
     return "\n".join(lines)
 
 
@@ -182,6 +194,7 @@ def interval(differences: list[float], digits: int) -> str:
 TABLES = {
     "step_time": step_time,
     "local_work": step_time,
+    "memory": memory,
     "exchange": exchange,
     "fit": fit,
     "shaped_network": shaped_network,
