@@ -166,11 +166,40 @@ def time_to_accuracy(document: dict) -> None:
     finish(figure, axes, "time_to_accuracy")
 
 
+def growth(document: dict) -> None:
+    """Draw step time by number of variables, and of parameters."""
+    figure, axes = panels(2)
+    for axis, kind in zip(axes, ("variables", "parameters"), strict=True):
+        results = [
+            result
+            for name, result in document["models"].items()
+            if name.startswith(kind)
+        ]
+        for number, contender in enumerate(results[0]["step_ms"]):
+            axis.plot(
+                [result[kind] for result in results],
+                [
+                    statistics.median(result["step_ms"][contender])
+                    for result in results
+                ],
+                **line_style(number, contender),
+            )
+        axis.set_xscale("log")
+        axis.set_xlabel(kind)
+        axis.set_ylabel("ms a step")
+        plain_log(axis)
+    shared = document["models"]["variables, 1"]["parameters"]
+    axes[0].set_title(f"{shared / 1e6:.1f} M parameters")
+    axes[1].set_title("one variable")
+    finish(figure, axes, "growth")
+
+
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
     "cost_model": (cost_model,),
     "accuracy": (accuracy,),
     "time_to_accuracy": (time_to_accuracy,),
+    "growth": (growth,),
 }
 
 

@@ -4,8 +4,11 @@
 
 All contenders take turns, round by round, so that a noisy machine is noisy to
 all of them. `ResourceApplyAdam` is the yardstick of memory speed: it reads and
-writes 28 bytes per parameter and computes next to nothing. Every repeat goes
-into a JSON file; medians and ratios are printed.
+writes 28 bytes per parameter and computes next to nothing. All update the same
+weights, each with a state of its own.
+
+Every repeat goes into a JSON file; medians and ratios are printed. `--models`
+measures some of the lists anew and keeps what the file has of the others.
 """
 
 import argparse
@@ -49,14 +52,9 @@ MODELS = {
 def optimizer_step(
     optimizer: keras.optimizers.Optimizer, xla: bool = False
 ) -> Callable:
-    """Return a factory of one step of an optimizer over fresh variables."""
+    """Return a factory of one step of an optimizer with a fresh state."""
 
-    def make(shapes: list, gradients: list[tf.Tensor]) -> Callable:
-        rng = np.random.default_rng(0)
-        variables = [
-            keras.Variable(0.02 * rng.standard_normal(s, "float32"))
-            for s in shapes
-        ]
+    def make(variables: list, gradients: list[tf.Tensor]) -> Callable:
         optimizer.build(variables)
         return tf.function(
             lambda: optimizer.apply(gradients, variables),
@@ -67,14 +65,19 @@ def optimizer_step(
     return make
 
 
-def yardstick_step(shapes: list, gradients: list[tf.Tensor]) -> Callable:
+def yardstick_step(variables: list, gradients: list[tf.Tensor]) -> Callable:
     """Return one step of TensorFlow's fused Adam kernel."""
-    slots = [[tf.Variable(tf.zeros(s)) for s in shapes] for _ in range(3)]
+    slots = [
+        [tf.Variable(tf.zeros(variable.shape)) for variable in variables]
+        for _ in range(2)
+    ]
 
     def step() -> None:
-        for var, m, v, gradient in zip(*slots, gradients, strict=True):
+        for variable, m, v, gradient in zip(
+            variables, *slots, gradients, strict=True
+        ):
             tf.raw_ops.ResourceApplyAdam(
-                var=var.handle,
+                var=variable.value.handle,
                 m=m.handle,
                 v=v.handle,
                 beta1_power=0.9,
@@ -115,12 +118,17 @@ def milliseconds(step: Callable) -> float:
 def measure(
     name: str, shapes: list, contenders: dict[str, Callable], rounds: int
 ) -> dict:
-    """Return first-call and step times of all contenders on one model."""
-    rng = np.random.default_rng(1)
+    """Return first-call and step times of the contenders on one list."""
+    rng = np.random.default_rng(0)
+    variables = [
+        keras.Variable(0.02 * rng.standard_normal(s, "float32")) for s in shapes
+    ]
     gradients = [
         tf.constant(0.01 * rng.standard_normal(s, "float32")) for s in shapes
     ]
-    steps = {key: make(shapes, gradients) for key, make in contenders.items()}
+    steps = {
+        key: make(variables, gradients) for key, make in contenders.items()
+    }
     first = {key: milliseconds(step) for key, step in steps.items()}
     times: dict[str, list[float]] = {key: [] for key in steps}
     for _ in tqdm.trange(rounds, desc=name, unit="round"):
@@ -144,15 +152,15 @@ def main() -> None:
         "--output", type=pathlib.Path, default=RESULTS / "step_time.json"
     )
     arguments = parser.parse_args()
-    document = {
-        **environment(),
-        "models": {},
-    }
+    models = {}
+    if arguments.output.exists():
+        models = json.loads(arguments.output.read_text())["models"]
     for name in arguments.models:
         result = measure(name, MODELS[name], contenders(), arguments.rounds)
-        document["models"][name] = result
+        models[name] = result | {"date": environment()["date"]}
         print(tables.step_time(name, result), end="\n\n")
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        document = {**environment(), "models": models}
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
-"""Turns the JSON of benchmarks into the Markdown tables of the README.
+"""Turns the JSON of benchmarks into the tables of README and docs.
 
 python benchmarks/tables.py
+
+A table stands behind a comment, such as "<!-- step_time: bert-base -->", that
+names the JSON file and the model in it.
 """
 
 import json
 import pathlib
+import re
 import statistics
 
 import numpy as np
 from scipy import stats
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+# A comment, and the title and the rows behind it, if it has them already.
+PLACE = r"<!-- (\w+): (.+) -->\n(?:\n[^\n]+\n\n(?:\|[^\n]*\n)+)?"
 YARDSTICK = "ResourceApplyAdam"
 
 
@@ -32,6 +40,20 @@ def step_time(name: str, result: dict) -> str:
             f"| {median / unit:.2f} "
             f"| {result['first_call_ms'][key] / 1e3:.1f} |"
         )
+    return "\n".join(lines)
+
+
+def memory(name: str, result: dict) -> str:
+    """Return the temporary memory of each contender's step."""
+    largest = result["largest_bytes"] / 2**20
+    lines = [
+        f"{name}: the largest variable has {largest:,.1f} MiB",
+        "",
+        "| | temporary MiB |",
+        "| --- | ---: |",
+    ]
+    for key, size in result["temporary_bytes"].items():
+        lines.append(f"| {key} | {size / 2**20:,.1f} |")
     return "\n".join(lines)
 
 
@@ -172,6 +194,7 @@ def interval(differences: list[float], digits: int) -> str:
 TABLES = {
     "step_time": step_time,
     "local_work": step_time,
+    "memory": memory,
     "exchange": exchange,
     "fit": fit,
     "shaped_network": shaped_network,
@@ -181,11 +204,21 @@ TABLES = {
 }
 
 
-def main() -> None:
-    for benchmark, table in TABLES.items():
+def filled(page: str) -> str:
+    """Return the page with all of its tables as they should be."""
+
+    def fill(place: re.Match) -> str:
+        benchmark, name = place.groups()
         document = json.loads((RESULTS / f"{benchmark}.json").read_text())
-        for name, result in document["models"].items():
-            print(table(name, result), end="\n\n")
+        table = TABLES[benchmark](name, document["models"][name])
+        return f"<!-- {benchmark}: {name} -->\n\n{table}\n"
+
+    return re.sub(PLACE, fill, page)
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The pure functions behind Lamb and LANS, with no optimizer in sight."""
 
 import math
+import pathlib
+import subprocess
+import sys
 
 import cases
 import keras
@@ -125,6 +128,35 @@ def test_bounds_match_reference(optimizer, lower, upper):
         return step(*args, weight_decay=0.05, **bounds)
 
     assert cases.error(actual, cases.run_reference(expected, 4)) < 1e-6
+
+
+TEMPORARY_MEMORY = """
+import sys
+sys.path.insert(0, "benchmarks")
+import memory, keras, tensorflow as tf
+import tf_optimizers as tfo
+variable = keras.Variable(tf.ones([4096, 4096]))  # 64 MiB
+gradient = tf.ones([4096, 4096])
+for optimizer in (tfo.Lamb(), tfo.LANS(weight_decay=0.01)):
+    optimizer.build([variable])
+    step = tf.function(lambda: optimizer.apply([gradient], [variable]))
+    step()
+    print(memory.temporary_bytes(step))
+"""
+
+
+def test_step_keeps_nothing_of_the_size_of_the_variable():
+    done = subprocess.run(
+        [sys.executable, "-c", TEMPORARY_MEMORY],
+        cwd=pathlib.Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    sizes = list(map(int, done.stdout.split()))
+    assert len(sizes) == 2
+    assert max(sizes) < 2**24
 
 
 # What an optimizer is not. Each nearest neighbour is a formula of its own,

@@ -171,7 +171,8 @@ class LayerwiseOptimizer(DecayedOptimizer):
             local_component(self._velocities[index], variable).handle,
             gradient,
             tf.cast(learning_rate, weight.dtype),
-            tf.cast(self.iterations + 1, weight.dtype),
+            # Keras takes longer to trace `iterations + 1`.
+            tf.cast(self.iterations, weight.dtype) + 1,
         )
         self.store_weight(variable, weight)
 

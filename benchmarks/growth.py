@@ -1,0 +1,50 @@
+"""How does a step's cost grow with the number of variables and parameters?
+
+    python benchmarks/growth.py [--rounds 11]
+
+As step_time.py, over lists of square variables: ever more of them that share
+4 M parameters, and one of ever more parameters.
+"""
+
+import argparse
+import json
+import pathlib
+
+import step_time
+import tables
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.report import environment
+
+SHARED = 2048  # squared, it is the parameters that variables share
+MODELS = {
+    f"variables, {count**2}": count**2 * [(SHARED // count, SHARED // count)]
+    for count in (1, 4, 8, 16)
+} | {f"parameters, {side**2}": [(side, side)] for side in (64, 256, 1024, 4096)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=step_time.RESULTS / "growth.json",
+    )
+    arguments = parser.parse_args()
+    document = {**environment(), "models": {}}
+    for name, shapes in MODELS.items():
+        contenders = {
+            tables.YARDSTICK: step_time.yardstick_step,
+            "tfo.Lamb": step_time.optimizer_step(tfo.Lamb()),
+            "tfo.LANS": step_time.optimizer_step(tfo.LANS(weight_decay=0.01)),
+            "tfo.AdamOffload": step_time.optimizer_step(tfo.AdamOffload()),
+        }
+        document["models"][name] = step_time.measure(
+            name, shapes, contenders, arguments.rounds
+        )
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""How much memory does a step need besides weights, gradients and state?
+
+    python benchmarks/memory.py [--models bert-base]
+
+What resident memory rises by at most, in three steps after the first. oneDNN is
+off, as TensorFlow's allocator for it gives nothing back.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable
+
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+
+import keras
+import numpy as np
+import step_time
+import tables
+import tensorflow as tf
+import tqdm
+
+from tf_optimizers.demo.report import environment
+
+
+def temporary_bytes(step: Callable) -> int:
+    """Return how far resident memory rises in three steps."""
+    ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = resident_bytes("VmRSS")
+    for _ in range(3):
+        step()
+    return max(0, resident_bytes("VmHWM") - before)
+
+
+def resident_bytes(kind: str) -> int:
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{kind}:\s+(\d+) kB", status).group(1))
+
+
+def measure(name: str) -> dict:
+    """Return the temporary memory of all contenders on one list of shapes."""
+    shapes = step_time.MODELS[name]
+    variables = [keras.Variable(tf.fill(shape, 0.02)) for shape in shapes]
+    gradients = [tf.fill(shape, 0.01) for shape in shapes]
+    found = {}
+    for key, make in tqdm.tqdm(step_time.contenders().items(), desc=name):
+        step = make(variables, gradients)
+        step()
+        found[key] = temporary_bytes(step)
+    return {
+        "largest_bytes": 4 * max(int(np.prod(shape)) for shape in shapes),
+        "temporary_bytes": found,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=step_time.MODELS,
+        default=["20M", "bert-base"],
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=step_time.RESULTS / "memory.json",
+    )
+    arguments = parser.parse_args()
+    document = {**environment(), "models": {}}
+    for name in arguments.models:
+        result = measure(name)
+        document["models"][name] = result
+        print(tables.memory(name, result), end="\n\n")
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
