@@ -92,10 +92,11 @@ def reduce_scatter(pair: float) -> Exchange:
 MEASURED = {
     "dense, float32": dense(4),
     "dense, float16": dense(2),
-    "DGC, float32 values": all_gather(8),
+    "DGC, float32 values": all_gather(6),
+    "DGC, float16 values": all_gather(4),
 }
 PREDICTED = MEASURED | {
-    "DGC, reduce-scatter": reduce_scatter(8),
+    "DGC, float16 values, reduce-scatter": reduce_scatter(4),
 }
 
 

@@ -96,6 +96,7 @@ CONTENDERS = {
     "dense, float16": ("stock", momentum("float16")),
     "DGC, stock strategy": ("stock", dgc()),
     "DGC, float32 values": ("ours", dgc()),
+    "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
 }
 
 
