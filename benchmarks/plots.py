@@ -118,6 +118,34 @@ def cost_model(document: dict) -> None:
     finish(figure, axes, "cost_model")
 
 
+def winners(document: dict) -> None:
+    """Draw the fastest exchange by workers and density, a panel per link."""
+    names = list(next(iter(document["predictions"].values()))["1 Gbit/s"])
+    figure, axes = panels(len(document["winners"]), sharey=True)
+    for axis, (link, rows) in zip(
+        axes, document["winners"].items(), strict=True
+    ):
+        for number, name in enumerate(names):
+            where = [
+                (workers, density)
+                for density, row in zip(
+                    document["densities"], rows, strict=True
+                )
+                for workers, winner in zip(
+                    document["workers"], row, strict=True
+                )
+                if winner == name
+            ]
+            style = line_style(number, name) | {"linestyle": ""}
+            axis.plot(*np.transpose(where or [(np.nan, np.nan)]), **style)
+        axis.set_title(link)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.set_xlabel("workers")
+        axis.set_ylabel("share of the entries that is sent")
+    finish(figure, axes, "winners")
+
+
 def accuracy(document: dict) -> None:
     """Draw validation loss by step, a panel per task."""
     figure, axes = panels(len(document["models"]))
@@ -168,7 +196,7 @@ def time_to_accuracy(document: dict) -> None:
 
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
-    "cost_model": (cost_model,),
+    "cost_model": (cost_model, winners),
     "accuracy": (accuracy,),
     "time_to_accuracy": (time_to_accuracy,),
 }

@@ -1,16 +1,27 @@
-"""Turns the JSON of benchmarks into the Markdown tables of the README.
+"""Turns the JSON of benchmarks into the tables of README and docs.
 
-python benchmarks/tables.py
+    python benchmarks/tables.py
+
+A table stands below a comment that names benchmark and model, as in
+`<!-- step_time: bert-base -->`; a new comment gets its table, too.
 """
 
 import json
 import pathlib
+import re
 import statistics
 
 import numpy as np
 from scipy import stats
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+ROOT = RESULTS.parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+
+# The comment, and the table that may stand below it: title and rows.
+MARKED_TABLE = re.compile(
+    r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
+)
 YARDSTICK = "ResourceApplyAdam"
 
 
@@ -181,11 +192,21 @@ TABLES = {
 }
 
 
-def main() -> None:
-    for benchmark, table in TABLES.items():
+def fill_in(page: str) -> str:
+    """Return a page whose tables, below comments that name them, are new."""
+
+    def table(found: re.Match) -> str:
+        benchmark, name = found.groups()
         document = json.loads((RESULTS / f"{benchmark}.json").read_text())
-        for name, result in document["models"].items():
-            print(table(name, result), end="\n\n")
+        new = TABLES[benchmark](name, document["models"][name])
+        return f"<!-- {benchmark}: {name} -->\n\n{new}\n"
+
+    return MARKED_TABLE.sub(table, page)
+
+
+def main() -> None:
+    for path in PAGES:
+        path.write_text(fill_in(path.read_text()))
 
 
 if __name__ == "__main__":
