@@ -77,6 +77,7 @@ MAIN = {
     "DGC, 4 workers": dgc(4),
 }
 ABLATIONS = {
+    "2 workers, float16 values": dgc(2, value_dtype="float16"),
     "2 workers, no warm-up": dgc(2, SPARSITY[-1:]),
     "2 workers, no momentum masking": dgc(2, momentum_masking=False),
     "2 workers, 99.99 %": dgc(2, (*SPARSITY, 0.9999)),

@@ -19,12 +19,12 @@ import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tables
 from scipy.optimize import nnls
+from traffic import Exchange, all_gather, dense, reduce_scatter
 
 from tf_optimizers.demo.report import write_json
 
@@ -35,67 +35,19 @@ CORES = 2
 SPEEDS = {"100 Mbit/s": 1.25e7, "1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9}
 BASE = "no exchange"
 DENSITY = 0.001
+DENSITIES = [2.0**-k for k in range(14, 1, -1)]
+LARGEST = "20 M, 2 hosts"
 WORKERS = [2**k for k in range(1, 11)]
 COEFFICIENTS = ("latency", "link", "handling", "selection", "fixed")
-
-
-class Exchange(NamedTuple):
-    """What a worker does for an exchange.
-
-    Args:
-        traffic: Takes the parameters, the density and the workers; returns the
-            rounds and the bytes that a worker sends.
-        selects: Whether entries are selected.
-    """
-
-    traffic: Callable
-    selects: bool
-
-
-def dense(size: int) -> Exchange:
-    """Return the ring all-reduce of values of a size in bytes."""
-    return Exchange(
-        lambda n, density, workers: (
-            2 * (workers - 1),
-            2 * (workers - 1) / workers * n * size,
-        ),
-        selects=False,
-    )
-
-
-def all_gather(pair: float) -> Exchange:
-    """Return the ring all-gather of pairs of a size in bytes."""
-    return Exchange(
-        lambda n, density, workers: (
-            workers - 1,
-            (workers - 1) * n * density * pair,
-        ),
-        selects=True,
-    )
-
-
-def reduce_scatter(pair: float) -> Exchange:
-    """Return an all-to-all of pairs and the all-gather of as many sums.
-
-    Every worker sums the pairs of its share of the tensor, and passes on as
-    many of the sums as it had pairs.
-    """
-    return Exchange(
-        lambda n, density, workers: (
-            2 * (workers - 1),
-            2 * (workers - 1) / workers * n * density * pair,
-        ),
-        selects=True,
-    )
-
 
 MEASURED = {
     "dense, float32": dense(4),
     "dense, float16": dense(2),
-    "DGC, float32 values": all_gather(8),
+    "DGC, float32 values": all_gather(6),
+    "DGC, float16 values": all_gather(4),
 }
 PREDICTED = MEASURED | {
-    "DGC, reduce-scatter": reduce_scatter(8),
+    "DGC, float16 values, reduce-scatter": reduce_scatter(4),
 }
 
 
@@ -176,16 +128,19 @@ def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
 
 
 def predict(
-    parameters: int, computation: float, coefficients: np.ndarray
+    parameters: int,
+    computation: float,
+    coefficients: np.ndarray,
+    density: float,
 ) -> dict:
-    """Return milliseconds a step by link, contender and number of workers."""
+    """Return milliseconds a step by link, exchange and number of workers."""
     return {
         link: {
             name: [
                 1e3
                 * float(
                     computation
-                    + features(exchange, parameters, DENSITY, workers, speed)
+                    + features(exchange, parameters, density, workers, speed)
                     @ coefficients
                 )
                 for workers in WORKERS
@@ -193,6 +148,24 @@ def predict(
             for name, exchange in PREDICTED.items()
         }
         for link, speed in SPEEDS.items()
+    }
+
+
+def fastest(steps: dict[str, list[float]], column: int) -> str:
+    return min(MEASURED, key=lambda name: steps[name][column])
+
+
+def winners(parameters: int, coefficients: np.ndarray) -> dict:
+    """Return the fastest of what there is, by link: [densities, workers]."""
+    steps = [
+        predict(parameters, 0.0, coefficients, density) for density in DENSITIES
+    ]
+    return {
+        link: [
+            [fastest(step[link], column) for column in range(len(WORKERS))]
+            for step in steps
+        ]
+        for link in SPEEDS
     }
 
 
@@ -216,11 +189,14 @@ def main() -> None:
             "fitted": compare(fitted, coefficients),
             "held back": compare(held_back, coefficients),
         },
+        "densities": DENSITIES,
+        "winners": winners(models[LARGEST]["parameters"], coefficients),
         "predictions": {
             model: predict(
                 result["parameters"],
                 computation_alone(seen, model),
                 coefficients,
+                DENSITY,
             )
             for model, result in models.items()
             if result["hosts"] == CORES

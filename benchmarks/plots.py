@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from tables import RESULTS
 
 from tf_optimizers.demo.plots import STYLE, line_style
@@ -33,8 +33,10 @@ def panels(
     figure = Figure(
         figsize=(1 + 4.2 * columns, 1.2 + 3.6 * rows), layout="constrained"
     )
-    axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
-    return figure, axes.ravel()
+    axes = figure.subplots(rows, columns, squeeze=False, **kwargs).ravel()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
 
 
 def finish(figure: Figure, axes: Sequence[Axes], name: str) -> None:
@@ -45,9 +47,10 @@ def finish(figure: Figure, axes: Sequence[Axes], name: str) -> None:
     figure.savefig(FOLDER / f"{name}.png", dpi=100)
 
 
-def plain_log(axis: Axes) -> None:
+def plain_log(axis: Axes, numbers: str = "{x:,.0f}") -> None:
     axis.set_yscale("log")
-    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(numbers)
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -101,7 +104,7 @@ def cost_model(document: dict) -> None:
     """Draw what the model predicts for many workers, a panel per link."""
     predictions = document["predictions"]
     figure, axes = panels(
-        sum(map(len, predictions.values())), rows=len(predictions), sharex=True
+        sum(map(len, predictions.values())), rows=len(predictions), sharey=True
     )
     drawn = iter(axes)
     for model, links in predictions.items():
@@ -116,6 +119,34 @@ def cost_model(document: dict) -> None:
             axis.set_ylabel("ms a step, predicted")
             plain_log(axis)
     finish(figure, axes, "cost_model")
+
+
+def winners(document: dict) -> None:
+    """Draw the fastest exchange by workers and density, a panel per link."""
+    names = sorted(set(np.ravel(list(document["winners"].values()))))
+    figure, axes = panels(len(document["winners"]), sharey=True)
+    for axis, (link, rows) in zip(
+        axes, document["winners"].items(), strict=True
+    ):
+        for number, name in enumerate(names):
+            where = [
+                (workers, density)
+                for density, row in zip(
+                    document["densities"], rows, strict=True
+                )
+                for workers, winner in zip(
+                    document["workers"], row, strict=True
+                )
+                if winner == name
+            ]
+            style = line_style(number, name) | {"linestyle": ""}
+            axis.plot(*np.transpose(where or [(np.nan, np.nan)]), **style)
+        axis.set_title(link)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.set_xlabel("workers")
+        axis.set_ylabel("share of the entries that is sent")
+    finish(figure, axes, "winners")
 
 
 def accuracy(document: dict) -> None:
@@ -141,9 +172,7 @@ def accuracy(document: dict) -> None:
         axis.set_title(task)
         axis.set_xlabel("step")
         axis.set_ylabel("validation loss, bits")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("{x:g}")
+        plain_log(axis, "{x:g}")
     finish(figure, axes, "accuracy")
 
 
@@ -196,7 +225,7 @@ def growth(document: dict) -> None:
 
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
-    "cost_model": (cost_model,),
+    "cost_model": (cost_model, winners),
     "accuracy": (accuracy,),
     "time_to_accuracy": (time_to_accuracy,),
     "growth": (growth,),

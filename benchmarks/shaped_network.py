@@ -39,6 +39,7 @@ WARM_UP = 2
 ROUNDS = 3
 SECONDS_PER_ROUND = 0.7
 STEPS_PER_ROUND = 10
+SECONDS_TO_SEND = 0.2
 
 
 class Momentum:
@@ -96,6 +97,7 @@ CONTENDERS = {
     "dense, float16": ("stock", momentum("float16")),
     "DGC, stock strategy": ("stock", dgc()),
     "DGC, float32 values": ("ours", dgc()),
+    "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
 }
 
 
@@ -122,6 +124,8 @@ class Worker:
             start = time.perf_counter()
             self.steps[contender]()
             times.append(1e3 * (time.perf_counter() - start))
+        # What a step has sent may still be on its way out when it ends.
+        time.sleep(SECONDS_TO_SEND)
         return {"step_ms": times, "bytes": hosts.sent() - before}
 
 
@@ -191,7 +195,7 @@ def main() -> None:
             with hosts.network(count) as net:
                 links = compare(net, model)
             depth, width = MODELS[model]
-            name = f"{model}, {count} hosts"
+            name = f"{model}, {count} host{'s' * (count > 1)}"
             result = {"parameters": depth * width**2, "hosts": count}
             document["models"][name] = {**result, "links": links}
             write_json(document, path)

@@ -1,9 +1,9 @@
 """Turns the JSON of benchmarks into the tables of README and docs.
 
-python benchmarks/tables.py
+    python benchmarks/tables.py
 
-A table stands behind a comment, such as "<!-- step_time: bert-base -->", that
-names the JSON file and the model in it.
+A table stands below a comment that names benchmark and model, as in
+`<!-- step_time: bert-base -->`; a new comment gets its table, too.
 """
 
 import json
@@ -15,10 +15,13 @@ import numpy as np
 from scipy import stats
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = RESULTS.parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
-# A comment, and the title and the rows behind it, if it has them already.
-PLACE = r"<!-- (\w+): (.+) -->\n(?:\n[^\n]+\n\n(?:\|[^\n]*\n)+)?"
+
+# The comment, and the table that may stand below it: title and rows.
+MARKED_TABLE = re.compile(
+    r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
+)
 YARDSTICK = "ResourceApplyAdam"
 
 
@@ -204,21 +207,21 @@ TABLES = {
 }
 
 
-def filled(page: str) -> str:
-    """Return the page with all of its tables as they should be."""
+def fill_in(page: str) -> str:
+    """Return a page whose tables, below comments that name them, are new."""
 
-    def fill(place: re.Match) -> str:
-        benchmark, name = place.groups()
+    def table(found: re.Match) -> str:
+        benchmark, name = found.groups()
         document = json.loads((RESULTS / f"{benchmark}.json").read_text())
-        table = TABLES[benchmark](name, document["models"][name])
-        return f"<!-- {benchmark}: {name} -->\n\n{table}\n"
+        new = TABLES[benchmark](name, document["models"][name])
+        return f"<!-- {benchmark}: {name} -->\n\n{new}\n"
 
-    return re.sub(PLACE, fill, page)
+    return MARKED_TABLE.sub(table, page)
 
 
 def main() -> None:
-    for page in PAGES:
-        page.write_text(filled(page.read_text()))
+    for path in PAGES:
+        path.write_text(fill_in(path.read_text()))
 
 
 if __name__ == "__main__":

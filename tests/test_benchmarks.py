@@ -12,6 +12,7 @@ import hosts
 import numpy as np
 import pytest
 import tasks
+import traffic
 
 
 def can_build_networks():
@@ -107,11 +108,12 @@ def test_networks_are_of_the_documented_size():
 @pytest.mark.parametrize(
     ("exchange", "rounds", "sent"),
     [
-        (cost_model.dense(4), 6, 2 * 3 / 4 * 4e6),
-        (cost_model.all_gather(8), 3, 3 * 8e3),
-        (cost_model.reduce_scatter(8), 6, 2 * 3 / 4 * 8e3),
+        (traffic.dense(4), 6, 2 * 3 / 4 * 4e6),
+        (traffic.all_gather(8), 3, 3 * 8e3),
+        (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6),
+        (traffic.reduce_scatter(8), 6, 2 * 3 / 4 * 8e3),
     ],
-    ids=["dense", "all-gather", "reduce-scatter"],
+    ids=["dense", "all-gather", "all-gather, too much", "reduce-scatter"],
 )
 def test_traffic_of_four_workers(exchange, rounds, sent):
     assert exchange.traffic(1e6, 0.001, 4) == pytest.approx((rounds, sent))

@@ -1,0 +1,58 @@
+"""What a worker sends and waits for: rings, as TensorFlow's exchanges are."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Exchange(NamedTuple):
+    """What a worker does for an exchange.
+
+    Args:
+        traffic: Takes the parameters, the density and the workers; returns the
+            rounds and the bytes that a worker sends.
+        selects: Whether entries are selected.
+    """
+
+    traffic: Callable
+    selects: bool
+
+
+def dense(size: int) -> Exchange:
+    """Return the ring all-reduce of values of a size in bytes."""
+    return Exchange(
+        lambda n, density, workers: (
+            2 * (workers - 1),
+            2 * (workers - 1) / workers * n * size,
+        ),
+        selects=False,
+    )
+
+
+def all_gather(pair: float) -> Exchange:
+    """Return the ring all-gather of pairs of a size in bytes.
+
+    What takes more that way travels densely, as in compression/wire.py.
+    """
+
+    def traffic(n: int, density: float, workers: int) -> tuple[int, float]:
+        pairs = n * density * pair
+        if workers * pairs > 2 * n * 4:
+            return dense(4).traffic(n, density, workers)
+        return workers - 1, (workers - 1) * pairs
+
+    return Exchange(traffic, selects=True)
+
+
+def reduce_scatter(pair: float) -> Exchange:
+    """Return an all-to-all of pairs and the all-gather of as many sums.
+
+    Every worker sums the pairs of its share of the tensor, and passes on as
+    many of the sums as it had pairs.
+    """
+    return Exchange(
+        lambda n, density, workers: (
+            2 * (workers - 1),
+            2 * (workers - 1) / workers * n * density * pair,
+        ),
+        selects=True,
+    )
