@@ -96,6 +96,25 @@ def fit(name: str, result: dict) -> str:
     return "\n".join(lines)
 
 
+def monitors(name: str, result: dict) -> str:
+    """Return what a monitor adds to the time of everything else."""
+    lines = [
+        f"{name} parameters",
+        "",
+        "| | ms a step without | a measurement, ms | share of the time |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for key, times in result.items():
+        spent, total = sum(times["monitor_s"]), sum(times["epoch_s"])
+        steps = 100 * len(times["epoch_s"])
+        lines.append(
+            f"| {key} | {1e3 * (total - spent) / steps:.2f} "
+            f"| {1e3 * spent / (steps / 50):.2f} "
+            f"| {spent / (total - spent):.1%} |"
+        )
+    return "\n".join(lines)
+
+
 def shaped_network(name: str, result: dict) -> str:
     """Return medians and quartiles by link, and bytes."""
     links = result["links"]
@@ -200,6 +219,7 @@ TABLES = {
     "memory": memory,
     "exchange": exchange,
     "fit": fit,
+    "monitors": monitors,
     "shaped_network": shaped_network,
     "cost_model": cost_model,
     "accuracy": accuracy,

@@ -1,6 +1,7 @@
 """What DGCMomentum sends, and what it holds back."""
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -40,6 +41,11 @@ class CompressionMonitor(Monitor):
 
     optimizers = (DGCMomentum,)
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check that there is something to measure."""
+        super().on_train_begin(logs)
+        self._measure = tf.function(self._sums, autograph=False)
+
     def before_step(self) -> tuple[float, list[tf.Tensor]]:
         """Return the learning rate, and a copy of what is compressed."""
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
@@ -51,11 +57,9 @@ class CompressionMonitor(Monitor):
         """Return all figures; there are no details."""
         rate, weights = before
         summary = self.optimizer.communication_summary(self._step() - 1)
-        held, squares = self._held_back()
-        moved = sum(
-            float(tf.reduce_sum(tf.abs(new - old)))
-            for new, old in zip(self._weights(), weights, strict=True)
-        )
+        held = squares = moved = 0.0
+        if weights:
+            held, squares, moved = map(float, self._measure(weights))
         figures = {
             "sparsity": summary["sparsity"],
             "sent_bytes": summary["total"]["sent_bytes"],
@@ -64,24 +68,29 @@ class CompressionMonitor(Monitor):
         }
         return figures, {}
 
-    def _held_back(self) -> tuple[float, float]:
-        """Return the sums of |v_i| and of v_i^2, over entries and replicas."""
-        strategy, residuals = self.optimizer.strategy, self.optimizer.residuals
-        if not residuals:
-            return 0.0, 0.0
+    def _sums(self, weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the sums of |v_i|, of v_i^2, and of how far weights moved.
 
-        def own_sums() -> tf.Tensor:
-            own = list(map(own_component, residuals))
-            return tf.stack(
-                [
-                    tf.add_n([tf.reduce_sum(tf.abs(v)) for v in own]),
-                    tf.add_n([2 * tf.nn.l2_loss(v) for v in own]),
-                ]
+        The first two over entries and replicas.
+        """
+
+        def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
+            own = list(map(own_component, self.optimizer.residuals))
+            return (
+                tf.add_n([tf.reduce_sum(tf.abs(v)) for v in own]),
+                tf.add_n([2 * tf.nn.l2_loss(v) for v in own]),
             )
 
-        sums = strategy.reduce("SUM", strategy.run(own_sums), axis=None)
-        held, squares = map(float, sums)
-        return held, squares
+        strategy = self.optimizer.strategy
+        sums = [
+            strategy.reduce("SUM", value, axis=None)
+            for value in strategy.run(own_sums)
+        ]
+        moved = [
+            tf.reduce_sum(tf.abs(new - old))
+            for new, old in zip(self._weights(), weights, strict=True)
+        ]
+        return [*sums, tf.add_n(moved)]
 
     def _weights(self) -> list[tf.Tensor]:
         return [

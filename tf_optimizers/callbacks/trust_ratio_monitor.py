@@ -1,8 +1,8 @@
 """Trust ratios, and the norms of weights and updates."""
 
-import statistics
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.callbacks.monitor import Monitor
@@ -45,6 +45,11 @@ class TrustRatioMonitor(Monitor):
 
     optimizers = (LayerwiseOptimizer,)
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check that there is something to measure."""
+        super().on_train_begin(logs)
+        self._measure = tf.function(self._rows, autograph=False)
+
     def before_step(self) -> list[tf.Tensor]:
         """Return a copy of the weights."""
         return self._weights()
@@ -52,31 +57,39 @@ class TrustRatioMonitor(Monitor):
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
         """Return summaries, and the figures of each variable."""
         variables = self._variables()
-        columns = {
-            "trust_ratio": [
-                self.optimizer.trust_ratio(variable, weight)
-                for variable, weight in zip(variables, before, strict=True)
-            ],
-            "weight_norm": list(map(norm, before)),
-            "update_norm": [
-                norm(new - old)
-                for new, old in zip(self._weights(), before, strict=True)
-            ],
-        }
+        rows = self._measure(before).numpy()
+        names = ("trust_ratio", "weight_norm", "update_norm")
+        columns = dict(zip(names, rows, strict=True))
         details = {
             f"{name}/{path_of(variable)}": value
             for name, values in columns.items()
             for variable, value in zip(variables, values, strict=True)
         }
-        ratios = list(map(float, columns["trust_ratio"]))
+        ratios = columns["trust_ratio"]
         figures: dict[str, Any] = {
-            "trust_ratio_min": min(ratios),
-            "trust_ratio_median": statistics.median(ratios),
-            "trust_ratio_max": max(ratios),
+            "trust_ratio_min": ratios.min(),
+            "trust_ratio_median": np.median(ratios),
+            "trust_ratio_max": ratios.max(),
         }
         for name in ("weight_norm", "update_norm"):
-            figures[name] = tf.norm([float(value) for value in columns[name]])
+            figures[name] = np.linalg.norm(columns[name])
         return figures, details
+
+    def _rows(self, before: list[tf.Tensor]) -> tf.Tensor:
+        """Return [3, variables]: ratios, and norms of weights and updates."""
+        columns = [
+            (
+                self.optimizer.trust_ratio(variable, old),
+                norm(old),
+                norm(new - old),
+            )
+            for variable, old, new in zip(
+                self._variables(), before, self._weights(), strict=True
+            )
+        ]
+        return tf.stack(
+            [[tf.cast(x, tf.float32) for x in column] for column in columns], 1
+        )
 
     def _variables(self) -> list[Any]:
         optimizer = self.optimizer
