@@ -90,16 +90,31 @@ def prepare(data_dir: Path) -> SklearnDigits:
 
 def load_splits(data_dir: Path) -> dict[str, tf.data.Dataset]:
     """Return the splits as (image in [0, 1], label) pairs, kept in memory."""
-    builder = prepare(data_dir)
+    parts = {name: name for name in SPLIT_SIZES}
+    return read_splits(prepare(data_dir), parts, MAX_PIXEL)
+
+
+def read_splits(
+    builder: tfds.core.DatasetBuilder, parts: dict[str, str], max_pixel: int
+) -> dict[str, tf.data.Dataset]:
+    """Return parts of a prepared data set, as `load_splits` does.
+
+    Args:
+        builder: That of the data set.
+        parts: What each split is called in the data set.
+        max_pixel: Becomes 1.
+    """
+
+    def scale(
+        image: tf.Tensor, label: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.cast(image, tf.float32) / max_pixel, label
+
     return {
         name: builder.as_dataset(
-            split=name, as_supervised=True, shuffle_files=False
+            split=part, as_supervised=True, shuffle_files=False
         )
-        .map(_scale)
+        .map(scale)
         .cache()
-        for name in SPLIT_SIZES
+        for name, part in parts.items()
     }
-
-
-def _scale(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.cast(image, tf.float32) / MAX_PIXEL, label
