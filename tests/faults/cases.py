@@ -3,6 +3,7 @@
 A case gets a `Training` that has come to a random step, and does it harm.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -71,13 +72,10 @@ def change_version(training):
 
 def fill_disk(training):
     """Take all room of the file system, which is a small one."""
-    with (training.folder / "backup" / "ballast").open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        except OSError:
-            return
+    path = training.folder / "backup" / "ballast"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 CASES = {
