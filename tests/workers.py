@@ -26,7 +26,7 @@ class Outcome:
 
 
 def run(
-    program, folder, workers, *arguments, devices=1, restarts=0, timeout=300
+    program, folder, workers, *arguments, devices=1, restarts=0, timeout=900
 ):
     """Run `program.py arguments...`; fail if it takes too long."""
     command = [
