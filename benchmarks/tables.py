@@ -25,17 +25,25 @@ MARKED_TABLE = re.compile(
 YARDSTICK = "ResourceApplyAdam"
 
 
+def heading(title: str, header: str) -> list[str]:
+    """Return the lines above a table's rows.
+
+    Columns without a name hold names, on the left; the others hold figures.
+    """
+    names = header.strip("|").split("|")
+    rule = " | ".join("---:" if name.strip() else "---" for name in names)
+    return [title, "", header, f"| {rule} |"]
+
+
 def step_time(name: str, result: dict) -> str:
     """Return medians, quartiles and ratios of one model's contenders."""
     times = result["step_ms"]
     unit = statistics.median(times[YARDSTICK])
-    lines = [
+    lines = heading(
         f"{name}: {result['variables']:,} variables, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
-        "",
         "| | median ms | quartiles | x yardstick | first call s |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    )
     for key, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
         lines.append(
@@ -49,12 +57,10 @@ def step_time(name: str, result: dict) -> str:
 def memory(name: str, result: dict) -> str:
     """Return the temporary memory of each contender's step."""
     largest = result["largest_bytes"] / 2**20
-    lines = [
+    lines = heading(
         f"{name}: the largest variable has {largest:,.1f} MiB",
-        "",
         "| | temporary MiB |",
-        "| --- | ---: |",
-    ]
+    )
     for key, size in result["temporary_bytes"].items():
         lines.append(f"| {key} | {size / 2**20:,.1f} |")
     return "\n".join(lines)
@@ -62,12 +68,10 @@ def memory(name: str, result: dict) -> str:
 
 def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
-    lines = [
+    lines = heading(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
-        "",
         "| | median ms a step | quartiles | kB a step and worker |",
-        "| --- | ---: | ---: | ---: |",
-    ]
+    )
     for key, contender in result["contenders"].items():
         low, median, high = statistics.quantiles(contender["step_ms"], n=4)
         sent = statistics.median(contender["bytes_per_step"]) / 1e3
@@ -81,12 +85,10 @@ def fit(name: str, result: dict) -> str:
     """Return medians, quartiles and the ratio of `fit` to a custom loop."""
     times = result["step_ms"]
     unit = statistics.median(times["custom loop"])
-    lines = [
+    lines = heading(
         name,
-        "",
         "| | median ms a step | quartiles | x custom loop |",
-        "| --- | ---: | ---: | ---: |",
-    ]
+    )
     for key, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
         lines.append(
@@ -98,12 +100,10 @@ def fit(name: str, result: dict) -> str:
 
 def monitors(name: str, result: dict) -> str:
     """Return what a monitor adds to the time of everything else."""
-    lines = [
+    lines = heading(
         f"{name} parameters",
-        "",
         "| | ms a step without | a measurement, ms | share of the time |",
-        "| --- | ---: | ---: | ---: |",
-    ]
+    )
     for key, times in result.items():
         spent, total = sum(times["monitor_s"]), sum(times["epoch_s"])
         steps = 100 * len(times["epoch_s"])
@@ -118,13 +118,11 @@ def monitors(name: str, result: dict) -> str:
 def shaped_network(name: str, result: dict) -> str:
     """Return medians and quartiles by link, and bytes."""
     links = result["links"]
-    lines = [
+    lines = heading(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms a "
         "step (quartiles)",
-        "",
         f"| | {' | '.join(links)} | kB a step and host |",
-        f"| --- |{' ---: |' * (len(links) + 1)}",
-    ]
+    )
     for key, contender in next(iter(links.values())).items():
         cells = []
         for link in links.values():
@@ -139,12 +137,10 @@ def shaped_network(name: str, result: dict) -> str:
 
 def cost_model(name: str, compared: list[dict]) -> str:
     """Return how far the predictions are from what was measured."""
-    lines = [
+    lines = heading(
         f"{name}: measured, and predicted ms a step",
-        "",
         "| | | | measured | predicted | error |",
-        "| --- | --- | --- | ---: | ---: | ---: |",
-    ]
+    )
     for one in compared:
         measured, predicted = one["measured_ms"], one["predicted_ms"]
         lines.append(
@@ -158,13 +154,11 @@ def cost_model(name: str, compared: list[dict]) -> str:
 def time_to_accuracy(name: str, result: dict) -> str:
     """Return when each contender has first reached each accuracy."""
     targets = (0.9, 0.95, 0.97, 0.98)
-    lines = [
+    lines = heading(
         f"{name}: seconds of training until a validation accuracy",
-        "",
         f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
         "| end of the run | in the end | MB sent by a host |",
-        f"| --- |{' ---: |' * (len(targets) + 3)}",
-    ]
+    )
     for key, run in result.items():
         cells = []
         for target in targets:
@@ -179,14 +173,12 @@ def time_to_accuracy(name: str, result: dict) -> str:
 
 def accuracy(name: str, result: dict) -> str:
     """Return what each variant reached on the test split, against dense."""
-    lines = [
+    lines = heading(
         f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
         f"{result['steps']:,} steps of {result['batch_size']}",
-        "",
         "| | seeds | accuracy % | minus dense (95 %) "
         "| loss, bits | minus dense (95 %) |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    )
     for key, runs in result["runs"].items():
         cells = [str(len(runs))]
         for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
