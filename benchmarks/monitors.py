@@ -27,7 +27,7 @@ from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-STEPS, BATCH = 100, 64
+STEPS, BATCH, EVERY = 100, 64, 50
 # Width and depth of a stack of dense layers.
 MODELS = {"0.1 M": (128, 6), "4 M": (1000, 4)}
 MONITORS = {
@@ -92,7 +92,7 @@ def measure(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DGC has one replica here.
         model.compile(make_optimizer(), "mse")
-        timed = Timed(monitor(every=50))
+        timed = Timed(monitor(every=EVERY))
         model.fit(
             rows.astype("float32"),
             rows.astype("float32"),
@@ -111,11 +111,16 @@ def main() -> None:
         "--output", type=pathlib.Path, default=RESULTS / "monitors.json"
     )
     arguments = parser.parse_args()
-    document: dict[str, Any] = {**environment(), "steps": STEPS, "models": {}}
+    document: dict[str, Any] = {**environment(), "models": {}}
     for name, shape in MODELS.items():
-        document["models"][name] = {
+        contenders = {
             key: measure(*shape, *contender, arguments.epochs)
             for key, contender in MONITORS.items()
+        }
+        document["models"][name] = {
+            "steps": STEPS,
+            "every": EVERY,
+            "contenders": contenders,
         }
         table = tables.monitors(name, document["models"][name])
         print(table, end="\n\n", flush=True)

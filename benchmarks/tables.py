@@ -104,12 +104,12 @@ def monitors(name: str, result: dict) -> str:
         f"{name} parameters",
         "| | ms a step without | a measurement, ms | share of the time |",
     )
-    for key, times in result.items():
+    for key, times in result["contenders"].items():
         spent, total = sum(times["monitor_s"]), sum(times["epoch_s"])
-        steps = 100 * len(times["epoch_s"])
+        steps = result["steps"] * len(times["epoch_s"])
         lines.append(
             f"| {key} | {1e3 * (total - spent) / steps:.2f} "
-            f"| {1e3 * spent / (steps / 50):.2f} "
+            f"| {1e3 * spent * result['every'] / steps:.2f} "
             f"| {spent / (total - spent):.1%} |"
         )
     return "\n".join(lines)
