@@ -83,7 +83,11 @@ def kill_launcher(training):
 
 def make_wrong(name):
     """Let the second worker's script have a fault from now on."""
-    return lambda training: (training.folder / "fault").write_text(name)
+
+    def harm(training):
+        (training.folder / "fault").write_text(name)
+
+    return harm
 
 
 def change_version(training):
