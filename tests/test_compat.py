@@ -48,6 +48,7 @@ TENSORFLOW = {
         "_next_instance_key",
     ],
     collective_all_reduce_strategy.CollectiveAllReduceExtended: [
+        "_cluster_spec",
         "_collective_key_base",
         "_collective_keys",
         "_communication_options",
@@ -63,6 +64,8 @@ TENSORFLOW = {
     mirrored_strategy.MirroredExtended: ["_create_variable"],
     context.Context: [
         "_context_handle",
+        "check_collective_ops_peer_health",
+        "delete_config_key_value",
         "get_config_key_value",
         "set_config_key_value",
         "wait_at_barrier",

@@ -11,7 +11,12 @@ from sklearn.datasets import load_digits
 
 from tf_optimizers.demo import large_batch, large_batch_report
 from tf_optimizers.demo.__main__ import main
-from tf_optimizers.demo.data import SPLIT_SIZES, load_splits, prepare
+from tf_optimizers.demo.data import (
+    SPLIT_SIZES,
+    SklearnDigits,
+    load_splits,
+    prepare,
+)
 from tf_optimizers.demo.large_batch import Budget, Plan, Study
 from tf_optimizers.demo.parts import EXTRAS
 from tf_optimizers.demo.report import write_json
@@ -36,6 +41,27 @@ def data_dir(tmp_path_factory):
         patch.setattr(socket, "getaddrinfo", refuse)
         prepare(folder)
     return folder
+
+
+@pytest.mark.parametrize("when", ["download_and_prepare", "_split_generators"])
+def test_other_worker_may_make_the_data_set_first(tmp_path, monkeypatch, when):
+    """After this one has looked for it, or has begun to make it."""
+    method = getattr(SklearnDigits, when)
+    builders = []
+
+    def late(self, *args, **kwargs):
+        if not builders:
+            builders.append(None)
+            builders[0] = prepare(tmp_path)
+        return method(self, *args, **kwargs)
+
+    monkeypatch.setattr(SklearnDigits, when, late)
+    builders.append(prepare(tmp_path))
+    for builder in builders:
+        assert builder.info.splits.total_num_examples == 1797
+        assert len(list(builder.as_dataset(split="test"))) == 387
+    folder = builders[0].data_path.parent
+    assert [path.name for path in folder.iterdir()] == ["1.0.0"]
 
 
 def images_of(data_dir, split):

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from workers import LAUNCHER
 
 import tf_optimizers
 from tf_optimizers.launch.__main__ import split
@@ -24,15 +25,6 @@ from tf_optimizers.launch.output import whole_lines
 
 PACKAGE = Path(tf_optimizers.__file__).parent
 COMMAND = [sys.executable, "-m", "tf_optimizers.launch"]
-BARE_COMMAND = [
-    sys.executable,
-    "-c",
-    "import runpy, sys, types\n"
-    "package = types.ModuleType('tf_optimizers')\n"
-    f"package.__path__ = [{str(PACKAGE)!r}]\n"
-    "sys.modules['tf_optimizers'] = package\n"
-    "runpy.run_module('tf_optimizers.launch', None, '__main__', True)\n",
-]
 # In seconds; far above what is needed, as other work may share the machine.
 LIMIT = 90
 # For a SIGTERM that should not be needed or a worker that should not end.
@@ -92,7 +84,7 @@ def environment(monkeypatch):
 def launch(environment, tmp_path):
     """Run the launcher to its end."""
 
-    def launch(*arguments, command=BARE_COMMAND, **options):
+    def launch(*arguments, command=LAUNCHER, **options):
         options = {"cwd": tmp_path, "capture_output": True, **options}
         return subprocess.run(
             [*command, *arguments], timeout=LIMIT, check=False, **options
@@ -108,7 +100,7 @@ class Launcher:
         self.error_file = folder / f"stderr-{time.monotonic_ns()}"
         with self.error_file.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*BARE_COMMAND, *arguments],
+                [*LAUNCHER, *arguments],
                 cwd=folder,
                 stderr=stderr,
                 **{"stdout": subprocess.PIPE, **options},

@@ -4,7 +4,9 @@ What N workers compute equals what one computes on the same global batch,
 workers agree to the bit, and no gradient is lost.
 """
 
+import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import pytest
 import tensorflow as tf
 import workers
 from programs import training, transport
+
+from tf_optimizers.launch.group import environment, reserve_addresses
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +30,7 @@ LIKE_ONE = [
 # Float32 sums in another order, over 12 steps that move each variable by more
 # than 1e-2 of its largest element.
 TOLERANCE = 3e-5
+PROGRAM = workers.TESTS / "programs" / "faults.py"
 
 GROUPS = {
     "1 worker": (1, 1, ["sgd", "dgc"]),
@@ -255,6 +260,34 @@ def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
         assert message in outcome.output
 
 
+def test_worker_that_saves_alone_is_told_so(tmp_path):
+    """The other has gone on; it ends too, with nobody there to end it."""
+    with contextlib.ExitStack() as stack:
+        addresses = reserve_addresses("127.0.0.1", 2, stack)
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, PROGRAM, "saves alone"],
+                    env=environment(addresses, place)
+                    | workers.environment(tmp_path),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for place in range(2)
+        ]
+        for process in processes:
+            stack.callback(process.kill)
+        outputs = [p.communicate(timeout=120)[0] for p in processes]
+    assert all(process.returncode for process in processes), outputs
+    for way in ("save", "save_weights", "checkpoint"):
+        absent = "Received nothing from worker 1 in 2 s"
+        assert re.search(f"^{way}: .* {absent}", outputs[0], re.M), outputs
+    assert "nothing could be saved" in outputs[0]
+    assert "trained to the end" not in outputs[1]
+
+
 def test_taken_port_is_an_error(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -265,7 +298,7 @@ def test_taken_port_is_an_error(tmp_path):
             "task": {"type": "worker", "index": 0},
         }
         result = subprocess.run(
-            [sys.executable, workers.TESTS / "programs" / "faults.py", "port"],
+            [sys.executable, PROGRAM, "port"],
             env=workers.environment(tmp_path)
             | {"TF_CONFIG": json.dumps(config)},
             capture_output=True,

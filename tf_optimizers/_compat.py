@@ -410,6 +410,17 @@ class MultiWorkerExtendedHooks(
         """This process's place among them, the chief's being 0."""
         return self._id_in_cluster
 
+    @property
+    def tasks(self) -> list[str]:
+        """TensorFlow's names of them; no public accessor."""
+        cluster = self._cluster_spec
+        return [
+            f"/job:{job}/replica:0/task:{task}"
+            for job in ("chief", "worker")
+            if job in cluster.jobs
+            for task in cluster.task_indices(job)
+        ]
+
 
 def has_tensorflow_started() -> bool:
     """Tell whether it is too late to configure collectives.
@@ -438,6 +449,16 @@ class Coordination:
             )
         except tf.errors.DeadlineExceededError:
             return None
+
+    def delete(self, key: str) -> None:
+        """Forget what was written."""
+        context.context().delete_config_key_value(key)
+
+    def check_alive(self, task: str, timeout: float) -> None:
+        """Raise TensorFlow's error unless a process answers in time."""
+        context.context().check_collective_ops_peer_health(
+            task, int(1000 * timeout)
+        )
 
     def meet(self, key: str, timeout: float) -> None:
         """Wait until every process of the cluster has come here."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient, switch_across_replicas
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.clipping import clip
-from tf_optimizers.distribute.strategy import check_same_optimizer
+from tf_optimizers.distribute.same_optimizer import check_same_optimizer
 from tf_optimizers.gradients import (
     as_gradient,
     check_gradients,

@@ -1,6 +1,7 @@
 """What can go wrong, and what should become of it.
 
-A case gets a `Training` that has come to a random step, and does it harm.
+A case gets a `Training` that has come to a random step, and does it harm. It
+returns when, if that was not at once.
 """
 
 import contextlib
@@ -10,12 +11,32 @@ import time
 
 # What should happen after a fault.
 RESUMES, GOES_ON, ERROR = "resumes", "goes on", "error"
+# What is said of a backup that is not what was written.
+DAMAGED = "another checksum"
 
 
 def kill(*places):
     def harm(training):
         for place in places:
             os.kill(training.pid(place), signal.SIGKILL)
+
+    return harm
+
+
+def kill_while_it_writes(place, file):
+    """Half of the file is there; the backup must not be."""
+
+    def harm(training):
+        order = training.folder / "stall"
+        # Nobody may read it before it is written.
+        order.with_suffix(".new").write_text(f"{file}.partial")
+        order.with_suffix(".new").rename(order)
+        training.wait_for(
+            lambda: training.events(place)[-1]["event"] == "stall"
+        )
+        order.unlink()
+        kill(place)(training)
+        return time.time()
 
     return harm
 
@@ -62,7 +83,11 @@ def kill_launcher(training):
 
 def make_wrong(name):
     """Let the second worker's script have a fault from now on."""
-    return lambda training: (training.folder / "fault").write_text(name)
+
+    def harm(training):
+        (training.folder / "fault").write_text(name)
+
+    return harm
 
 
 def change_version(training):
@@ -83,11 +108,26 @@ CASES = {
     "other worker killed": (kill(1), RESUMES, "Worker 1 was killed"),
     "all workers killed": (kill(0, 1), RESUMES, "was killed by signal 9"),
     "launcher killed": (kill_launcher, RESUMES, ""),
+    "chief killed as it writes its part": (
+        kill_while_it_writes(0, "worker-0.npz"),
+        RESUMES,
+        "Worker 0 was killed",
+    ),
+    "other worker killed as it writes its part": (
+        kill_while_it_writes(1, "worker-1.npz"),
+        RESUMES,
+        "Worker 1 was killed",
+    ),
+    "chief killed as it completes a backup": (
+        kill_while_it_writes(0, "json"),
+        RESUMES,
+        "Worker 0 was killed",
+    ),
     "worker stopped for 3 s": (stop(1, 3), GOES_ON, ""),
     "worker stopped for good": (stop(1), RESUMES, "Worker 0"),
     "chief stopped for good": (stop(0), RESUMES, "Worker 1"),
-    "backup truncated": (damage(truncate), RESUMES, "another checksum"),
-    "bit of backup flipped": (damage(flip), RESUMES, "another checksum"),
+    "backup truncated": (damage(truncate), RESUMES, DAMAGED),
+    "bit of backup flipped": (damage(flip), RESUMES, DAMAGED),
     "disk full": (fill_disk, ERROR, "No space left on device"),
     "another version of the script": (
         change_version,

@@ -6,6 +6,7 @@ The hosts are network namespaces, which need root.
 import json
 import shutil
 import subprocess
+import sys
 import time
 
 from faults.cases import GOES_ON, RESUMES
@@ -30,8 +31,8 @@ class Network(Training):
         for place, host in enumerate(HOSTS):
             task = {"type": "worker", "index": place}
             self.run(
-                *(str(SCRIPT), str(self.folder)),
-                prefix=("ip", "netns", "exec", host),
+                *("ip", "netns", "exec", host),
+                *(sys.executable, str(SCRIPT), str(self.folder)),
                 TF_CONFIG=json.dumps({"cluster": cluster, "task": task}),
             )
 

@@ -10,7 +10,7 @@ import time
 
 from faults import network, training
 from faults.cases import CASES as LOCAL
-from faults.cases import ERROR, GOES_ON, RESUMES
+from faults.cases import DAMAGED, ERROR, GOES_ON, RESUMES
 
 CASES = {**LOCAL, **network.CASES}
 # Of the training's 200 steps, so that there is a backup, and steps are left.
@@ -63,8 +63,8 @@ def _attempt(name, step, expected):
             stack.enter_context(small_disk(folder / "backup"))
         run = stack.enter_context(contextlib.closing(make(folder)))
         run.wait_for_step(step)
-        since = time.time()
-        harm(run)
+        now = time.time()
+        since = harm(run) or now
         exit_code = run.wait()
         return {
             "exit_code": exit_code,
@@ -100,7 +100,9 @@ def ends_like(run, expected):
 
 def judge(run, outcome, message, exit_code, expected):
     """Tell whether it ended as it should."""
-    if message not in run.text():
+    text = run.text()
+    # What was not completed is no backup, and no damaged one either.
+    if message not in text or (DAMAGED in text) != (message == DAMAGED):
         return False
     if outcome == ERROR:
         return exit_code != 0

@@ -1,7 +1,8 @@
 """The training that faults are tried on: `train.py FOLDER`.
 
 A worker writes to FOLDER/events-PLACE what it does, as lines of JSON. FOLDER/
-fault, if it exists, names what is wrong with the second worker's script.
+fault, if it exists, names what is wrong with the second worker's script, and
+FOLDER/stall the end of the name of a file in whose writing to get stuck.
 """
 
 import hashlib
@@ -30,6 +31,21 @@ def is_wrong(name):
     """Tell whether this worker has a fault of that name."""
     path = FOLDER / "fault"
     return PLACE == 1 and path.exists() and path.read_text() == name
+
+
+def stall(events, flush=os.fsync):
+    """Let no file of the name in FOLDER/stall be written beyond its half."""
+
+    def fsync(file):
+        order = FOLDER / "stall"
+        name = os.readlink(f"/proc/self/fd/{file}")
+        if order.exists() and name.endswith(order.read_text()):
+            os.ftruncate(file, os.fstat(file).st_size // 2)
+            events.write("stall")
+            time.sleep(1000)
+        flush(file)
+
+    os.fsync = fsync
 
 
 class Events(keras.callbacks.Callback):
@@ -93,6 +109,8 @@ def main():
             min_compress_size=1000,
         )
         model.compile(optimizer, Loss())
+    events = Events()
+    stall(events)
     backup = tfo.callbacks.BackupAndRestore(
         FOLDER / "backup",
         save_freq=SAVE_EVERY,
@@ -105,7 +123,7 @@ def main():
         epochs=EPOCHS,
         shuffle=False,
         verbose=0,
-        callbacks=[backup, Events()],
+        callbacks=[backup, events],
     )
 
 

@@ -4,7 +4,6 @@ import json
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -35,15 +34,15 @@ class Training:
     def start(self):
         """Start the launcher, again after `kill_launcher`."""
         self.run(
-            *("-m", "tf_optimizers.launch", "--workers", "2"),
+            *(*workers.LAUNCHER, "--workers", "2"),
             *("--grace-period", "2", "--max-restarts", str(self.restarts)),
             *(str(SCRIPT), str(self.folder)),
         )
 
-    def run(self, *arguments, prefix=(), **environment):
-        """Start Python, and read what it puts out."""
+    def run(self, *command, **environment):
+        """Start a process, and read what it puts out."""
         process = subprocess.Popen(
-            [*prefix, sys.executable, *arguments],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

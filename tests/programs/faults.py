@@ -1,6 +1,7 @@
 """Workers that are not alike: `faults.py CASE`."""
 
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -21,14 +22,35 @@ def is_wrong(case):
     return IS_WRONG and case == CASE
 
 
+def save_alone(model):
+    """Try all ways to save, each of which must fail."""
+    # Not that of collectives, in one of which the other worker waits.
+    model.distribute_strategy._timeout = 2.0
+    folder = pathlib.Path(os.environ["FOLDER"])
+    ways = {
+        "save": lambda: model.save(folder / "model.keras"),
+        "save_weights": lambda: model.save_weights(folder / "w.weights.h5"),
+        "checkpoint": lambda: tf.train.Checkpoint(model).write(folder / "c"),
+    }
+    for name, save in ways.items():
+        try:
+            save()
+        except RuntimeError as error:
+            print(f"{name}: {error}", flush=True)
+    raise RuntimeError("nothing could be saved")
+
+
 class Misbehave(keras.callbacks.Callback):
-    """Dies, or falls silent, in the middle of an epoch."""
+    """Dies, falls silent or saves in the middle of an epoch."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3 and is_wrong("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         if batch == 3 and is_wrong("silent"):
             time.sleep(1000)
+        # As who saves on the chief only does.
+        if batch == 3 and CASE == "saves alone" and not IS_WRONG:
+            save_alone(self.model)
 
 
 def main():

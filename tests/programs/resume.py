@@ -1,10 +1,11 @@
-"""Trainings that are backed up.
+"""Trainings that are backed up: `resume.py TASK...`.
 
-resume.py equal STEP...   one optimizer after another, each killed by its
-                          own worker at its own step, but for a step of -1
-resume.py elastic FOLDER:EPOCHS...   DGCMomentum, restored if it can be
+equal            one optimizer's inside of another's, killed, resumed, and
+                 once more without
+FOLDER:EPOCHS    DGCMomentum's, restored if it can be
 """
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -18,58 +19,64 @@ from programs.training import OPTIMIZERS
 from workers import report
 
 import tf_optimizers as tfo
+from tf_optimizers.callbacks.state import State
 
 NAMES = ["dgc", "adam_offload", "lamb", "lans"]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
-SAVE_EVERY = 4
+EPOCHS, SAVE_EVERY = 2, 4
+# With one stage of compression, which is traced faster than several.
+ELASTIC = functools.partial(
+    tfo.DGCMomentum, 0.1, sparsity=(0.99,), min_compress_size=1000
+)
+# How many each has made when all are killed, of 24.
+STEPS = dict(
+    zip(NAMES, np.random.default_rng(0).integers(5, 23, 4), strict=True)
+)
+# Who is; tests/test_faults.py kills the chief.
+VICTIM = 1
 
 
-class Kill(keras.callbacks.Callback):
-    """Kills this process in a step, counted over all epochs."""
+class At(keras.callbacks.Callback):
+    """Does something after so many steps, counted over all epochs."""
 
-    def __init__(self, step):
+    def __init__(self, step, action):
         super().__init__()
-        self.step = step
+        self.step, self.action = step, action
 
     def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations.numpy()) == self.step + 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if int(self.model.optimizer.iterations.numpy()) == self.step:
+            self.action()
 
 
 class Note(keras.callbacks.Callback):
     """Notes what there is when the training starts."""
 
     def on_train_begin(self, logs=None):
-        self.start = int(self.model.optimizer.iterations.numpy())
+        self.step = int(self.model.optimizer.iterations.numpy())
         self.memory = memory(self.model)
 
 
-def make_model(strategy, name):
+def make_model(strategy, optimizer=ELASTIC):
+    """Two layers of one shape, as every shape costs a kernel of XLA."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
             [
                 keras.Input((40,)),
-                keras.layers.Dense(60, activation="relu"),
+                keras.layers.Dense(40, activation="relu"),
                 keras.layers.Dropout(0.2),
                 keras.layers.Dense(40),
             ]
         )
-        model.compile(OPTIMIZERS[name](), "mse")
+        model.compile(optimizer(), "mse")
+        model.optimizer.build(model.trainable_variables)
     return model
 
 
-def saves(place):
-    """Return the folder of what Keras and TensorFlow save by themselves."""
-    return pathlib.Path(os.environ["FOLDER"]) / f"saves-{place}"
-
-
-def fit(model, folder, *callbacks, epochs=3, **kwargs):
+def fit(model, folder, *callbacks, epochs=EPOCHS, save_freq="epoch"):
     """Twelve batches an epoch."""
     backup = tfo.callbacks.BackupAndRestore(
-        pathlib.Path(os.environ["FOLDER"]) / folder,
-        delete_checkpoint=False,
-        **kwargs,
+        folder, save_freq, delete_checkpoint=False
     )
     model.fit(
         *(X, Y),
@@ -97,56 +104,92 @@ def memory(model):
     }
 
 
-def equal(strategy, steps):
-    """Return what has become of each optimizer's training."""
-    restart = int(os.environ.get("TF_OPTIMIZERS_RESTART", 0))
-    result = {}
-    for i, (name, step) in enumerate(zip(NAMES, steps, strict=True)):
-        is_victim = (restart, i % 2) == (i, strategy.extended.worker_index)
-        note = Note()
-        model = make_model(strategy, name)
-        fit(
-            *(model, name, note, Kill(step if is_victim else -1)),
-            save_freq=SAVE_EVERY,
-        )
-        result[name] = {
-            "start": note.start,
-            "steps": int(model.optimizer.iterations.numpy()),
-            "memory": memory(model)["own"],
-            "weights": [w.tolist() for w in model.get_weights()],
-        }
+def weights_of(model):
+    return [w.tolist() for w in model.get_weights()]
+
+
+def train(model, folder, *callbacks):
+    """Return what has become of a training."""
+    note = Note()
+    fit(model, folder, note, *callbacks, save_freq=SAVE_EVERY)
+    return {
+        "start": note.step,
+        "steps": int(model.optimizer.iterations.numpy()),
+        "memory": memory(model)["own"],
+        "weights": weights_of(model),
+    }
+
+
+def die(strategy, folder, names):
+    """Come to a step of each training, one inside of the other; end there."""
+    if names:
+        first, *others = names
+        model = make_model(strategy, OPTIMIZERS[first])
+        inner = At(STEPS[first], lambda: die(strategy, folder, others))
+        train(model, folder / first, inner)
+    elif strategy.extended.worker_index == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def equal(strategy, folder):
+    """Return each optimizer's training, killed and not."""
+    if os.environ["TF_OPTIMIZERS_RESTART"] == "0":
+        die(strategy, folder / "killed", NAMES)
+    result = {"killed": {}, "alone": {}}
+    for name in NAMES:
+        model = make_model(strategy, OPTIMIZERS[name])
+        state = State(model)
+        parts = [
+            part
+            for variable in state.sections["lasting"]
+            for part in state.components(variable)
+        ]
+        initial = [part.numpy() for part in parts]
+        for kind, trainings in result.items():
+            # Again from the start; a new model would be traced again.
+            for part, value in zip(parts, initial, strict=True):
+                part.assign(value)
+            trainings[name] = train(model, folder / kind / name)
     return result
 
 
-def elastic(strategy, runs):
-    """Return DGC's memory at the start and at the end of some trainings."""
-    result = {}
-    for folder, epochs in (run.split(":") for run in runs):
-        note = Note()
-        model = make_model(strategy, "dgc")
-        # All workers must save, each to a place of its own.
-        place = saves(strategy.extended.worker_index)
-        place.mkdir(exist_ok=True)
-        checkpoint = keras.callbacks.ModelCheckpoint(place / f"{folder}.keras")
-        fit(model, folder, note, checkpoint, epochs=int(epochs))
-        model.save_weights(place / f"{folder}.weights.h5")
-        tf.train.Checkpoint(model=model).write(place / folder)
-        result[folder] = {
-            "start": note.memory | {"step": note.start},
-            "end": memory(model)
-            | {"step": int(model.optimizer.iterations.numpy())},
-            "weights": [w.tolist() for w in model.get_weights()],
-        }
-    return result
+def elastic(strategy, folder, epochs, *callbacks):
+    """Return DGC's memory at the start and at the end of a training."""
+    note = Note()
+    model = make_model(strategy)
+    fit(model, folder, note, *callbacks, epochs=epochs)
+    return model, {
+        "start": note.memory | {"step": note.step},
+        "end": memory(model)
+        | {"step": int(model.optimizer.iterations.numpy())},
+        "weights": weights_of(model),
+    }
+
+
+def elastic_and_saved(strategy, folder, epochs):
+    """Save by Keras and TensorFlow too, as every worker must for itself."""
+    own = folder.parent / f"saves-{strategy.extended.worker_index}"
+    own.mkdir()
+    checkpoint = keras.callbacks.ModelCheckpoint(own / "model.keras")
+    model, result = elastic(strategy, folder, epochs, checkpoint)
+    model.save_weights(own / "model.weights.h5")
+    tf.train.Checkpoint(model=model).write(own / "checkpoint")
+    return model, result
 
 
 def main():
     """Run what the command line says."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    if sys.argv[1] == "equal":
-        report(equal(strategy, map(int, sys.argv[2:])))
-    else:
-        report(elastic(strategy, sys.argv[2:]))
+    folder = pathlib.Path(os.environ["FOLDER"])
+    result = {}
+    for task in sys.argv[1:]:
+        if task == "equal":
+            result |= equal(strategy, folder)
+            continue
+        name, epochs = task.split(":")
+        run = elastic_and_saved if task == "2:2" else elastic
+        result[task] = run(strategy, folder / name, int(epochs))[1]
+    report(result)
 
 
 if __name__ == "__main__":

@@ -80,12 +80,18 @@ def prepare(data_dir: Path) -> SklearnDigits:
     """Write the data set below `data_dir`, or find it there."""
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
+    config = tfds.download.DownloadConfig(try_download_gcs=False)
     # What tfds prints here speaks of a download, which there is none of.
     with contextlib.redirect_stdout(io.StringIO()):
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-        )
-    return builder
+        try:
+            builder.download_and_prepare(download_config=config)
+        except OSError:
+            # If another process was faster, its folder has the name already,
+            # which it was given when it was complete.
+            if not builder.data_path.exists():
+                raise
+    # One that finds the data set there knows what is in it.
+    return SklearnDigits(data_dir=data_dir)
 
 
 def load_splits(data_dir: Path) -> dict[str, tf.data.Dataset]:

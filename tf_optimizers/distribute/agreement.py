@@ -1,86 +1,168 @@
-"""What all workers must have in common, compared before they depend on it.
+"""What workers tell each other outside of steps, and must agree on.
 
 Workers whose graphs differ wait for each other in different collectives, for
-ever. So they compare notes first, through TensorFlow's coordination service:
-it needs no collective, and a worker that says nothing is noticed.
+ever. So they talk first, through TensorFlow's coordination service: it needs
+no collective, and a worker that says nothing is noticed.
 """
 
 import contextlib
 import itertools
 import json
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_optimizers._compat import Coordination
 
+START_ALIKE = (
+    "See their output, and start the same script with the same arguments on "
+    "every worker, from the same checkpoint."
+)
+# How often a worker that says nothing is asked whether it lives, and how long
+# it may take to answer.
+_ASKING_SECONDS = 5.0
+_ANSWERING_SECONDS = 10.0
+# When the user is told who is waited for.
+_PATIENCE_SECONDS = 60.0
 # Once all have spoken, nobody needs longer than this to listen.
 _LISTENING_SECONDS = 10.0
 
 _serial = itertools.count()
 
 
+def hear_all(
+    subject: str,
+    statement: Any,
+    worker: int,
+    tasks: Sequence[str],
+    timeout: float,
+    way_out: str,
+) -> list[Any]:
+    """Return the statements of all workers, by worker.
+
+    Every worker must call this equally often, in the same order. The first
+    one collects what they say, and tells it to all.
+
+    Args:
+        subject: What the statement is about.
+        statement: What JSON can hold; of other values, the class is told.
+        worker: This process.
+        tasks: TensorFlow's names of all workers.
+        timeout: Seconds to wait for the others.
+        way_out: What to do if they do not come.
+
+    Raises:
+        RuntimeError: If a worker says nothing in time, or speaks of something
+            else.
+        tf.errors.OpError: If a worker has died.
+    """
+    note = json.dumps([subject, statement], default=_class_name)
+    notes = _gather(note, worker, tasks, timeout, f"{subject}. {way_out}")
+    absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
+    if absent:
+        raise RuntimeError(
+            f"All workers must come to {subject}. Received nothing from "
+            f"{', '.join(absent)} in {timeout:g} s. {way_out}"
+        )
+    heard = [json.loads(note) for note in notes if note is not None]
+    for other, (others_subject, _) in enumerate(heard):
+        if others_subject != heard[0][0]:
+            _raise_together(
+                f"All workers must come to {heard[0][0]}. Received: worker "
+                f"{other} has come to {others_subject}. {way_out}"
+            )
+    return [statement for _, statement in heard]
+
+
+def _gather(
+    note: str, worker: int, tasks: Sequence[str], timeout: float, purpose: str
+) -> Sequence[str | None]:
+    """Return the notes of all workers, None for those who did not come."""
+    store, serial = Coordination(), next(_serial)
+    place = f"tf_optimizers/{serial}"
+    store.write(f"{place}/{worker}", note)
+
+    def hear(who: str, key: str, other: int, until: float) -> str | None:
+        return _wait(
+            f"Waiting for {who} to come to {purpose}",
+            lambda seconds: store.read(f"{place}/{key}", seconds),
+            lambda: store.check_alive(tasks[other], _ANSWERING_SECONDS),
+            until,
+        )
+
+    until = time.monotonic() + timeout
+    if worker == 0:
+        notes = [
+            hear(f"worker {other}", str(other), other, until)
+            for other in range(len(tasks))
+        ]
+        store.write(f"{place}/all", json.dumps(notes))
+        if serial:  # Who has come here has read all that was before.
+            store.delete(f"tf_optimizers/{serial - 1}")
+        return notes
+    if hear("worker 0", "0", 0, until) is None:
+        return [None]
+    until = time.monotonic() + timeout + _LISTENING_SECONDS
+    told = hear("all workers", "all", 0, until)
+    return [None] if told is None else json.loads(told)
+
+
+def _wait(
+    warning: str,
+    read: Callable[[float], str | None],
+    check_alive: Callable[[], None],
+    until: float,
+) -> str | None:
+    """Return what `read` returns, or None when the time is over."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        left = until - time.monotonic()
+        text = read(max(min(left, _ASKING_SECONDS), 0.1))
+        if text is not None or left <= _ASKING_SECONDS:
+            return text
+        check_alive()
+        if time.monotonic() > patience:  # Python shows it once.
+            warnings.warn(warning, stacklevel=2)
+
+
 def check_agreement(
+    strategy: Any,
     subject: str,
     statement: dict[str, Any],
-    worker: int,
-    workers: int,
-    timeout: float,
+    way_out: str = START_ALIKE,
 ) -> None:
     """Raise on every worker unless all make the same statement.
 
     Every worker must call this equally often, in the same order.
 
     Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
         subject: What the statement is about.
-        statement: Values by what they are. Of what JSON cannot hold, the
-            class is compared.
-        worker: This process.
-        workers: Their number.
-        timeout: Seconds to wait for the others.
+        statement: Values by what they are.
+        way_out: What to do if a worker does not come, or differs.
 
     Raises:
         RuntimeError: If a worker says otherwise, or nothing in time.
     """
-    store = Coordination()
-    key = f"tf_optimizers/agreement/{next(_serial)}"
-    mine = json.dumps({"subject": subject} | statement, default=_class_name)
-    store.write(f"{key}/{worker}", mine)
-    difference = None
-    for other in range(workers):
-        theirs = store.read(f"{key}/{other}", timeout)
-        if theirs is None:
-            raise RuntimeError(
-                f"All workers must come to {subject}. Received nothing from "
-                f"worker {other} in {timeout:g} s. See its output, and start "
-                "the same script on every worker."
-            )
-        if difference is None and theirs != mine:
-            difference = _difference(mine, worker, theirs, other)
-    if difference is None:
-        return
+    first, *others = strategy.hear_all(subject, statement, way_out)
+    for worker, other in enumerate(others, 1):
+        for name in [*first, *other]:
+            if first.get(name) != other.get(name):
+                _raise_together(
+                    f"All workers must have {subject} in common. Received: "
+                    f"{name}={first.get(name)!r} on worker 0, "
+                    f"{name}={other.get(name)!r} on worker {worker}. {way_out}"
+                )
+
+
+def _raise_together(message: str) -> None:
     # A worker that raised at once might take the store away from the others.
     with contextlib.suppress(tf.errors.OpError):
-        store.meet(key, _LISTENING_SECONDS)
-    raise RuntimeError(
-        f"All workers must have {subject} in common. Received: {difference}. "
-        "Start the same script with the same arguments on every worker, and "
-        "restore the same checkpoint."
-    )
-
-
-def _difference(mine: str, worker: int, theirs: str, other: int) -> str:
-    """Name the first thing that two workers say differently."""
-    said, other_said = json.loads(mine), json.loads(theirs)
-    name = next(
-        name
-        for name in [*said, *other_said]
-        if said.get(name) != other_said.get(name)
-    )
-    return (
-        f"{name}={said.get(name)!r} on worker {worker}, "
-        f"{name}={other_said.get(name)!r} on worker {other}"
-    )
+        Coordination().meet("tf_optimizers/disagreement", _LISTENING_SECONDS)
+    raise RuntimeError(message)
 
 
 def _class_name(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checks of a cluster's description, before TensorFlow waits for it."""
+"""Checks of what describes a cluster, before TensorFlow waits for it."""
 
 import json
 import os
@@ -29,6 +29,20 @@ def check_cluster(resolver: Any) -> Any:
         _check_jobs(cluster)
         _check_task(cluster, resolver.task_type, resolver.task_id)
     return resolver
+
+
+def check_options(options: Any) -> Any:
+    """Return the options, those of TensorFlow for None."""
+    if options is None:
+        return tf.distribute.experimental.CommunicationOptions()
+    # What a constructor of that name returns is of another class.
+    if not hasattr(options, "timeout_seconds"):
+        raise TypeError(
+            "`communication_options` must be None or a "
+            "`tf.distribute.experimental.CommunicationOptions`. "
+            f"Received: communication_options={options!r}."
+        )
+    return options
 
 
 def _check_tf_config(text: str) -> None:

@@ -9,15 +9,20 @@ from tf_optimizers._compat import (
     MultiWorkerExtendedHooks,
     has_tensorflow_started,
 )
-from tf_optimizers.distribute.agreement import check_agreement
-from tf_optimizers.distribute.cluster import check_cluster
+from tf_optimizers.distribute.agreement import (
+    START_ALIKE,
+    check_agreement,
+    hear_all,
+)
+from tf_optimizers.distribute.cluster import check_cluster, check_options
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.sparse_all_reduce import (
     SparseCollectiveAllReduce,
     pad_rows,
 )
 
-# Time for one worker to prepare its data, while the others wait to start.
+# Time for one worker to prepare its data, or to compute something on its own,
+# while the others wait for it.
 AGREEMENT_SECONDS = 1800.0
 
 
@@ -74,7 +79,7 @@ class SparseMultiWorkerMirroredStrategy(
         self, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
         cluster_resolver = check_cluster(cluster_resolver)
-        options = _check_options(communication_options)
+        options = check_options(communication_options)
         if cluster_resolver.cluster_spec().as_dict() and (
             has_tensorflow_started()
         ):
@@ -89,32 +94,35 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         self._scalars = ScalarsOfRun([], self.experimental_local_results)
-        self.check_agreement(
-            "the strategy",
-            {"devices": len(self.extended.worker_devices)},
-        )
+        devices = len(self.extended.worker_devices)
+        check_agreement(self, "the strategy", {"devices": devices})
 
-    def check_agreement(self, subject: str, statement: dict[str, Any]) -> None:
-        """Raise unless all workers make the same statement.
+    def hear_all(
+        self, subject: str, statement: Any, way_out: str = START_ALIKE
+    ) -> list[Any]:
+        """Return what all workers say, by worker.
 
         Every worker must call this equally often, in the same order.
 
         Args:
-            subject: What the statement is about.
-            statement: Values that JSON can hold, by what they are.
+            subject: What it is about.
+            statement: What JSON can hold.
+            way_out: What to do if a worker does not come.
 
         Raises:
-            RuntimeError: If a worker says otherwise, or nothing in time.
+            RuntimeError: If a worker says nothing in time.
         """
         extended = self.extended
-        if extended.workers > 1:
-            check_agreement(
-                subject,
-                statement,
-                extended.worker_index,
-                extended.workers,
-                self._timeout,
-            )
+        if extended.workers == 1:
+            return [statement]
+        return hear_all(
+            subject,
+            statement,
+            extended.worker_index,
+            extended.tasks,
+            self._timeout,
+            way_out,
+        )
 
     def run(
         self,
@@ -141,9 +149,28 @@ class SparseMultiWorkerMirroredStrategy(
         different sizes, of which TensorFlow's own method takes none. The axis
         of a scalar is ignored. Eagerly and without an axis, values with fewer
         rows than others are filled up with zeros.
+
+        TensorFlow reads in here what each replica has of its own, such as
+        `DGCMomentum`'s state.
+
+        Raises:
+            RuntimeError: If it is read on some workers only.
         """
+        if isinstance(value, tf.Variable) and tf.executing_eagerly():
+            self._check_all_read(value)
         return tf.nest.map_structure(
             lambda value: self._reduce(reduce_op, value, axis), value
+        )
+
+    def _check_all_read(self, variable: tf.Variable) -> None:
+        """Raise, instead of waiting for ever, if a worker saves alone."""
+        check_agreement(
+            self,
+            "the reading of a variable of which each has its own part",
+            {"dtype": variable.dtype.name, "shape": variable.shape.as_list()},
+            f"{variable.name} is their sum: read it on every worker, as saving "
+            "does. Save on each, to a path of its own, or use "
+            "`tfo.callbacks.BackupAndRestore`.",
         )
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
@@ -170,8 +197,10 @@ class SparseMultiWorkerMirroredStrategy(
     def _fill_up(self, value: Any) -> Any:
         """Append zeros to values with fewer rows than those of others."""
         local = self.experimental_local_results(value)
-        if len(local) < len(self.extended.worker_devices):
-            return value  # of the host, not of replicas
+        if len(local) < len(self.extended.worker_devices) or (
+            isinstance(value, tf.Variable)
+        ):
+            return value  # of the host, not of replicas; or of one shape
         rows = self._distribute(
             [
                 lambda replica, v=v: (
@@ -219,55 +248,3 @@ class SparseExtended(MultiWorkerExtendedHooks):
                 '"mixed_bfloat16"; or compile with `auto_scale_loss=False` and '
                 "pass `loss_scale_factor` to the optimizer."
             )
-
-
-def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise unless all workers train alike: they would wait for ever.
-
-    Args:
-        optimizer: One of ours, built.
-        variables: What it is about to update.
-
-    Raises:
-        RuntimeError: See `check_agreement`.
-    """
-    strategy = optimizer.strategy
-    if not isinstance(strategy, SparseMultiWorkerMirroredStrategy):
-        return
-    with tf.init_scope():
-        settings = _settings(optimizer)
-        step = int(optimizer.micro_steps)
-    shapes = {
-        f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
-        for i, variable in enumerate(variables)
-    }
-    strategy.check_agreement(
-        "the optimizer's first step",
-        {"optimizer": type(optimizer).__name__, "step": step}
-        | settings
-        | shapes,
-    )
-
-
-def _settings(optimizer: Any) -> dict[str, Any]:
-    try:
-        settings = optimizer.get_config()
-    except NotImplementedError:  # A schedule of the user's own without one.
-        return {}
-    # Keras numbers names by what a worker has made before.
-    del settings["name"]
-    return settings
-
-
-def _check_options(options: Any) -> Any:
-    """Return the options, those of TensorFlow for None."""
-    if options is None:
-        return tf.distribute.experimental.CommunicationOptions()
-    # What a constructor of that name returns is of another class.
-    if not hasattr(options, "timeout_seconds"):
-        raise TypeError(
-            "`communication_options` must be None or a "
-            "`tf.distribute.experimental.CommunicationOptions`. "
-            f"Received: communication_options={options!r}."
-        )
-    return options

@@ -1,0 +1,122 @@
+"""Workers that say nothing, die, or speak of something else."""
+
+import itertools
+import json
+
+import pytest
+import tensorflow as tf
+
+from tf_optimizers.distribute import agreement
+
+TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
+
+
+class Store:
+    """TensorFlow's key-value store, and a clock that waiting moves."""
+
+    def __init__(self):
+        self.now, self.notes, self.asked = 0.0, {}, []
+        self.dead = set()
+
+    def write(self, key, text):
+        self.notes[key] = text
+
+    def read(self, key, timeout):
+        if key not in self.notes:
+            self.now += timeout
+        return self.notes.get(key)
+
+    def delete(self, place):
+        for key in [key for key in self.notes if key.startswith(place + "/")]:
+            del self.notes[key]
+
+    def check_alive(self, task, timeout):
+        self.asked.append(task)
+        if task in self.dead:
+            raise tf.errors.UnavailableError(None, None, f"{task} is gone")
+
+    def meet(self, key, timeout):
+        pass
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(agreement, "Coordination", lambda: store)
+    monkeypatch.setattr(agreement, "_serial", itertools.count())
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: store.now)
+    return store
+
+
+def hear_all(worker=0, timeout=30.0):
+    return agreement.hear_all("lunch", "soup", worker, TASKS, timeout, "Eat.")
+
+
+def say(store, worker, statement, subject="lunch", serial=0):
+    note = json.dumps([subject, statement])
+    store.write(f"tf_optimizers/{serial}/{worker}", note)
+
+
+def test_all_hear_all(store):
+    say(store, 1, "rice")
+    say(store, 2, ["figs"])
+    assert hear_all() == ["soup", "rice", ["figs"]]
+    assert store.asked == []
+
+
+def test_all_who_say_nothing_are_named(store):
+    message = r"come to lunch. Received nothing from worker 1, worker 2 in 30 s"
+    with pytest.raises(RuntimeError, match=f"{message}. Eat."):
+        hear_all()
+    assert 30 <= store.now < 31
+    assert TASKS[0] not in store.asked
+
+
+@pytest.mark.filterwarnings("ignore:Waiting")
+def test_dead_worker_is_noticed(store):
+    store.dead.add(TASKS[2])
+    say(store, 1, "rice")
+    with pytest.raises(tf.errors.UnavailableError, match="task:2"):
+        hear_all(timeout=1800.0)
+    assert store.now <= 10
+
+
+def test_long_wait_is_told(store):
+    say(store, 1, "rice")
+    with (
+        pytest.warns(UserWarning, match="for worker 2 to come to lunch. Eat."),
+        pytest.raises(RuntimeError),
+    ):
+        hear_all(timeout=90.0)
+
+
+def test_worker_elsewhere_is_named(store):
+    say(store, 1, "rice")
+    say(store, 2, "figs", subject="supper")
+    with pytest.raises(RuntimeError, match="worker 2 has come to supper"):
+        hear_all()
+
+
+def test_others_are_told_by_the_first(store):
+    say(store, 0, "soup")
+    notes = [json.dumps(["lunch", what]) for what in ("soup", "rice", "figs")]
+    store.write("tf_optimizers/0/all", json.dumps(notes))
+    assert hear_all(worker=2) == ["soup", "rice", "figs"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_first_worker_is_named(store, is_there):
+    """Whether it has not come, or has not told."""
+    if is_there:
+        say(store, 0, "soup")
+    with pytest.raises(RuntimeError, match="nothing from worker 0 in 30 s"):
+        hear_all(worker=2)
+    assert 30 <= store.now <= 41
+
+
+def test_notes_do_not_pile_up(store):
+    for serial in range(5):
+        for worker in (1, 2):
+            say(store, worker, serial, serial=serial)
+        hear_all()
+    assert all(key.startswith("tf_optimizers/4/") for key in store.notes)

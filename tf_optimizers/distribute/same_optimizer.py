@@ -1,0 +1,48 @@
+"""Whether all workers are about to make the same first step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.distribute.agreement import check_agreement
+from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
+
+
+def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Raise unless all workers train alike: they would wait for ever.
+
+    Args:
+        optimizer: One of ours, built.
+        variables: What it is about to update.
+
+    Raises:
+        RuntimeError: See `check_agreement`.
+    """
+    strategy = optimizer.strategy
+    if not isinstance(strategy, SparseMultiWorkerMirroredStrategy):
+        return
+    with tf.init_scope():
+        settings = _settings(optimizer)
+        step = int(optimizer.micro_steps)
+    shapes = {
+        f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
+        for i, variable in enumerate(variables)
+    }
+    check_agreement(
+        strategy,
+        "the optimizer's first step",
+        {"optimizer": type(optimizer).__name__, "step": step}
+        | settings
+        | shapes,
+    )
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    try:
+        settings = optimizer.get_config()
+    except NotImplementedError:  # A schedule of the user's own without one.
+        return {}
+    # Keras numbers names by what a worker has made before.
+    del settings["name"]
+    return settings
