@@ -53,20 +53,25 @@ def sums(results, folder, when):
 
 @pytest.fixture(scope="module")
 def elastic(tmp_path_factory):
-    """The folder, those who wrote backups, and those who took them up."""
+    """The folder, those who wrote backups, and those who took them up.
+
+    Two workers are of two devices each: as many replicas as four workers.
+    """
     folder = tmp_path_factory.mktemp("elastic")
 
-    def run(count, *trainings):
-        return workers.results("resume", folder, count, "elastic", *trainings)
+    def run(count, *trainings, devices=1):
+        return workers.results(
+            *("resume", folder, count, "elastic", *trainings), devices=devices
+        )
 
     sources = {"4": run(4, "4:1"), "1": run(1, "1:1")}
     for name in ("4-2", "1-2"):
         shutil.copytree(folder / name[0], folder / name)
-    sources["2"] = two = run(2, "2:1", "4-2:2", "1-2:2")
+    sources["2"] = two = run(2, "2:1", "4-2:2", "1-2:2", devices=2)
     for name in ("2-3", "2-1", "2-2"):
         shutil.copytree(folder / "2", folder / name)
     targets = {
-        **{"4-2": two, "1-2": two, "2-2": run(2, "2-2:2")},
+        **{"4-2": two, "1-2": two, "2-2": run(2, "2-2:2", devices=2)},
         **{"2-3": run(3, "2-3:2"), "2-1": run(1, "2-1:2")},
     }
     return folder, sources, targets
@@ -84,6 +89,8 @@ def test_memory_is_shared_out_among_other_workers(elastic):
         for result in results:
             assert result[name]["start"]["step"] == 12
             assert result[name]["end"]["step"] == 24
+            assert result[name]["start"]["alike"]
+            assert result[name]["end"]["alike"]
             assert result[name]["weights"] == results[0][name]["weights"]
 
 

@@ -370,17 +370,28 @@ class MultiWorkerExtendedHooks(
 
     def _replace_collectives(self) -> None:
         # There is no argument for them.
-        self._cross_device_ops = self._make_collectives(self._collective_keys)
+        self._cross_device_ops = self._make_collectives(
+            self._collective_keys, self.replicas
+        )
         # Far from the keys that TensorFlow and other strategies take.
         key = self._collective_key_base + (1 << 24)
         self._side_channel = self._make_collectives(
-            cross_device_utils.CollectiveKeys(group_key_start=key)
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            self.replicas,
+        )
+        # Groups of different devices need keys of their own.
+        key = self._collective_key_base + (1 << 25) + self.worker_index
+        self._host_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            len(self.worker_devices),
         )
 
-    def _make_collectives(self, keys: Any) -> CollectiveAllReduceHooks:
+    def _make_collectives(
+        self, keys: Any, replicas: int
+    ) -> CollectiveAllReduceHooks:
         return self.collectives(
             devices=self.worker_devices,
-            group_size=self._num_replicas_in_sync,
+            group_size=replicas,
             options=self._communication_options,
             collective_keys=keys,
         )
@@ -393,6 +404,30 @@ class MultiWorkerExtendedHooks(
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
+        )
+
+    def sum_on_host(
+        self, values: Sequence[tf.Tensor], replica_id: int
+    ) -> list[tf.Tensor]:
+        """Sum tensors over the replicas of this process, in each of them.
+
+        A replica's public `all_reduce` is over those of all workers.
+
+        Args:
+            values: This replica's, of one dtype.
+            replica_id: Its place in this process.
+        """
+        total = tf.distribute.ReduceOp.SUM
+        if tf.executing_eagerly():
+            # Replicas take turns then: one that waits, waits for ever.
+            return tf.distribute.get_replica_context().merge_call(
+                lambda strategy, *values: self._host_channel.batch_reduce(
+                    total, [(value, value) for value in values]
+                ),
+                args=values,
+            )
+        return self._host_channel.all_reduce(
+            total, list(values), replica_id, self._communication_options
         )
 
     @property

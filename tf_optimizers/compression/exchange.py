@@ -1,6 +1,7 @@
 """One step between replicas: what each sends, and what all receive.
 
-local gradient ── compressed? ── yes: accumulate, take the largest ──┐
+local gradient ── compressed? ── yes: sum on the host, accumulate,
+                      │               take the largest ──────────────┐
                       └───────── no: as it is ───────────────────────┤
                                                         all_reduce (SUM)
 step of all ───── compressed? ── yes: as received ───────────────────┤
@@ -13,12 +14,15 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.compression.memory import Memory
+from tf_optimizers.compression.wire import Wire
+from tf_optimizers.replicas import place_among
 
 
 def exchange(
     gradients: Sequence[Gradient],
     weights: Sequence[tf.Variable],
     memories: Sequence[Memory],
+    wire: Wire,
     sparsity: float | None,
     step: tf.Tensor,
 ) -> list[Gradient]:
@@ -28,6 +32,7 @@ def exchange(
         gradients: This replica's.
         weights: The variables, or their components of this replica.
         memories: Theirs.
+        wire: How entries travel.
         sparsity: The share to hold back, or None for a dense exchange.
         step: int32 scalar, the same on all replicas.
 
@@ -38,6 +43,7 @@ def exchange(
         sparsity if memory.is_compressed(gradient) else None
         for gradient, memory in zip(gradients, memories, strict=True)
     ]
+    gradients = _sum_on_host(gradients, shares, wire)
     messages = [
         gradient
         if share is None
@@ -54,4 +60,22 @@ def exchange(
         for total, weight, memory, share in zip(
             received, weights, memories, shares, strict=True
         )
+    ]
+
+
+def _sum_on_host(
+    gradients: Sequence[Gradient], shares: Sequence[float | None], wire: Wire
+) -> list[Gradient]:
+    """Sum what is compressed over the replicas that share a memory."""
+    dense = [g for g, s in zip(gradients, shares, strict=True) if s is not None]
+    if wire.devices == 1 or not dense:
+        return list(gradients)
+    sums = iter(
+        tf.distribute.get_strategy().extended.sum_on_host(
+            dense, place_among(wire.devices)
+        )
+    )
+    return [
+        g if s is None else next(sums)
+        for g, s in zip(gradients, shares, strict=True)
     ]

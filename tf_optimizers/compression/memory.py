@@ -48,7 +48,10 @@ class Momentum(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of one variable: every replica has its own u and v.
+    """The memory of one variable: every replica has a u and a v.
+
+    Those of one host's replicas are equal, if these share a memory; their sum
+    is what one replica alone would have.
 
     Args:
         rule: How gradients are accumulated.
@@ -78,24 +81,24 @@ class Memory(NamedTuple):
         sparsity: float,
         seed: tf.Tensor,
     ) -> Gradient:
-        """Add a replica's gradient to its u and v; take out what is sent.
+        """Add a share of a gradient to u and v; take out what is sent.
 
         Args:
-            gradient: Dense.
+            gradient: Dense; the sum of those replicas' that share a memory.
             weight: The replica's w.
             sparsity: The share to hold back.
             seed: int32 [2]; has no effect on the result.
 
         Returns:
-            k `SortedEntries` of the flattened variable, first of all zeros at
+            `SortedEntries` of the flattened variable, first of all zeros at
             position 0 if fewer entries of v are not 0; or a dense tensor.
         """
-        scale = tf.ones([], gradient.dtype)
+        scale = tf.constant(1 / self.wire.devices, gradient.dtype)
         if self.clipnorm:
-            # N gradients of this norm, at right angles, have a sum of the
-            # norm `clipnorm`.
-            limit = self.clipnorm / math.sqrt(self.rule.replicas)
-            scale = clip_factor(norm(gradient), limit)
+            # So many gradients of this norm, at right angles, have a sum of
+            # the norm `clipnorm`.
+            limit = self.clipnorm / math.sqrt(self.wire.memories)
+            scale *= clip_factor(norm(gradient), limit)
         shape, dtype = gradient.shape, gradient.dtype
         u = own_component(self.momentum).handle
         v = own_component(self.residual).handle
@@ -111,7 +114,7 @@ class Memory(NamedTuple):
             self.masking,
             xla=False,
         )
-        values, positions = take(u, v, gradient, seed)
+        values, positions = map(self.wire.own_share, take(u, v, gradient, seed))
         entries = SortedEntries(values, positions, tf.constant([size]))
         return self.wire.message(entries, shape)
 
@@ -173,7 +176,9 @@ def _take(
     positions = top_k(v, k, seed)
     places = tf.maximum(positions, 0)
     values = tf.where(positions < 0, 0.0, tf.gather(v, places))
-    sent, rest = rounded(values, wire.value_dtype)
+    # One copy of the memory is sent, and for all.
+    sent, rest = rounded(wire.devices * values, wire.value_dtype)
+    rest /= wire.devices
     places = tf.cast(places, position_dtype(v.shape[0]))
     # Nothing is kept beyond the end.
     kept_at = tf.where(sent == 0, v.shape[0], places)

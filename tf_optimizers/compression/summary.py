@@ -43,7 +43,7 @@ def _traffic(
     dense = size * tf.as_dtype(state_dtype(variable.dtype)).size
     if sparsity is None:
         return dense, dense
-    return dense, wire.sent_bytes(size, kept(size, sparsity))
+    return dense, wire.sent_bytes(size, wire.share(kept(size, sparsity)))
 
 
 def _row(dense: int, sent: int) -> dict[str, float]:
