@@ -45,7 +45,12 @@ TENSORFLOW = {
     ],
     cross_device_utils.CollectiveReplicaLauncher: [
         "_all_gather",
+        "_device",
+        "_get_ordering_token",
+        "_group_key",
+        "_group_size",
         "_next_instance_key",
+        "_options",
     ],
     collective_all_reduce_strategy.CollectiveAllReduceExtended: [
         "_collective_key_base",

@@ -245,6 +245,23 @@ class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):
         with tf.device("CPU:0"):
             return tf.identity(self._counter.assign_add(1))
 
+    def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
+        """Send every replica a row; return the rows that came.
+
+        TensorFlow has the collective, but no launcher or strategy uses it.
+        """
+        options = self._options.merge(options)
+        with tf.device(self._device):
+            return tf.raw_ops.CollectiveAllToAllV2(
+                input=tensor,
+                group_size=self._group_size,
+                group_key=self._group_key,
+                instance_key=self._next_instance_key(),
+                ordering_token=[self._get_ordering_token()],
+                communication_hint=options.implementation.value.lower(),
+                timeout_seconds=options.timeout_seconds,
+            )
+
 
 class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
     """TensorFlow's collectives between replicas, under public names.
@@ -302,6 +319,12 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         two collectives.
         """
         return self._launchers[replica_id]._all_gather(tensor, options)
+
+    def all_to_all(
+        self, tensor: tf.Tensor, replica_id: int, options: Any
+    ) -> tf.Tensor:
+        """Send every replica a row of [N, ...]; return those that came."""
+        return self._launchers[replica_id].all_to_all(tensor, options)
 
     def device(self, replica_id: int) -> str:
         """The device of a local replica; no public accessor."""

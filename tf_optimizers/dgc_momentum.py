@@ -73,6 +73,13 @@ class DGCMomentum(Optimizer):
     times N, is more than twice the dense tensor, as it may be while the warm-up
     holds little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
+    Many replicas, of large models, under
+    `tfo.SparseMultiWorkerMirroredStrategy`: each owns an N-th of every
+    variable, if that halves this traffic, a message counting 32 KiB. At 99.9 %
+    it does from 5 replicas on for 100 million parameters, from 23 on for 20
+    million. Entries go to their owners, who sum them, and send the k / N
+    largest sums of each variable to all. What is not among these stays in v_i
+    and u_i, on every replica.
     Sparse gradients: exchanged as they are, and made dense after it; duplicate
     rows are summed.
     Not finite: a NaN or inf is always among what is sent, and seen in w.

@@ -1,5 +1,6 @@
 """DGCMomentum on random gradients: `transport.py STRATEGY`."""
 
+import collections
 import pathlib
 import sys
 
@@ -63,7 +64,7 @@ def train_all(strategy, drawn=None):
     }
 
 
-def balance(strategy, **settings):
+def balance(strategy, steps=STEPS, **settings):
     """Return what all sent, and what this worker holds and accumulated.
 
     And whether its replicas hold the same.
@@ -72,7 +73,7 @@ def balance(strategy, **settings):
     run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
     names = [name for name in SHAPES if name != "bias"]  # It is dense.
     accumulated = [np.zeros(SHAPES[name]) for name in names]
-    for step in range(STEPS):
+    for step in range(steps):
         momentum = run.memory("momentum")
         gradients = make_gradients(strategy, step)
         run.step(gradients)
@@ -106,20 +107,23 @@ def balances(strategy):
 
 
 def count_bytes(strategy):
-    """Return what this worker gathers from a step, and what it says."""
+    """Return what this worker hands over in a step, and what it says.
+
+    By collective, of which it returns the numbers, too.
+    """
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     run = dgc.Run(strategy, zeros, **FEW)
-    buffers = [
-        operation.inputs[0]
-        for operation in run.graph(make_gradients(strategy, 0)).get_operations()
-        if operation.type == "CollectiveGatherV2"
-    ]
+    counts = collections.Counter()
+    graph = run.graph(make_gradients(strategy, 0))
+    for operation in graph.get_operations():
+        if operation.type in ("CollectiveGatherV2", "CollectiveAllToAllV2"):
+            buffer = operation.inputs[0]
+            size = buffer.shape.num_elements() * buffer.dtype.size
+            counts[operation.type] += size
     summary = run.optimizer.communication_summary()
     dense = summary["variables"]["bias"]["sent_bytes"]
-    return {
-        "gathered": sum(b.shape.num_elements() * b.dtype.size for b in buffers),
-        "said": len(buffers) * (summary["total"]["sent_bytes"] - dense),
-    }
+    said = len(run.replicas) * (summary["total"]["sent_bytes"] - dense)
+    return {"said": said, "sent": counts, "collectives": collectives_in(graph)}
 
 
 def count_collectives(strategy, **settings):
