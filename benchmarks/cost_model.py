@@ -152,11 +152,11 @@ def predict(
 
 
 def fastest(steps: dict[str, list[float]], column: int) -> str:
-    return min(MEASURED, key=lambda name: steps[name][column])
+    return min(PREDICTED, key=lambda name: steps[name][column])
 
 
 def winners(parameters: int, coefficients: np.ndarray) -> dict:
-    """Return the fastest of what there is, by link: [densities, workers]."""
+    """Return the fastest exchange, by link: [densities, workers]."""
     steps = [
         predict(parameters, 0.0, coefficients, density) for density in DENSITIES
     ]

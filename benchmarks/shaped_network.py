@@ -27,6 +27,7 @@ import tqdm
 from exchange import OURS, STOCK, make_step
 
 import tf_optimizers as tfo
+from tf_optimizers.compression.wire import Wire
 from tf_optimizers.demo.report import environment, write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -86,8 +87,25 @@ def momentum(dtype: str | None) -> Callable:
     return lambda: Momentum(dtype)
 
 
-def dgc(**kwargs: str) -> Callable:
-    return lambda: tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
+def dgc(kind: type = tfo.DGCMomentum, **kwargs: str) -> Callable:
+    return lambda: kind(RATE, momentum=MOMENTUM, **kwargs)
+
+
+class WithOwners(Wire):
+    """Lets owners sum entries, however few hosts there are."""
+
+    def is_worth(self, usual: float, dealt: float) -> bool:
+        """Return that owners are worth it."""
+        return True
+
+
+class Dealing(tfo.DGCMomentum):
+    """DGC as many hosts exchange, with any number of them."""
+
+    def build(self, variables: Sequence) -> None:
+        """Create the state."""
+        super().build(variables)
+        self._wire = WithOwners(*self._wire)
 
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
@@ -99,6 +117,14 @@ CONTENDERS = {
     "DGC, float32 values": ("ours", dgc()),
     "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
 }
+DEALING = {
+    "DGC, float32 values, reduce-scatter": ("ours", dgc(Dealing)),
+    "DGC, float16 values, reduce-scatter": (
+        "ours",
+        dgc(Dealing, value_dtype="float16"),
+    ),
+}
+ALL = CONTENDERS | DEALING
 
 
 class Worker:
@@ -111,7 +137,7 @@ class Worker:
 
     def prepare(self, contender: str) -> None:
         """Trace the step and take it a few times."""
-        _, make_optimizer = CONTENDERS[contender]
+        _, make_optimizer = ALL[contender]
         step = make_step(self.strategy, make_optimizer, *MODELS[self.model])
         self.steps[contender] = step
         for _ in range(WARM_UP):
@@ -129,20 +155,23 @@ class Worker:
         return {"step_ms": times, "bytes": hosts.sent() - before}
 
 
-def compare(net: hosts.Network, model: str) -> dict:
+def compare(
+    net: hosts.Network, model: str, contenders: list[str], links: list[str]
+) -> dict:
     """Return each link's contenders, with the time of every step."""
+    strategies = sorted({ALL[name][0] for name in contenders})
     commands = [
         [__file__, "--work", strategy, "--models", model]
-        for strategy in STRATEGIES
+        for strategy in strategies
     ]
     with hosts.groups(net, commands) as groups:
-        group = dict(zip(STRATEGIES, groups, strict=True))
-        asked = {name: group[kind] for name, (kind, _) in CONTENDERS.items()}
+        group = dict(zip(strategies, groups, strict=True))
+        asked = {name: group[ALL[name][0]] for name in contenders}
         for name, workers in asked.items():
             workers.ask(function="prepare", contender=name)
         return {
             link: compare_on(net, link, asked, f"{model}, {link}")
-            for link in hosts.LINKS
+            for link in links
         }
 
 
@@ -177,6 +206,12 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS)
     )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=ALL, default=list(CONTENDERS)
+    )
+    parser.add_argument(
+        "--links", nargs="+", choices=hosts.LINKS, default=list(hosts.LINKS)
+    )
     parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
     parser.add_argument(
         "--output", type=pathlib.Path, default=RESULTS / "shaped_network.json"
@@ -193,7 +228,9 @@ def main() -> None:
     for count in arguments.hosts:
         for model in arguments.models:
             with hosts.network(count) as net:
-                links = compare(net, model)
+                links = compare(
+                    net, model, arguments.contenders, arguments.links
+                )
             depth, width = MODELS[model]
             name = f"{model}, {count} host{'s' * (count > 1)}"
             result = {"parameters": depth * width**2, "hosts": count}

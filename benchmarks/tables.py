@@ -213,6 +213,7 @@ TABLES = {
     "fit": fit,
     "monitors": monitors,
     "shaped_network": shaped_network,
+    "many_hosts": shaped_network,
     "cost_model": cost_model,
     "accuracy": accuracy,
     "time_to_accuracy": time_to_accuracy,

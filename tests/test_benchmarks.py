@@ -12,7 +12,10 @@ import hosts
 import numpy as np
 import pytest
 import tasks
+import tensorflow as tf
 import traffic
+
+from tf_optimizers.compression.wire import Wire
 
 
 def can_build_networks():
@@ -111,12 +114,23 @@ def test_networks_are_of_the_documented_size():
         (traffic.dense(4), 6, 2 * 3 / 4 * 4e6),
         (traffic.all_gather(8), 3, 3 * 8e3),
         (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6),
-        (traffic.reduce_scatter(8), 6, 2 * 3 / 4 * 8e3),
+        (traffic.reduce_scatter(8), 6, 3 * (250 * 14 + 3 * 250**0.5 * 8)),
     ],
     ids=["dense", "all-gather", "all-gather, too much", "reduce-scatter"],
 )
 def test_traffic_of_four_workers(exchange, rounds, sent):
     assert exchange.traffic(1e6, 0.001, 4) == pytest.approx((rounds, sent))
+
+
+@pytest.mark.parametrize("workers", [8, 64, 1024])
+@pytest.mark.parametrize(("dtype", "pair"), [("float32", 6), ("float16", 4)])
+def test_traffic_of_owners_is_what_the_optimizer_sends(workers, dtype, pair):
+    n, k = 100_000_000, 100_000
+    wire = Wire(workers, tf.as_dtype(dtype), is_packed=True)
+    said = (workers - 1) * sum(wire._dealt_bytes(wire.owners([n], [k]), [k]))
+    rounds, sent = traffic.reduce_scatter(pair).traffic(n, k / n, workers)
+    assert rounds == 2 * (workers - 1)
+    assert sent == pytest.approx(said, rel=0.05)
 
 
 def test_fit_finds_the_coefficients_that_made_the_steps():

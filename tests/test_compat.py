@@ -45,7 +45,12 @@ TENSORFLOW = {
     ],
     cross_device_utils.CollectiveReplicaLauncher: [
         "_all_gather",
+        "_device",
+        "_get_ordering_token",
+        "_group_key",
+        "_group_size",
         "_next_instance_key",
+        "_options",
     ],
     collective_all_reduce_strategy.CollectiveAllReduceExtended: [
         "_cluster_spec",
@@ -187,7 +192,7 @@ def test_every_private_name_of_compat_is_listed_here():
     }
     private = {name for name in listed if name.startswith("_")}
     ours = {
-        *("_counter", "_first_key", "_side_channel"),
+        *("_counter", "_first_key", "_host_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives"),
     }
     assert used - ours == private

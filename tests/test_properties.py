@@ -3,6 +3,7 @@
 `HYPOTHESIS_PROFILE=long pytest tests/test_properties.py` tries more.
 """
 
+import math
 import os
 
 import cases
@@ -169,17 +170,24 @@ def test_gradient_is_a_step_or_changes_nothing(name, kernel, bias, extra):
             assert found == is_finite, variable.path
 
 
+LAYOUTS = st.tuples(st.integers(1, 4), st.integers(1, 3))
+
+
 @given(
-    old=st.integers(1, 9),
-    new=st.integers(1, 9),
+    old=LAYOUTS,
+    new=LAYOUTS,
     seed=st.integers(0, 99),
     scale=st.sampled_from([1e-30, 1.0, 1e30]),
 )
 def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
     rng = np.random.default_rng(seed)
-    values = (rng.standard_normal([old, 7]) * scale).astype("float32")
-    own = shares(True, values.__getitem__, old, new, range(new))
-    assert len(own) == new and own[0].dtype == values.dtype
+    count, replicas = math.prod(old), math.prod(new)
+    values = (rng.standard_normal([count, 7]) * scale).astype("float32")
+    own = shares(True, values.__getitem__, old, new, range(replicas))
+    assert len(own) == replicas and own[0].dtype == values.dtype
+    # All alike, or all as they were.
+    expected = values if old == new else own[:1] * replicas
+    np.testing.assert_array_equal(own, expected)
     total = values.sum(0, dtype="float64")
     np.testing.assert_allclose(
         np.sum(own, axis=0, dtype="float64"),

@@ -131,8 +131,8 @@ def test_summary_counts_the_bytes_of_the_transport(
         is_packed: Wire(2, tf.as_dtype(dtype), is_packed)
         for is_packed in (True, False)
     }
-    assert wires[True].sent_bytes(10**6, 1000) == packed * 1000 + 4 * 16
-    assert wires[False].sent_bytes(10**6, 1000) == plain * 1000
+    assert wires[True].sent_bytes([10**6], [1000]) == [packed * 1000 + 4 * 16]
+    assert wires[False].sent_bytes([10**6], [1000]) == [plain * 1000]
     run = dgc.Run(
         mirrored, {"w": np.zeros((40, 50))}, sparsity=(0.9,), value_dtype=dtype
     )

@@ -245,6 +245,23 @@ class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):
         with tf.device("CPU:0"):
             return tf.identity(self._counter.assign_add(1))
 
+    def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
+        """Send every replica a row; return the rows that came.
+
+        TensorFlow has the collective, but no launcher or strategy uses it.
+        """
+        options = self._options.merge(options)
+        with tf.device(self._device):
+            return tf.raw_ops.CollectiveAllToAllV2(
+                input=tensor,
+                group_size=self._group_size,
+                group_key=self._group_key,
+                instance_key=self._next_instance_key(),
+                ordering_token=[self._get_ordering_token()],
+                communication_hint=options.implementation.value.lower(),
+                timeout_seconds=options.timeout_seconds,
+            )
+
 
 class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
     """TensorFlow's collectives between replicas, under public names.
@@ -302,6 +319,12 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         two collectives.
         """
         return self._launchers[replica_id]._all_gather(tensor, options)
+
+    def all_to_all(
+        self, tensor: tf.Tensor, replica_id: int, options: Any
+    ) -> tf.Tensor:
+        """Send every replica a row of [N, ...]; return those that came."""
+        return self._launchers[replica_id].all_to_all(tensor, options)
 
     def device(self, replica_id: int) -> str:
         """The device of a local replica; no public accessor."""
@@ -370,17 +393,28 @@ class MultiWorkerExtendedHooks(
 
     def _replace_collectives(self) -> None:
         # There is no argument for them.
-        self._cross_device_ops = self._make_collectives(self._collective_keys)
+        self._cross_device_ops = self._make_collectives(
+            self._collective_keys, self.replicas
+        )
         # Far from the keys that TensorFlow and other strategies take.
         key = self._collective_key_base + (1 << 24)
         self._side_channel = self._make_collectives(
-            cross_device_utils.CollectiveKeys(group_key_start=key)
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            self.replicas,
+        )
+        # Groups of different devices need keys of their own.
+        key = self._collective_key_base + (1 << 25) + self.worker_index
+        self._host_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            len(self.worker_devices),
         )
 
-    def _make_collectives(self, keys: Any) -> CollectiveAllReduceHooks:
+    def _make_collectives(
+        self, keys: Any, replicas: int
+    ) -> CollectiveAllReduceHooks:
         return self.collectives(
             devices=self.worker_devices,
-            group_size=self._num_replicas_in_sync,
+            group_size=replicas,
             options=self._communication_options,
             collective_keys=keys,
         )
@@ -393,6 +427,30 @@ class MultiWorkerExtendedHooks(
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
+        )
+
+    def sum_on_host(
+        self, values: Sequence[tf.Tensor], replica_id: int
+    ) -> list[tf.Tensor]:
+        """Sum tensors over the replicas of this process, in each of them.
+
+        A replica's public `all_reduce` is over those of all workers.
+
+        Args:
+            values: This replica's, of one dtype.
+            replica_id: Its place in this process.
+        """
+        total = tf.distribute.ReduceOp.SUM
+        if tf.executing_eagerly():
+            # Replicas take turns then: one that waits, waits for ever.
+            return tf.distribute.get_replica_context().merge_call(
+                lambda strategy, *values: self._host_channel.batch_reduce(
+                    total, [(value, value) for value in values]
+                ),
+                args=values,
+            )
+        return self._host_channel.all_reduce(
+            total, list(values), replica_id, self._communication_options
         )
 
     @property

@@ -59,10 +59,13 @@ class DGCMomentum(Optimizer):
     float32, or has sparse gradients (embeddings).
 
     Runs under any `tf.distribute.Strategy`, or none;
-    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once.
+    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. Where
+    it has several workers of several devices each, N is the number of workers:
+    the devices of a worker sum their gradients first, and are one replica.
 
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is exchanged densely. Outside of
+    parameter; u_i only, 4 bytes, where w is exchanged densely. Several devices
+    of a worker hold equal parts of u_i and v_i, of that shape. Outside of
     replicas they read as the sum over i, which is what checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
@@ -70,6 +73,13 @@ class DGCMomentum(Optimizer):
     times N, is more than twice the dense tensor, as it may be while the warm-up
     holds little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
+    Many replicas, of large models, under
+    `tfo.SparseMultiWorkerMirroredStrategy`: each owns an N-th of every
+    variable, if that halves this traffic, a message counting 32 KiB. At 99.9 %
+    it does from 5 replicas on for 100 million parameters, from 23 on for 20
+    million. Entries go to their owners, who sum them, and send the k / N
+    largest sums of each variable to all. What is not among these stays in v_i
+    and u_i, on every replica.
     Sparse gradients: exchanged as they are, and made dense after it; duplicate
     rows are summed.
     Not finite: a NaN or inf is always among what is sent, and seen in w.
@@ -220,7 +230,14 @@ class DGCMomentum(Optimizer):
                 ]
                 step = tf.cast(self.iterations, tf.int32)
                 self.step(
-                    exchange(gradients, weights, memories, sparsity, step),
+                    exchange(
+                        gradients,
+                        weights,
+                        memories,
+                        self._wire,
+                        sparsity,
+                        step,
+                    ),
                     variables,
                 )
 
@@ -254,8 +271,9 @@ class DGCMomentum(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.
 
-        That is what it hands over. In a ring of N, entries are then passed on
-        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
+        That is what it hands over. In a ring of N, every device one of them,
+        entries are then passed on N - 1 times, and dense tensors, which are
+        summed, 2 (N - 1) / N times.
         Sparse gradients count as dense: at most, that is.
 
         Args:

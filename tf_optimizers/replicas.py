@@ -25,13 +25,21 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 
 def own_component(variable: Any) -> tf.Variable:
     """Return the component of `variable` of the replica that asks."""
-    context = tf.distribute.get_replica_context()
-    components = context.strategy.experimental_local_results(
+    components = tf.distribute.get_strategy().experimental_local_results(
         backend_variable(variable)
     )
+    return components[place_among(len(components))]
+
+
+def place_among(local: int) -> int:
+    """Return the place of the replica that asks, among those of its process.
+
+    Args:
+        local: Their number.
+    """
+    context = tf.distribute.get_replica_context()
     # Workers have equally many replicas, and number them one after another.
-    index = tf.get_static_value(context.replica_id_in_sync_group)
-    return components[index % len(components)]
+    return tf.get_static_value(context.replica_id_in_sync_group) % local
 
 
 def update_each(

@@ -89,7 +89,7 @@ def fit(model, folder, *callbacks, epochs=EPOCHS, save_freq="epoch"):
 
 
 def memory(model):
-    """This worker's own u and v, added up and by replica."""
+    """This worker's own u and v: added up, by replica, and if all alike."""
     local = model.distribute_strategy.experimental_local_results
     parts = [
         [part.numpy() for part in local(v.value)]
@@ -101,6 +101,9 @@ def memory(model):
         "own": hashlib.sha256(
             b"".join(part.tobytes() for each in parts for part in each)
         ).hexdigest(),
+        "alike": all(
+            (part == each[0]).all() for each in parts for part in each
+        ),
     }
 
 

@@ -1,5 +1,6 @@
 """DGCMomentum on random gradients: `transport.py STRATEGY`."""
 
+import collections
 import pathlib
 import sys
 
@@ -20,46 +21,59 @@ SETTINGS = {
 }
 STEPS = 200
 MOST = (0.25,)  # Of two replicas, of either transport.
+# 210 and 35 entries: an odd number, too.
+FEW = {"sparsity": (0.93,), "min_compress_size": 100}
 
 
-def make_gradients(strategy, step):
-    """Return what every replica of every worker has at a step."""
-    return dgc.make_gradients(
-        step, SHAPES.values(), strategy.num_replicas_in_sync
-    )
+def make_gradients(strategy, step, drawn=None):
+    """Return what every replica of every worker has at a step.
+
+    If more are drawn than there are replicas, each has the sum of several.
+    """
+    replicas = strategy.num_replicas_in_sync
+    drawn = dgc.make_gradients(step, SHAPES.values(), drawn or replicas)
+    each = len(drawn) // replicas
+    return [
+        [sum(parts) for parts in zip(*drawn[i : i + each], strict=True)]
+        for i in range(0, len(drawn), each)
+    ]
 
 
-def train(strategy, steps=STEPS, **settings):
+def train(strategy, steps=STEPS, drawn=None, eager=False, **settings):
     """Return the weights after random steps."""
     rng = np.random.default_rng(7)
     values = {name: rng.standard_normal(s) for name, s in SHAPES.items()}
     run = dgc.Run(strategy, values, **SETTINGS | settings)
     for step in range(steps):
-        run.step(make_gradients(strategy, step))
+        run.step(make_gradients(strategy, step, drawn), eager)
     return [weight.tolist() for weight in run.weights()]
 
 
-def train_half(strategy):
-    """Return the weights after fewer steps, by the dtype of sent values."""
+def train_all(strategy, drawn=None):
+    """Return the weights after steps of each kind."""
+    most = {"sparsity": MOST, "rampup_begin_step": 0}
     return {
-        dtype: train(strategy, 20, value_dtype=dtype)
-        for dtype in ("float16", "bfloat16")
+        "weights": train(strategy, drawn=drawn),
+        "eager": train(strategy, 6, drawn, eager=True),
+        # So much that it is sent densely.
+        "most": train(strategy, 20, drawn, **most),
+        "half": {
+            dtype: train(strategy, 20, drawn, value_dtype=dtype)
+            for dtype in ("float16", "bfloat16")
+        },
     }
 
 
-def train_most(strategy):
-    """Return the weights after sending so much that it is sent densely."""
-    return train(strategy, 20, sparsity=MOST, rampup_begin_step=0)
+def balance(strategy, steps=STEPS, **settings):
+    """Return what all sent, and what this worker holds and accumulated.
 
-
-def balance(strategy):
-    """Return what all sent, and what this worker holds and accumulated."""
+    And whether its replicas hold the same.
+    """
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    settings = {"sparsity": (0.9,), "min_compress_size": 100}
-    run = dgc.Run(strategy, zeros, 1.0, **settings)
+    run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
     names = [name for name in SHAPES if name != "bias"]  # It is dense.
     accumulated = [np.zeros(SHAPES[name]) for name in names]
-    for step in range(STEPS):
+    for step in range(steps):
         momentum = run.memory("momentum")
         gradients = make_gradients(strategy, step)
         run.step(gradients)
@@ -74,7 +88,42 @@ def balance(strategy):
             np.sum(each, axis=0, dtype="float64").tolist() for each in unsent
         ],
         "accumulated": [total.tolist() for total in accumulated],
+        "alike": all(
+            np.array_equal(part, parts[0])
+            for parts in [*unsent, *run.memory("momentum")]
+            for part in parts
+        ),
     }
+
+
+def balances(strategy):
+    """Return those of each kind."""
+    return {
+        "plain": balance(strategy),
+        "rounded, not masked": balance(
+            strategy, value_dtype="float16", momentum_masking=False
+        ),
+    }
+
+
+def count_bytes(strategy):
+    """Return what this worker hands over in a step, and what it says.
+
+    By collective, of which it returns the numbers, too.
+    """
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(strategy, zeros, **FEW)
+    counts = collections.Counter()
+    graph = run.graph(make_gradients(strategy, 0))
+    for operation in graph.get_operations():
+        if operation.type in ("CollectiveGatherV2", "CollectiveAllToAllV2"):
+            buffer = operation.inputs[0]
+            size = buffer.shape.num_elements() * buffer.dtype.size
+            counts[operation.type] += size
+    summary = run.optimizer.communication_summary()
+    dense = summary["variables"]["bias"]["sent_bytes"]
+    said = len(run.replicas) * (summary["total"]["sent_bytes"] - dense)
+    return {"said": said, "sent": counts, "collectives": collectives_in(graph)}
 
 
 def count_collectives(strategy, **settings):
@@ -122,23 +171,22 @@ def main():
     strategy = {
         "sparse": tfo.SparseMultiWorkerMirroredStrategy,
         "stock": tf.distribute.MultiWorkerMirroredStrategy,
+        "golden": tfo.SparseMultiWorkerMirroredStrategy,
     }[sys.argv[1]]()
-    result = {
-        "weights": train(strategy),
-        "half": train_half(strategy),
-        "most": train_most(strategy),
-    }
+    if sys.argv[1] == "golden":
+        report(dgc.golden("dgc_paddle_clip", strategy).tolist())
+        return
+    result = train_all(strategy)
     threads = count_threads()
     result |= {
-        "balance": balance(strategy),
+        "balance": balances(strategy),
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
         "collectives of most": count_collectives(strategy, sparsity=MOST),
     }
     if sys.argv[1] == "sparse":
         result["logs"] = reduce_scalars(strategy)
-    if strategy.num_replicas_in_sync == 4:
-        result["golden"] = dgc.golden("dgc_paddle_clip", strategy).tolist()
+        result["bytes"] = count_bytes(strategy)
     report(result)
 
 

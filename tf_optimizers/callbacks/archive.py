@@ -48,6 +48,7 @@ class Archive:
         self._workers = Workers(strategy)
         self._replicas = strategy.num_replicas_in_sync
         self._local = self._replicas // self._workers.count
+        self._layout = (self._workers.count, self._local)
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder, and can write there."""
@@ -136,14 +137,16 @@ class Archive:
         self._state.check(content, section)
         first = self._workers.index * self._local
         own = range(first, first + self._local)
+        workers = len(content["parts"])
+        saved_layout = (workers, content["replicas"] // workers)
         with ExitStack() as files:
             reader = Reader(self._folder, content, files)
             for i, variable in enumerate(self._state.sections[section]):
                 values = shares(
                     self._state.is_summed(variable),
                     functools.partial(reader.read, section, i),
-                    content["replicas"],
-                    self._replicas,
+                    saved_layout,
+                    self._layout,
                     own,
                 )
                 parts = self._state.components(variable)

@@ -24,13 +24,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         model.fit(..., epochs=10, callbacks=[
             tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
 
-    At most the steps since the last backup are lost. With as many replicas as
-    before, the training continues bit for bit as if nothing had happened: with
-    every replica's own state, in the middle of an epoch, batches that were
-    seen are drawn and dropped. With another number of replicas, what they keep
-    for themselves and add up (`DGCMomentum`'s u and v, gradient accumulators,
-    metrics) is divided evenly, so that its sum is conserved to float32
-    accuracy.
+    At most the steps since the last backup are lost. With as many workers, of
+    as many replicas, as before, the training continues bit for bit as if
+    nothing had happened: with every replica's own state, in the middle of an
+    epoch, batches that were seen are drawn and dropped. With another number of
+    either, what replicas keep for themselves and add up (`DGCMomentum`'s u and
+    v, gradient accumulators, metrics) is divided evenly, so that its sum is
+    conserved to float32 accuracy.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
     must see the same folder, on a file system that they share. What all

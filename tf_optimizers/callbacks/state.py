@@ -1,6 +1,7 @@
 """The state of a training: what all replicas have alike, and each one's own."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,30 +99,31 @@ def digests(values: Sequence[np.ndarray]) -> list[str]:
 def shares(
     is_summed: bool,
     read: Callable[[int], np.ndarray],
-    old: int,
-    new: int,
+    old: tuple[int, int],
+    new: tuple[int, int],
     own: Sequence[int],
 ) -> list[np.ndarray]:
     """Return the values of some replicas, from those of as many or others.
 
     What replicas add up to is conserved; of what they do not add up, the first
-    replica's is as good as any.
+    replica's is as good as any. As many are still others if fewer workers have
+    more of them each, since those of one worker may have to be equal.
 
     Args:
         is_summed: Whether replicas add up.
         read: Returns the saved value of a replica.
-        old: How many replicas there were.
-        new: How many there are.
-        own: Those whose values are wanted.
+        old: How many workers there were, and the replicas of each.
+        new: How many there are, likewise.
+        own: The replicas whose values are wanted.
     """
     if old == new:
         return [read(replica) for replica in own]
     first = read(0)
     if is_summed:
         total = first.astype(np.float64)
-        for replica in range(1, old):
+        for replica in range(1, math.prod(old)):
             total = total + read(replica)
-        first = (total / new).astype(first.dtype)
+        first = (total / math.prod(new)).astype(first.dtype)
     return [first] * len(own)
 
 

@@ -13,9 +13,9 @@ from tf_optimizers.clipping import clip, clip_factor
 from tf_optimizers.compression.penalty import Penalty
 from tf_optimizers.compression.scatter import set_entries
 from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Wire, position_dtype, rounded
-from tf_optimizers.distribute.entries import SortedEntries
 from tf_optimizers.gradients import as_dense
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.norms import norm
@@ -48,7 +48,10 @@ class Momentum(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The memory of one variable: every replica has its own u and v.
+    """The memory of one variable: every replica has a u and a v.
+
+    Those of one host's replicas are equal, if these share a memory; their sum
+    is what one replica alone would have.
 
     Args:
         rule: How gradients are accumulated.
@@ -71,49 +74,57 @@ class Memory(NamedTuple):
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         return self.residual is not None and not is_sparse
 
-    def compress(
+    def select(
         self,
         gradient: tf.Tensor,
         weight: tf.Variable,
         sparsity: float,
         seed: tf.Tensor,
-    ) -> Gradient:
-        """Add a replica's gradient to its u and v; take out what is sent.
+    ) -> Selection:
+        """Add a share of a gradient to u and v; find what is to be sent.
 
         Args:
-            gradient: Dense.
+            gradient: Dense; the sum of those replicas' that share a memory.
             weight: The replica's w.
             sparsity: The share to hold back.
             seed: int32 [2]; has no effect on the result.
-
-        Returns:
-            k `SortedEntries` of the flattened variable, first of all zeros at
-            position 0 if fewer entries of v are not 0; or a dense tensor.
         """
-        scale = tf.ones([], gradient.dtype)
+        scale = tf.constant(1 / self.wire.devices, gradient.dtype)
         if self.clipnorm:
-            # N gradients of this norm, at right angles, have a sum of the
-            # norm `clipnorm`.
-            limit = self.clipnorm / math.sqrt(self.rule.replicas)
-            scale = clip_factor(norm(gradient), limit)
+            # So many gradients of this norm, at right angles, have a sum of
+            # the norm `clipnorm`.
+            limit = self.clipnorm / math.sqrt(self.wire.memories)
+            scale *= clip_factor(norm(gradient), limit)
         shape, dtype = gradient.shape, gradient.dtype
         u = own_component(self.momentum).handle
         v = own_component(self.residual).handle
         accumulate = compiled(_accumulate, shape, dtype, self.rule)
         accumulate(weight.handle, u, v, gradient, scale)
-        size = shape.num_elements()
-        take = compiled(
-            _take,
-            shape,
-            dtype,
-            kept(size, sparsity),
-            self.wire,
-            self.masking,
-            xla=False,
-        )
-        values, positions = take(u, v, gradient, seed)
-        entries = SortedEntries(values, positions, tf.constant([size]))
-        return self.wire.message(entries, shape)
+        k = kept(shape.num_elements(), sparsity)
+        select = compiled(_select, shape, dtype, k, self.wire, xla=False)
+        return Selection(*select(v, gradient, seed))
+
+    def clear(self, selection: Selection, weight: tf.Variable) -> None:
+        """Take what is sent out of v, and out of u if that is masked.
+
+        Args:
+            selection: Of what `select` has found, what is sent.
+            weight: The replica's w.
+        """
+        shape, dtype = weight.shape, weight.dtype
+        # Nothing is kept beyond the end.
+        end = tf.cast(shape.num_elements(), selection.positions.dtype)
+        kept_at = tf.where(selection.values == 0, end, selection.positions)
+        like = tf.TensorSpec(shape, dtype)
+        keep = compiled(_keep, shape, dtype, like, self.masking)
+        # All reads of v lie behind, so that it need not be copied to change.
+        with tf.control_dependencies([selection.values]):
+            keep(
+                own_component(self.momentum).handle,
+                own_component(self.residual).handle,
+                kept_at,
+                selection.rest,
+            )
 
     def accumulate_mean(
         self, gradient: Gradient, weight: tf.Variable
@@ -160,29 +171,21 @@ def _accumulate_mean(
     return rule.replicas * increment
 
 
-def _take(
+def _select(
     k: int,
     wire: Wire,
-    masking: bool,
-    momentum: tf.Tensor,
     residual: tf.Tensor,
     like: tf.Tensor,
     seed: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
     positions = top_k(v, k, seed)
     places = tf.maximum(positions, 0)
     values = tf.where(positions < 0, 0.0, tf.gather(v, places))
-    sent, rest = rounded(values, wire.value_dtype)
+    # One copy of the memory is sent, and for all.
+    sent, rest = rounded(wire.devices * values, wire.value_dtype)
     places = tf.cast(places, position_dtype(v.shape[0]))
-    # Nothing is kept beyond the end.
-    kept_at = tf.where(sent == 0, v.shape[0], places)
-    spec = tf.TensorSpec(like.shape, like.dtype)
-    keep = compiled(_keep, spec.shape, spec.dtype, spec, masking)
-    # All reads of v lie behind, so that it need not be copied to change.
-    with tf.control_dependencies([values]):
-        keep(momentum, residual, kept_at, rest)
-    return tf.cast(sent, wire.carrier_dtype), places
+    return sent, places, rest / wire.devices
 
 
 def _keep(

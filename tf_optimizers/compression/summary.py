@@ -19,31 +19,27 @@ def summarize(
     wire: Wire,
 ) -> dict[str, Any]:
     """Return what one replica sends; see `DGCMomentum`."""
-    traffic = {
-        path_of(variable): _traffic(
-            variable, sparsity if is_eligible(variable) else None, wire
-        )
-        for variable in variables
-    }
-    total = [sum(column) for column in zip(*traffic.values(), strict=True)]
+    dense = {path_of(v): _dense_bytes(v) for v in variables}
+    sent = dense.copy()
+    if sparsity is not None:
+        sizes = {path_of(v): _size(v) for v in variables if is_eligible(v)}
+        counts = [kept(size, sparsity) for size in sizes.values()]
+        taken = wire.sent_bytes(list(sizes.values()), counts)
+        sent |= dict(zip(sizes, taken, strict=True))
     return {
         "step": step,
         "sparsity": sparsity or 0.0,
-        "variables": {
-            path: _row(*columns) for path, columns in traffic.items()
-        },
-        "total": _row(*total),
+        "variables": {path: _row(dense[path], sent[path]) for path in dense},
+        "total": _row(sum(dense.values()), sum(sent.values())),
     }
 
 
-def _traffic(
-    variable: Any, sparsity: float | None, wire: Wire
-) -> tuple[int, int]:
-    size = tf.TensorShape(variable.shape).num_elements()
-    dense = size * tf.as_dtype(state_dtype(variable.dtype)).size
-    if sparsity is None:
-        return dense, dense
-    return dense, wire.sent_bytes(size, kept(size, sparsity))
+def _size(variable: Any) -> int:
+    return tf.TensorShape(variable.shape).num_elements()
+
+
+def _dense_bytes(variable: Any) -> int:
+    return _size(variable) * tf.as_dtype(state_dtype(variable.dtype)).size
 
 
 def _row(dense: int, sent: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_optimizers.distribute.words import WordReader, to_words
 
-_BLOCK = 1 << 16  # What 16 bits tell apart.
+BLOCK = 1 << 16  # What 16 bits tell apart.
 
 
 class SortedEntries(tf.IndexedSlices):
@@ -35,14 +35,14 @@ def pack_entries(entries: Sequence[SortedEntries]) -> list[tf.Tensor]:
     """Return the words of entries whose values are of one dtype."""
     firsts = _first_blocks(entries)
     positions = tf.concat([tf.cast(e.indices, tf.int64) for e in entries], 0)
-    positions += _per_entry(entries, firsts[:-1]) * _BLOCK
-    block = tf.cast(positions // _BLOCK, tf.int32)
+    positions += _per_entry(entries, firsts[:-1]) * BLOCK
+    block = tf.cast(positions // BLOCK, tf.int32)
     counts = tf.math.unsorted_segment_sum(
         tf.ones_like(block), block, firsts[-1]
     )
     return [
         to_words(tf.concat([e.values for e in entries], 0)),
-        to_words(tf.cast(positions % _BLOCK, tf.uint16)),
+        to_words(tf.cast(positions % BLOCK, tf.uint16)),
         counts,
     ]
 
@@ -65,7 +65,7 @@ def unpack_entries(
     order = tf.tile(tf.range(sum(sizes))[tf.newaxis], [replicas, 1])
     block = tf.searchsorted(ends, order, side="right")
     block = tf.cast(block, tf.int64) - _per_entry(entries, firsts[:-1])
-    positions = block * _BLOCK + tf.cast(low, tf.int64)
+    positions = block * BLOCK + tf.cast(low, tf.int64)
     return [
         tf.IndexedSlices(
             tf.reshape(part, [-1]),
@@ -82,7 +82,7 @@ def unpack_entries(
 
 
 def _blocks(size: int) -> int:
-    return -(-size // _BLOCK)
+    return -(-size // BLOCK)
 
 
 def _first_blocks(entries: Sequence[SortedEntries]) -> list[int]:

@@ -10,7 +10,8 @@
     a: 4 entries, b: 4 rows, those of worker 0 first
 
 Padding needs to know the rows of everybody. They travel ahead, all in one
-small all-gather, unless all slices are `SortedEntries`.
+small all-gather, unless all slices are `SortedEntries`. `DealtEntries` are
+summed by their owners first; see reduce_scatter.py.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,11 @@ from tf_optimizers.distribute.entries import (
     SortedEntries,
     pack_entries,
     unpack_entries,
+)
+from tf_optimizers.distribute.reduce_scatter import (
+    DealtEntries,
+    kept_sums,
+    pack_rows,
 )
 from tf_optimizers.distribute.words import WordReader, to_words
 
@@ -62,12 +68,25 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
         options: Any,
     ) -> list[tf.IndexedSlices]:
         with tf.device(self.device(replica_id)):
+            slices = [
+                self._sum_dealt(s, replica_id, options)
+                if isinstance(s, DealtEntries)
+                else s
+                for s in slices
+            ]
             rows = self._gather_rows(slices, replica_id, options)
             gathered = self.all_gather(pack(slices, rows), replica_id, options)
             results = unpack(gathered, slices, rows, self.replicas)
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 results = [_divide(s, self.replicas) for s in results]
             return results
+
+    def _sum_dealt(
+        self, dealt: DealtEntries, replica_id: int, options: Any
+    ) -> SortedEntries:
+        """Exchange entries with their owners; return the sums of this one."""
+        rows = self.all_to_all(pack_rows(dealt), replica_id, options)
+        return kept_sums(rows, dealt)
 
     def _gather_rows(
         self, slices: Sequence[tf.IndexedSlices], replica_id: int, options: Any
