@@ -27,6 +27,7 @@ from tf_optimizers.demo.report import write_json
 from tf_optimizers.demo.trainer import Trainer, shuffled_batches
 from tf_optimizers.demo.tuning import Trial, choose_trial
 from tf_optimizers.demo.workers import BEGIN, END
+from tf_optimizers.distribute.agreement import check_agreement
 
 
 def main(task_path: str) -> None:
@@ -198,7 +199,7 @@ class EpochRecorder(keras.callbacks.Callback):
 
     def _meet(self, epoch: int) -> None:
         """Wait until all workers have come here; they compare notes."""
-        self.strategy.check_agreement("an epoch", {"epoch": epoch})
+        check_agreement(self.strategy, "an epoch", {"epoch": epoch})
 
 
 if __name__ == "__main__":
