@@ -216,7 +216,7 @@ def growth(document: dict) -> None:
         axis.set_xscale("log")
         axis.set_xlabel(kind)
         axis.set_ylabel("ms a step")
-        plain_log(axis)
+        plain_log(axis, "{x:g}")
     shared = document["models"]["variables, 1"]["parameters"]
     axes[0].set_title(f"{shared / 1e6:.1f} M parameters")
     axes[1].set_title("one variable")
