@@ -135,3 +135,22 @@ def golden(name, strategy):
         expected = [np.array(after[n], dtype) for n in names]
         errors.append(worst(run.weights(), expected))
     return np.array(errors)
+
+
+def assert_nothing_is_lost(balances, **kwargs):
+    """What all were sent, and what each has unsent, is what each accumulated.
+
+    Args:
+        balances: Of each worker: "sent", "unsent" and "accumulated" sums, a
+            list with one value per variable.
+        **kwargs: Of `np.testing.assert_allclose`.
+    """
+    for i, sent in enumerate(balances[0]["sent"]):
+        unsent, accumulated = (
+            sum(np.array(balance[name][i]) for balance in balances)
+            for name in ("unsent", "accumulated")
+        )
+        assert np.abs(unsent).max() > 0.1
+        np.testing.assert_allclose(
+            np.array(sent) + unsent, accumulated, **kwargs
+        )
