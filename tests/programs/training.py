@@ -82,6 +82,7 @@ def fit(strategy, name, **kwargs):
         shuffle=False,
         verbose=0,
         validation_data=(ROWS[:48], CLASSES[:48]),
+        validation_freq=2,
         callbacks=[hashes],
         **data,
     )
