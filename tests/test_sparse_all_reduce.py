@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from programs import transport
 
+import tf_optimizers as tfo
 from tf_optimizers.distribute.entries import SortedEntries, packed_bytes
 from tf_optimizers.distribute.sparse_all_reduce import pack, unpack
 
@@ -145,3 +147,25 @@ def test_positions_that_int32_cannot_hold_are_kept():
     )
     (result,) = gather([[slices]])
     np.testing.assert_array_equal(result.indices, [2**31 - 1, 2**32 + 1])
+
+
+@pytest.mark.parametrize(("size", "packs"), [(0, 1), (300, 3), (700, 2)])
+def test_dense_values_travel_in_packs(monkeypatch, size, packs):
+    """Of a replica of a strategy with this option, in a graph."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = tfo.SparseMultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=size
+        )
+    )
+
+    def replica():
+        tensors = [tf.ones(100) for _ in range(3)]
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce("SUM", tensors)
+
+    step = tf.function(lambda: strategy.run(replica))
+    collectives = transport.collectives_in(step.get_concrete_function().graph)
+    assert collectives == {
+        "CollectiveReduceV2": packs * strategy.num_replicas_in_sync
+    }

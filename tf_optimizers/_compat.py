@@ -295,7 +295,9 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         options: Any,
     ) -> Any:
         # All ways into the collectives lead through here: those of replicas
-        # in a graph, and those of `merge_call` and of eager mode.
+        # in a graph, and those of `merge_call` and of eager mode. In the first
+        # TensorFlow leaves the strategy's options out (2.21).
+        options = self._options.merge(options)
         return self.all_reduce(reduce_op, value, replica_id, options)
 
     def all_reduce(
