@@ -5,6 +5,7 @@ A failure here names what a new version took away.
 
 import inspect
 import itertools
+import pathlib
 import re
 
 import keras
@@ -42,6 +43,7 @@ TENSORFLOW = {
         "_devices",
         "_group_size",
         "_launchers",
+        "_options",
     ],
     cross_device_utils.CollectiveReplicaLauncher: [
         "_all_gather",
@@ -213,8 +215,6 @@ def test_private_names_are_used_in_compat_only():
         )
     )
     folder = inspect.getsourcefile(_compat).rpartition("/")[0]
-    import pathlib
-
     for path in pathlib.Path(folder).rglob("*.py"):
         if path.name != "_compat.py":
             assert not private.search(path.read_text()), path
