@@ -11,7 +11,7 @@ from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
 )
-from tf_optimizers.host import components, value_of
+from tf_optimizers.host import value_of
 from tf_optimizers.host_optimizer import HostOptimizer
 from tf_optimizers.host_step import (
     Coefficients,
@@ -22,6 +22,7 @@ from tf_optimizers.host_step import (
 )
 from tf_optimizers.kernels import compiled
 from tf_optimizers.memory import Summary, summarize
+from tf_optimizers.replicas import components
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

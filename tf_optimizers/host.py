@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient, in_xla, plain_variable
 from tf_optimizers.gradients import as_dense
-from tf_optimizers.replicas import backend_variable
+from tf_optimizers.replicas import components, place_among
 
 # Of this worker process: job and task are those of the scope around it.
 HOST = "/CPU:0"
@@ -52,8 +52,7 @@ class OncePerWorker:
         ):
             return function()
         count = len(strategy.extended.worker_devices)
-        context = tf.distribute.get_replica_context()
-        replica = tf.get_static_value(context.replica_id_in_sync_group) % count
+        replica = place_among(count)
         if replica == 0:
             self._results[key] = function()
         result = self._results[key]
@@ -88,13 +87,6 @@ def variables_on_host() -> Iterator[None]:
         yield
 
 
-def components(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """Return the copies of `variable` on this worker's devices."""
-    return tf.distribute.get_strategy().experimental_local_results(
-        backend_variable(variable)
-    )
-
-
 def value_of(variable: tf.Variable) -> tf.Tensor:
     """Return the value of this worker's first replica's copy."""
     first = components(variable)[0]
@@ -110,10 +102,8 @@ def is_host(device: str) -> bool:
 
 def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
     """Return this worker's first replica's gradient, dense, on the host."""
-    strategy = tf.distribute.get_strategy()
-    first = strategy.experimental_local_results(gradient)[0]
     with tf.device(HOST):
-        return as_dense(first, variable)
+        return as_dense(components(gradient)[0], variable)
 
 
 def check_not_compiled(name: str, variables: Sequence[Any]) -> None:

@@ -12,13 +12,12 @@ from tf_optimizers.host import (
     HOST,
     HostGradient,
     check_not_compiled,
-    components,
     is_host,
     on_host,
 )
 from tf_optimizers.host_weights import HostKeeper
 from tf_optimizers.precision import is_half
-from tf_optimizers.replicas import backend_variable
+from tf_optimizers.replicas import backend_variable, components
 
 
 class HostOptimizer(HostKeeper):

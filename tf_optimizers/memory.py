@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.host import components, is_host
+from tf_optimizers.host import is_host
+from tf_optimizers.replicas import components
 
 Summary = dict[str, dict[str, dict[str, int]]]
 

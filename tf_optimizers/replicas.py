@@ -14,21 +14,25 @@ def backend_variable(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def components(value: Any) -> Sequence[Any]:
+    """Return what this worker's replicas have of a variable or a value."""
+    return tf.distribute.get_strategy().experimental_local_results(
+        backend_variable(value)
+    )
+
+
 def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
     """Return the component of `variable` on the device of `like`."""
-    strategy = tf.distribute.get_strategy()
-    components = strategy.experimental_local_results(backend_variable(variable))
-    if len(components) == 1:
-        return components[0]
-    return next(c for c in components if c.device == like.device)
+    every = components(variable)
+    if len(every) == 1:
+        return every[0]
+    return next(c for c in every if c.device == like.device)
 
 
 def own_component(variable: Any) -> tf.Variable:
     """Return the component of `variable` of the replica that asks."""
-    components = tf.distribute.get_strategy().experimental_local_results(
-        backend_variable(variable)
-    )
-    return components[place_among(len(components))]
+    every = components(variable)
+    return every[place_among(len(every))]
 
 
 def place_among(local: int) -> int:
