@@ -1,6 +1,8 @@
 """Keras's methods under a strategy: `training.py STRATEGY SCENARIO...`."""
 
 import hashlib
+import os
+import pathlib
 import sys
 
 import keras
@@ -64,6 +66,7 @@ class Hashes(keras.callbacks.Callback):
 def fit(strategy, name, **kwargs):
     """Return everything that a user sees of a training."""
     normalized = kwargs.pop("normalized", False)
+    callbacks = kwargs.pop("callbacks", [])
     execution = {"steps_per_execution": kwargs.pop("steps_per_execution", 1)}
     data = {"batch_size": 24} | {
         key: kwargs.pop(key)
@@ -83,7 +86,7 @@ def fit(strategy, name, **kwargs):
         verbose=0,
         validation_data=(ROWS[:48], CLASSES[:48]),
         validation_freq=2,
-        callbacks=[hashes],
+        callbacks=[*callbacks, hashes],
         **data,
     )
     return {
@@ -93,6 +96,14 @@ def fit(strategy, name, **kwargs):
         "predict": model.predict(ROWS, batch_size=24, verbose=0).tolist(),
         "weights": [w.tolist() for w in model.get_weights()],
     }
+
+
+def monitored(strategy):
+    """All workers measure, and one of them writes."""
+    folder = pathlib.Path(os.environ["FOLDER"], "tensorboard")
+    monitor = tfo.callbacks.CompressionMonitor(every=2, log_dir=folder)
+    result = fit(strategy, "dgc", callbacks=[monitor])
+    return result | {"event_files": len([*folder.iterdir()])}
 
 
 def train_on_batch(strategy):
@@ -174,6 +185,7 @@ SCENARIOS = {
     "sample_weight": lambda s: fit(
         s, "sgd", sample_weight=np.linspace(0, 2, len(ROWS))
     ),
+    "monitored": monitored,
     "normalized": lambda s: fit(s, "dgc", normalized=True),
     "train_on_batch": train_on_batch,
     "custom_loop": custom_loop,

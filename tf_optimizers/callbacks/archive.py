@@ -48,7 +48,6 @@ class Archive:
         self._workers = Workers(strategy)
         self._replicas = strategy.num_replicas_in_sync
         self._local = self._replicas // self._workers.count
-        self._layout = (self._workers.count, self._local)
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder, and can write there."""
@@ -146,7 +145,7 @@ class Archive:
                     self._state.is_summed(variable),
                     functools.partial(reader.read, section, i),
                     saved_layout,
-                    self._layout,
+                    (self._workers.count, self._local),
                     own,
                 )
                 parts = self._state.components(variable)

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers.checks import check_integer
+from tf_optimizers.distribute.workers import Workers
 
 
 class Monitor(keras.callbacks.Callback):
@@ -93,7 +94,8 @@ class Monitor(keras.callbacks.Callback):
             )
         self._calls = 0
         self._pending: tuple[int, Any] | None = None
-        if self.log_dir is not None and self._is_first_worker():
+        worker = Workers(self.model.distribute_strategy).index
+        if self.log_dir is not None and worker == 0:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(
@@ -132,10 +134,6 @@ class Monitor(keras.callbacks.Callback):
 
     def _step(self) -> int:
         return int(tf.convert_to_tensor(self.optimizer.iterations))
-
-    def _is_first_worker(self) -> bool:
-        resolver = self.model.distribute_strategy.cluster_resolver
-        return resolver is None or not resolver.task_id
 
     def _write(self, scalars: dict[str, Any]) -> None:
         if self._writer is None:
