@@ -135,7 +135,7 @@ def test_slurm_resolver_of_tensorflow_is_as_the_page_says(monkeypatch):
 
 
 def test_failures_are_those_that_are_tested():
-    tests = (ROOT / "tests" / "test_strategy.py").read_text()
+    tests = (ROOT / "tests" / "test_worker_errors.py").read_text()
     table = TEXT.split("| what happened |")[1]
     messages = [
         re.search("`(.+?)`", line.split("|")[2]).group(1)
