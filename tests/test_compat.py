@@ -1,4 +1,4 @@
-"""Names that _compat.py borrows from TensorFlow and Keras still exist.
+"""Names that the two _compat.py borrow from TensorFlow and Keras still exist.
 
 A failure here names what a new version took away.
 """
@@ -20,6 +20,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.eager import context
 
 from tf_optimizers import _compat
+from tf_optimizers.distribute import _compat as distribute_compat
 
 METHODS = [
     "_backend_apply_gradients",
@@ -184,7 +185,7 @@ def test_tensorflow_has_private_names(owner, names):
 
 
 def test_every_private_name_of_compat_is_listed_here():
-    source = inspect.getsource(_compat)
+    source = inspect.getsource(_compat) + inspect.getsource(distribute_compat)
     used = set(re.findall(r"(?:\.|def )(_[a-z]\w+)", source))
     listed = {
         *METHODS,

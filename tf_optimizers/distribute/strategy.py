@@ -5,10 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import (
-    MultiWorkerExtendedHooks,
-    has_tensorflow_started,
-)
+from tf_optimizers._compat import has_tensorflow_started
+from tf_optimizers.distribute._compat import MultiWorkerExtendedHooks
 from tf_optimizers.distribute.agreement import (
     START_ALIKE,
     check_agreement,
