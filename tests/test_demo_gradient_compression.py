@@ -7,16 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import tf_optimizers
 from tf_optimizers.demo import (
     gradient_compression,
     gradient_compression_report,
-    workers,
 )
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.gradient_compression import (
@@ -82,19 +79,7 @@ def test_progress_follows_the_first_worker_only():
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Write a module that workers can be started with, within a second.
-
-    The launcher gets an empty `tf_optimizers` package, without TensorFlow.
-    """
-    package = str(Path(tf_optimizers.__file__).parent)
-    start = (
-        "import runpy, sys, types\n"
-        "package = types.ModuleType('tf_optimizers')\n"
-        f"package.__path__ = [{package!r}]\n"
-        "sys.modules['tf_optimizers'] = package\n"
-        "runpy.run_module('tf_optimizers.launch', None, '__main__', True)\n"
-    )
-    monkeypatch.setattr(workers, "LAUNCHER", [sys.executable, "-c", start])
+    """Write a module that workers can be started with."""
 
     def write(code):
         (tmp_path / "stub_worker.py").write_text(code)

@@ -1,7 +1,7 @@
 """The launcher, with real processes: what workers see, say, and how they end.
 
-Most scripts do without TensorFlow, and so does the launcher here, which gets
-an empty `tf_optimizers` package around it: a second instead of ten.
+Most scripts do without TensorFlow, as the launcher does: a second instead of
+ten.
 """
 
 import json
@@ -24,7 +24,6 @@ from tf_optimizers.launch.__main__ import split
 from tf_optimizers.launch.output import whole_lines
 
 PACKAGE = Path(tf_optimizers.__file__).parent
-COMMAND = [sys.executable, "-m", "tf_optimizers.launch"]
 # In seconds; far above what is needed, as other work may share the machine.
 LIMIT = 90
 # For a SIGTERM that should not be needed or a worker that should not end.
@@ -84,10 +83,10 @@ def environment(monkeypatch):
 def launch(environment, tmp_path):
     """Run the launcher to its end."""
 
-    def launch(*arguments, command=LAUNCHER, **options):
+    def launch(*arguments, **options):
         options = {"cwd": tmp_path, "capture_output": True, **options}
         return subprocess.run(
-            [*command, *arguments], timeout=LIMIT, check=False, **options
+            [*LAUNCHER, *arguments], timeout=LIMIT, check=False, **options
         )
 
     return launch
@@ -274,6 +273,17 @@ def test_script_sees_what_plain_python_shows(
     seen, expected = json.loads(seen), json.loads(expected)
     assert seen == expected
     assert state == (b"no TensorFlow" if devices == 1 else b"2")
+
+
+def test_launcher_does_without_tensorflow(launch, write, environment, tmp_path):
+    for name in ("tensorflow", "keras", "numpy"):
+        write("raise ImportError(__name__)", name=f"missing/{name}.py")
+    environment.setenv(
+        "PYTHONPATH", f"{tmp_path / 'missing'}:{os.environ['PYTHONPATH']}"
+    )
+    run = launch("--workers", "1", write("print('ran')"))
+    assert run.returncode == 0, run.stderr
+    assert lines_of(run.stdout, 0) == [b"ran"]
 
 
 def test_command_takes_all_that_follows_it():
@@ -941,7 +951,7 @@ def test_workers_form_a_strategy_and_reduce(launch, write):
         "result = strategy.run(total).numpy().tolist()\n"
         "print('workers', strategy.num_replicas_in_sync, result)\n",
     )
-    run = launch("--workers", "2", script, command=COMMAND)
+    run = launch("--workers", "2", script)
     assert run.returncode == 0, run.stderr.decode(errors="replace")
     for index in range(2):
         assert b"workers 2 [3.0, 30.0]" in lines_of(run.stdout, index)
@@ -953,7 +963,7 @@ def test_devices_per_worker_are_logical_cpus(launch, write):
         "print(*(cpu.name for cpu in tf.config.list_logical_devices('CPU')))",
     )
     arguments = ["--workers", "2", "--devices-per-worker", "2", script]
-    run = launch(*arguments, command=COMMAND)
+    run = launch(*arguments)
     assert run.returncode == 0, run.stderr.decode(errors="replace")
     for index in range(2):
         expected = b"/device:CPU:0 /device:CPU:1"

@@ -10,17 +10,7 @@ import tf_optimizers
 
 TESTS = pathlib.Path(__file__).parent
 PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
-# `python -m tf_optimizers.launch` without the rest of the package, as importing
-# TensorFlow takes seconds.
-LAUNCHER = [
-    sys.executable,
-    "-c",
-    "import runpy, sys, types\n"
-    "package = types.ModuleType('tf_optimizers')\n"
-    f"package.__path__ = [{str(PACKAGE / 'tf_optimizers')!r}]\n"
-    "sys.modules['tf_optimizers'] = package\n"
-    "runpy.run_module('tf_optimizers.launch', None, '__main__', True)\n",
-]
+LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
 
 
 class Outcome:

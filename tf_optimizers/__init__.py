@@ -1,12 +1,19 @@
 """Optimizers for Keras 3 where plain Adam on one machine is not enough."""
 
-from tf_optimizers import callbacks, schedules
-from tf_optimizers.adam_offload import AdamOffload
-from tf_optimizers.dgc_momentum import DGCMomentum
-from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
-from tf_optimizers.lamb import Lamb
-from tf_optimizers.lans import LANS
-from tf_optimizers.weight_decay import BIAS_AND_NORM
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_optimizers import callbacks, schedules
+    from tf_optimizers.adam_offload import AdamOffload
+    from tf_optimizers.dgc_momentum import DGCMomentum
+    from tf_optimizers.distribute.strategy import (
+        SparseMultiWorkerMirroredStrategy,
+    )
+    from tf_optimizers.lamb import Lamb
+    from tf_optimizers.lans import LANS
+    from tf_optimizers.weight_decay import BIAS_AND_NORM
 
 __version__ = "0.1.0"
 
@@ -20,3 +27,51 @@ __all__ = [
     "callbacks",
     "schedules",
 ]
+
+# Imported when a name is asked for: the strategy needs private modules of
+# `tf.distribute`, which the optimizers must do without.
+_MODULES = {
+    "BIAS_AND_NORM": "weight_decay",
+    "AdamOffload": "adam_offload",
+    "DGCMomentum": "dgc_momentum",
+    "LANS": "lans",
+    "Lamb": "lamb",
+    "SparseMultiWorkerMirroredStrategy": "distribute.strategy",
+    "callbacks": "callbacks",
+    "schedules": "schedules",
+}
+# Keras finds the classes of a saved model once their modules are imported.
+_REGISTERED = ("AdamOffload", "DGCMomentum", "LANS", "Lamb", "schedules")
+
+
+def _load(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if _MODULES[name] != name:
+        value = getattr(value, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _runs_launcher() -> bool:
+    """Tell whether this is `python -m tf_optimizers.launch`.
+
+    It comes by here, and would load TensorFlow for nothing. While Python looks
+    for the module of `-m`, `sys.argv` begins with "-m".
+    """
+    return sys.argv[:1] == ["-m"] and any(
+        argument.endswith("tf_optimizers.launch") for argument in sys.orig_argv
+    )
+
+
+if not TYPE_CHECKING:  # To a type checker, every name would be known.
+    __getattr__ = _load
+
+if not _runs_launcher():
+    for _name in _REGISTERED:
+        _load(_name)

@@ -36,8 +36,8 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.distribute.entries import SortedEntries, packed_bytes
+from tf_optimizers.distribute.kind import is_sparse
 from tf_optimizers.distribute.owners import Owners
-from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
 from tf_optimizers.replicas import place_among
 
 _DENSE = tf.float32.size
@@ -66,7 +66,7 @@ class Wire(NamedTuple):
     @classmethod
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
         """Return the wire of a strategy."""
-        is_packed = isinstance(strategy, SparseMultiWorkerMirroredStrategy)
+        is_packed = is_sparse(strategy)
         replicas = strategy.num_replicas_in_sync
         hosts = strategy.extended.workers if is_packed else 1
         # On a single host there is no slow network to compress for.

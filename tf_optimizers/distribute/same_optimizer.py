@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.distribute.agreement import check_agreement
-from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
+from tf_optimizers.distribute.kind import is_sparse
 
 
 def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -20,7 +20,7 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
         RuntimeError: See `check_agreement`.
     """
     strategy = optimizer.strategy
-    if not isinstance(strategy, SparseMultiWorkerMirroredStrategy):
+    if not is_sparse(strategy):
         return
     with tf.init_scope():
         settings = _settings(optimizer)

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.distribute.strategy import SparseMultiWorkerMirroredStrategy
+from tf_optimizers.distribute.kind import is_sparse
 
 
 class Workers:
@@ -17,7 +17,7 @@ class Workers:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.index, self.count = 0, 1
-        if isinstance(strategy, SparseMultiWorkerMirroredStrategy):
+        if is_sparse(strategy):
             self.index = strategy.extended.worker_index
             self.count = strategy.extended.workers
         elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

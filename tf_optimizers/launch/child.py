@@ -1,6 +1,6 @@
 """What the launcher starts: workers, and the watchdog over their processes.
 
-Run by path and not as part of the package, whose import loads TensorFlow.
+Run by path and not as part of the package, for nothing of it to be loaded.
 """
 
 import os

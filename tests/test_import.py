@@ -1,0 +1,90 @@
+"""What `import tf_optimizers` brings, in new processes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import tf_optimizers as tfo
+
+PACKAGE = pathlib.Path(tfo.__file__).parent.parent
+
+BEFORE_KERAS = """
+import sys
+import tf_optimizers
+import keras
+optimizer = keras.saving.load_model(sys.argv[1]).optimizer
+print(*(type(it).__module__ for it in (optimizer, optimizer._learning_rate)))
+for name in ("AdamOffload", "DGCMomentum", "LANS"):
+    assert keras.saving.get_registered_object(f"tf_optimizers>{name}"), name
+"""
+
+# What a new version of TensorFlow may do.
+WITHOUT_PRIVATE_MODULES = """
+import sys
+import keras
+import tensorflow as tf
+from tensorflow.python import distribute
+for name in (
+    "collective_all_reduce_strategy", "cross_device_ops", "cross_device_utils"
+):
+    sys.modules["tensorflow.python.distribute." + name] = None
+    delattr(distribute, name)
+import tf_optimizers as tfo
+model = keras.saving.load_model(sys.argv[1])
+model.fit(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0, callbacks=[
+    tfo.callbacks.TrustRatioMonitor(), tfo.callbacks.BackupAndRestore("b")
+])
+variable = keras.Variable([1.0])
+for optimizer in (tfo.AdamOffload(0.1), tfo.DGCMomentum(0.1), tfo.LANS(0.1)):
+    optimizer.apply([tf.constant([1.0])], [variable])
+print(type(model.optimizer).__module__, int(model.optimizer.iterations))
+assert sorted(tfo.__all__) == [name for name in dir(tfo) if name in tfo.__all__]
+try:
+    from tf_optimizers import *
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(tfo.Lamb(tfo.schedules.LansSchedule(0.1, 2, 2, 2)), "mse")
+    path = tmp_path_factory.mktemp("model") / "model.keras"
+    model.save(path)
+    return path
+
+
+def run(program, model_file):
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model_file)],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        cwd=model_file.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def test_saved_model_finds_its_classes_when_keras_is_imported_later(model_file):
+    assert run(BEFORE_KERAS, model_file) == [
+        "tf_optimizers.lamb tf_optimizers.schedules"
+    ]
+
+
+def test_one_process_needs_no_private_module_of_distribute(model_file):
+    trained, error = run(WITHOUT_PRIVATE_MODULES, model_file)
+    assert trained == "tf_optimizers.lamb 1"
+    assert "tensorflow.python.distribute" in error
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'tf_optimizers' has no .*'Lam'"):
+        tfo.Lam  # noqa: B018
