@@ -59,8 +59,13 @@ def run(
 
 def environment(folder):
     """Return that of a worker which leaves its result in a folder."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TF_CONFIG", "TF_OPTIMIZERS_RESTART")
+    }
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": f"{PACKAGE}{os.pathsep}{TESTS}",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "FOLDER": str(folder),

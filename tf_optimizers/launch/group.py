@@ -43,26 +43,22 @@ def launch(
         Watchdog() as watchdog,
     ):
 
-        def start(index: int, environment: dict[str, str]) -> Worker:
-            return Worker(
-                index,
-                [str(devices), *command],
-                environment,
-                grace_period,
-                watchdog,
-                output,
-            )
-
         def attempt(restart: int) -> Failure | None:
             counted = {RESTART: str(restart)} if max_restarts else {}
-            with ExitStack() as ports:
+            with ExitStack() as stack:
+                group = []
                 try:
-                    addresses = reserve_addresses(host, workers, ports)
-                    group = [
-                        start(index, environment(addresses, index) | counted)
-                        for index in range(workers)
-                    ]
-                except OSError as error:  # The watchdog ends those started.
+                    addresses = reserve_addresses(host, workers, stack)
+                    for index in range(workers):
+                        worker = Worker(index, grace_period, watchdog, output)
+                        stack.callback(worker.end)
+                        worker.start(
+                            [str(devices), *command],
+                            environment(addresses, index) | counted,
+                        )
+                        group.append(worker)
+                # Too many files are open, or too many threads started.
+                except (OSError, RuntimeError) as error:
                     output.say(f"Cannot start {workers} workers: {error}.")
                     return Failure("", 1)
                 return follow(group, events, output)
@@ -76,8 +72,8 @@ def launch(
         return 0 if failure is None else failure.exit_code
 
 
-def reserve_addresses(host: str, count: int, ports: ExitStack) -> list[str]:
-    """Return addresses that are nobody else's until `ports` is closed.
+def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
+    """Return addresses that are nobody else's until `stack` is closed.
 
     A socket that is bound but does not listen keeps others from being given
     its port, while TensorFlow's server, which sets SO_REUSEADDR as we do, can
@@ -88,7 +84,7 @@ def reserve_addresses(host: str, count: int, ports: ExitStack) -> list[str]:
     name = f"[{host}]" if ":" in host else host
     addresses = []
     for _ in range(count):
-        port = ports.enter_context(socket.socket(family, kind, protocol))
+        port = stack.enter_context(socket.socket(family, kind, protocol))
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(any_port)
         addresses.append(f"{name}:{port.getsockname()[1]}")

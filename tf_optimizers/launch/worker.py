@@ -12,6 +12,10 @@ from pathlib import Path
 from tf_optimizers.launch.output import Forwarder, Output
 
 CHILD = str(Path(__file__).with_name("child.py"))
+# Linux's list of all processes; macOS has none.
+PROCESSES = Path("/proc")
+# How often those that were killed are looked at, in seconds.
+DYING = 0.01
 
 
 class Watchdog:
@@ -55,8 +59,6 @@ class Worker:
 
     Args:
         index: place in the cluster.
-        arguments: of `child.work`, the lifeline left out.
-        environment: of the process.
         grace_period: seconds from the request to end to SIGKILL.
         watchdog: kills the group if the launcher cannot.
         output: where its stdout and stderr go.
@@ -65,19 +67,29 @@ class Worker:
     def __init__(
         self,
         index: int,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
         grace_period: float,
         watchdog: Watchdog,
         output: Output,
     ) -> None:
         self.exit_code: int | None = None
-        self.is_gone = False
-        self._name = f"Worker {index}"
+        self.is_gone = True
+        self._index = index
         self._grace_period = grace_period
         self._kill_at: float | None = None
         self._watchdog = watchdog
-        lifeline = watchdog.lifeline
+        self._output = output
+        self._forwarders: list[Forwarder] = []
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """Start the process; `end` ends it, also if not all of this succeeds.
+
+        Args:
+            arguments: of `child.work`, the lifeline left out.
+            environment: of the process.
+        """
+        lifeline = self._watchdog.lifeline
         self._process = subprocess.Popen(
             [sys.executable, CHILD, "work", str(lifeline), *arguments],
             env=environment,
@@ -87,14 +99,16 @@ class Worker:
             pass_fds=[lifeline],
             start_new_session=True,
         )
-        self._forwarders = [
-            Forwarder(source, f"[worker {index}] ", output, stream)
-            for source, stream in (
-                (self._process.stdout, sys.stdout),
-                (self._process.stderr, sys.stderr),
-            )
-            if source is not None
-        ]
+        self.is_gone = False
+        prefix = f"[worker {self._index}] "
+        for source, stream in (
+            (self._process.stdout, sys.stdout),
+            (self._process.stderr, sys.stderr),
+        ):
+            if source is not None:
+                self._forwarders.append(
+                    Forwarder(source, prefix, self._output, stream)
+                )
 
     def is_ending(self) -> bool:
         """Tell whether the group has been asked to end, and has not yet."""
@@ -107,11 +121,11 @@ class Worker:
 
     def describe_end(self) -> str:
         """Say how the process has ended, as a sentence."""
-        number = -self._process.returncode
+        name, number = f"Worker {self._index}", -self._process.returncode
         if number > 0:
             meaning = signal.strsignal(number)
-            return f"{self._name} was killed by signal {number} ({meaning})."
-        return f"{self._name} failed with exit code {self.exit_code}."
+            return f"{name} was killed by signal {number} ({meaning})."
+        return f"{name} failed with exit code {self.exit_code}."
 
     def stop(self, request: signal.Signals) -> None:
         """Ask the group to end; the first call starts the grace period."""
@@ -130,14 +144,36 @@ class Worker:
             self.exit_code = 128 - code if code < 0 else code
             # What it has started ends with it.
             self.stop(signal.SIGTERM)
-        overdue = self._kill_at is not None and time.monotonic() > self._kill_at
-        if overdue:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._signal_group(signal.SIGKILL)
-        if code is not None and (overdue or not self._signal_group(0)):
+        if code is not None and not self._is_anybody_left():
             self.is_gone = True
             self._watchdog.forget(self._process.pid)
             for forwarder in self._forwarders:
                 forwarder.finish()
+
+    def end(self) -> None:
+        """Kill whoever is left of the group, and wait until nobody is."""
+        self._kill_at = time.monotonic()
+        self.update()
+        while not self.is_gone:
+            time.sleep(DYING)
+            self.update()
+
+    def _is_anybody_left(self) -> bool:
+        """Tell whether a process of the group is alive, which no zombie is.
+
+        These stay in it for as long as nobody asks how they ended.
+        """
+        if not PROCESSES.exists() or not self._signal_group(0):
+            return self._signal_group(0)
+        for file in PROCESSES.glob("[0-9]*/stat"):
+            with suppress(OSError):  # It has ended meanwhile.
+                _, _, after_name = file.read_text().rpartition(")")
+                state, _, group, *_ = after_name.split()
+                if int(group) == self._process.pid and state not in "ZX":
+                    return True
+        return False
 
     def _signal_group(self, number: int) -> bool:
         """Signal the group; tell whether anybody is left in it."""
