@@ -1,4 +1,4 @@
-"""Names that the two _compat.py borrow from TensorFlow and Keras still exist.
+"""Names that _compat/ borrows from TensorFlow and Keras still exist.
 
 A failure here names what a new version took away.
 """
@@ -20,8 +20,8 @@ from tensorflow.python.distribute import (
 from tensorflow.python.eager import context
 
 from tf_optimizers import _compat
-from tf_optimizers.distribute import _compat as distribute_compat
 
+COMPAT = pathlib.Path(_compat.__file__).parent
 METHODS = [
     "_backend_apply_gradients",
     "_get_variable_index",
@@ -84,7 +84,7 @@ TENSORFLOW = {
 @pytest.mark.parametrize("name", METHODS)
 def test_keras_optimizer_has_private_method(name):
     assert hasattr(keras.optimizers.Optimizer, name), (
-        f"keras.optimizers.Optimizer has no {name} any more: see _compat.py "
+        f"keras.optimizers.Optimizer has no {name} any more: see _compat/ "
         "for what it was needed for."
     )
 
@@ -96,7 +96,7 @@ def test_keras_optimizer_has_private_attribute(name):
     )
     optimizer.build([keras.Variable([1.0])])
     assert hasattr(optimizer, name), (
-        f"keras.optimizers.Optimizer has no {name} any more: see _compat.py "
+        f"keras.optimizers.Optimizer has no {name} any more: see _compat/ "
         "for what it was needed for."
     )
 
@@ -104,7 +104,7 @@ def test_keras_optimizer_has_private_attribute(name):
 @pytest.mark.parametrize("name", MODEL)
 def test_keras_model_has_private_name(name):
     assert hasattr(keras.Sequential(), name), (
-        f"keras.Model has no {name} any more: see _compat.py for what it was "
+        f"keras.Model has no {name} any more: see _compat/ for what it was "
         "needed for."
     )
 
@@ -180,12 +180,12 @@ def test_tensorflow_has_private_names(owner, names):
     for name in names:
         assert re.search(rf"\b{name}\b", source), (
             f"{owner.__name__} of TensorFlow has no {name} any more: see "
-            "_compat.py for what it was needed for."
+            "_compat/ for what it was needed for."
         )
 
 
 def test_every_private_name_of_compat_is_listed_here():
-    source = inspect.getsource(_compat) + inspect.getsource(distribute_compat)
+    source = "".join(path.read_text() for path in COMPAT.glob("*.py"))
     used = set(re.findall(r"(?:\.|def )(_[a-z]\w+)", source))
     listed = {
         *METHODS,
@@ -215,7 +215,6 @@ def test_private_names_are_used_in_compat_only():
             ]
         )
     )
-    folder = inspect.getsourcefile(_compat).rpartition("/")[0]
-    for path in pathlib.Path(folder).rglob("*.py"):
-        if path.name != "_compat.py":
+    for path in COMPAT.parent.rglob("*.py"):
+        if COMPAT not in path.parents:
             assert not private.search(path.read_text()), path

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.distribute._compat import CollectiveAllReduceHooks
+from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers.distribute.entries import (
     SortedEntries,
     pack_entries,

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import has_tensorflow_started
-from tf_optimizers.distribute._compat import MultiWorkerExtendedHooks
+from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
 from tf_optimizers.distribute.agreement import (
     START_ALIKE,
     check_agreement,

@@ -1,6 +1,6 @@
 """Private names of TensorFlow and Keras that the package depends on.
 
-All are here, but for those that only the strategy needs: distribute/_compat.py.
+Those that only the strategy needs stand apart in modules beside this one.
 
 Tried with TensorFlow 2.16 and 2.21 and Keras 3.10, 3.12 and 3.15.
 tests/test_compat.py names the one that is gone when a new version no longer
