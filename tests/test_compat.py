@@ -11,6 +11,8 @@ import re
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.losses import loss as keras_losses
+from keras.src.trainers import compile_utils
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -136,6 +138,22 @@ def test_keras_still_calls_the_hooks():
     assert "self._overwrite_model_variables_with_average_value(" in source
 
 
+def test_keras_still_calls_what_the_batch_hooks_replace():
+    for caller, call in (
+        (keras_losses.reduce_values, "= scale_loss_for_distribution("),
+        (keras_losses.Loss.__call__, "return reduce_weighted_values("),
+        (keras.Model.train_step, ".unscale_loss_for_distribution("),
+        (compile_utils.CompileLoss.call, ".unscale_loss_for_distribution("),
+        (keras.layers.BatchNormalization.call, "self._moments("),
+    ):
+        source = inspect.getsource(inspect.unwrap(caller))
+        assert call in source, (
+            f"Keras's {caller.__qualname__} has no {call}...) any more: see "
+            "BatchHooks in _compat/ for what it was needed for."
+        )
+    assert callable(keras_losses.apply_mask)
+
+
 @pytest.mark.parametrize(
     "name", ["interim.maybe_merge_call", "strategy_supports_no_merge_call"]
 )
@@ -196,6 +214,7 @@ def test_every_private_name_of_compat_is_listed_here():
     private = {name for name in listed if name.startswith("_")}
     ours = {
         *("_counter", "_first_key", "_host_channel", "_side_channel"),
+        *("_hooked", "_is_installed"),
         *("_make_collectives", "_replace_collectives"),
     }
     assert used - ours == private

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 LIKE_ONE = [
     *("sgd", "adam", "lamb", "lans", "adam_offload"),
     *("accumulated adam", "accumulated offload"),
-    *("class_weight", "sample_weight"),
+    *("class_weight", "sample_weight", "uneven adam"),
 ]
 # Float32 sums in another order, over 12 steps that move each variable by more
 # than 1e-2 of its largest element.

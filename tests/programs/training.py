@@ -173,6 +173,8 @@ SCENARIOS = {
         for name in ("sgd", "adam", "lamb", "lans", "adam_offload", "dgc")
     },
     "uneven": lambda s: fit(s, "dgc", batch_size=19),
+    # The last batch has one row, for two workers.
+    "uneven adam": lambda s: fit(s, "adam", batch_size=19),
     "accumulated": lambda s: fit(s, "dgc", gradient_accumulation_steps=2),
     "accumulated adam": lambda s: fit(s, "adam", gradient_accumulation_steps=2),
     "accumulated offload": lambda s: fit(

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import has_tensorflow_started
 from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
+from tf_optimizers.distribute import batch
 from tf_optimizers.distribute.agreement import (
     START_ALIKE,
     check_agreement,
@@ -91,6 +93,7 @@ class SparseMultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
+        batch.install()
         self._scalars = ScalarsOfRun([], self.experimental_local_results)
         devices = len(self.extended.worker_devices)
         check_agreement(self, "the strategy", {"devices": devices})
@@ -132,8 +135,12 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return what each returned.
 
         Scalars that it returns are reduced together, when the first of them
-        is.
+        is. A Keras model's step takes its share of the global batch's loss by
+        rows.
         """
+        model = getattr(fn, "__self__", None)
+        if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
+            fn = batch.with_rows(fn)
         outputs = super().run(fn, args, kwargs, options)
         self._scalars = ScalarsOfRun(outputs, self.experimental_local_results)
         return outputs

@@ -1,0 +1,144 @@
+"""Replicas with different numbers of rows compute what one process does."""
+
+import cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((7, 4, 3)).astype("float32")
+X[:, 2:] *= RNG.integers(0, 2, (7, 2, 1))  # Steps of zeros are masked.
+Y = RNG.standard_normal((7, 4, 2)).astype("float32")
+WEIGHT = np.linspace(0.2, 3, 7, dtype="float32")[:, np.newaxis]
+# Float32 sums in another order, over steps that move by more than 1e-2.
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """Two replicas in this process."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 2
+    return strategy
+
+
+def make_model(*, masked=False, normalized=False, outputs=1):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4, 3))
+    x = keras.layers.Masking()(inputs) if masked else inputs
+    x = keras.layers.Dense(
+        5, kernel_regularizer="l2", activity_regularizer="l2"
+    )(x)
+    if normalized:
+        x = keras.layers.BatchNormalization()(x)
+    heads = [keras.layers.Dense(2, name=f"out{i}")(x) for i in range(outputs)]
+    return keras.Model(inputs, heads if outputs > 1 else heads[0])
+
+
+def fit(
+    reduction="sum_over_batch_size",
+    weight=None,
+    batch_size=3,
+    optimizer="sgd",
+    model=None,
+    **compile_arguments,
+):
+    """Batches of 3, 3 and 1 rows: one replica gets none of the last."""
+    model = make_model(**model or {})
+    model.compile(
+        keras.optimizers.get(
+            {"class_name": optimizer, "config": {"learning_rate": 0.1}}
+        ),
+        [keras.losses.MeanSquaredError(reduction) for _ in model.outputs],
+        metrics=[["mae"] for _ in model.outputs],
+        **compile_arguments,
+    )
+    targets = [Y] * len(model.outputs) if len(model.outputs) > 1 else Y
+    data = (X, targets)
+    options = {"sample_weight": weight, "batch_size": batch_size}
+    history = model.fit(*data, shuffle=False, verbose=0, **options)
+    evaluated = model.evaluate(*data, verbose=0, **options)
+    return model, [*history.history.values(), np.ravel(evaluated)]
+
+
+CASES = {
+    "sum": {"reduction": "sum", "optimizer": "adam"},
+    "weighted, several steps": {"weight": WEIGHT, "steps_per_execution": 2},
+    "by weight": {"weight": WEIGHT, "reduction": "mean_with_sample_weight"},
+    "masked and weighted": {"model": {"masked": True}, "weight": WEIGHT},
+    "masked by weight": {
+        "model": {"masked": True},
+        "weight": WEIGHT,
+        "reduction": "mean_with_sample_weight",
+    },
+    "outputs": {"model": {"outputs": 2}, "loss_weights": [1.0, 0.5]},
+    "even but masked": {"model": {"masked": True}, "batch_size": 4},
+    "eager": {"run_eagerly": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_uneven_batches_equal_one_process(ours, case):
+    expected, expected_logs = fit(**case)
+    with ours.scope():
+        actual, logs = fit(**case)
+    start = make_model(**case.get("model", {})).get_weights()
+    assert cases.error(start, expected.get_weights()) > 1e-2
+    assert cases.error(actual.weights, expected.weights) < TOLERANCE
+    assert cases.error(logs, expected_logs) < 1e-5
+
+
+def test_replica_without_rows_keeps_its_statistics(ours):
+    with ours.scope():
+        model, logs = fit(model={"normalized": True})
+    assert np.isfinite(np.concatenate(logs)).all()
+    mean = next(w for w in model.weights if "moving_mean" in w.path)
+    first, second = ours.experimental_local_results(mean.value)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert np.isfinite(second).all()
+    # Three batches on one, two on the other.
+    assert not np.allclose(first, second)
+
+
+def test_eager_masks_on_several_devices_are_refused(ours):
+    with ours.scope(), pytest.raises(RuntimeError, match="run_eagerly=False"):
+        fit(model={"masked": True}, run_eagerly=True)
+
+
+def test_loss_of_a_loop_counts_by_its_rows(ours):
+    """As TensorFlow traces it, rows are known within the loss only."""
+    loss = keras.losses.MeanSquaredError()
+
+    def train(model, run):
+        optimizer = keras.optimizers.SGD(0.1)
+
+        @tf.function(reduce_retracing=True)
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                value = loss(y, model(x))
+            variables = model.trainable_variables
+            optimizer.apply(tape.gradient(value, variables), variables)
+
+        for i in (0, 3, 6):
+            run(step, X[i : i + 3], Y[i : i + 3])
+        return model
+
+    def run(step, *batch):
+        parts = [[part[:2] for part in batch], [part[2:] for part in batch]]
+        ours.run(
+            step,
+            [
+                ours.experimental_distribute_values_from_function(
+                    lambda c, i=i: parts[c.replica_id_in_sync_group][i]
+                )
+                for i in range(2)
+            ],
+        )
+
+    expected = train(make_model(), lambda step, *batch: step(*batch))
+    with ours.scope():
+        actual = train(make_model(), run)
+    assert cases.error(actual.weights, expected.weights) < TOLERANCE

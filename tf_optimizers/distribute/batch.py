@@ -1,0 +1,231 @@
+"""How much of the loss of a global batch a replica's rows make up.
+
+Keras divides the mean over a replica's rows by the number of replicas. That is
+the mean over the global batch only if all replicas have equally many rows: of
+3 rows on 2 replicas, the third would count twice. Under our strategy, a
+replica's loss counts by its share instead:
+
+    rows of the replica / rows of all     usually
+    divisor here / divisor everywhere     where a loss divides by something
+                                          else: what a mask leaves, or the sum
+                                          of the sample weights
+
+A replica without any row, as of a last batch of 1, adds nothing.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.batches import BatchHooks, merge_mask
+from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
+
+_MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+
+
+class Rows:
+    """The rows that a replica has of a global batch.
+
+    Args:
+        own: How many; an int, or an integer scalar.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.is_static = isinstance(own, int)
+        self.own = tf.cast(own, tf.float32)
+        self._graph = tf.compat.v1.get_default_graph()
+        self._all: tf.Tensor | None = None
+
+    @property
+    def all(self) -> tf.Tensor:
+        """The rows of all replicas, exchanged when first asked for."""
+        if self._all is None:
+            self._all = _sum_over_replicas(self.own)
+        return self._all
+
+    def is_here(self) -> bool:
+        """Tell whether this is the graph that the rows are known in.
+
+        A function within may be traced once, and called for other rows.
+        """
+        return self._graph is tf.compat.v1.get_default_graph()
+
+
+class _Replica(threading.local):
+    """What a replica, which is a thread, is about to weigh."""
+
+    rows: Rows | None = None
+    share: tf.Tensor | None = None
+    is_in_compiled_loss: bool = False
+
+    @contextlib.contextmanager
+    def set(self, **values: Any) -> Iterator[None]:
+        """Set attributes for a while."""
+        before = {name: getattr(self, name) for name in values}
+        self.__dict__.update(values)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+    def rows_here(self) -> Rows | None:
+        """Return the rows, if they are known in this graph."""
+        rows = self.rows
+        return rows if rows is not None and rows.is_here() else None
+
+
+_replica = _Replica()
+
+
+def with_rows(step: Callable) -> Callable:
+    """Return a Keras model's step that knows the rows of its batch.
+
+    Args:
+        step: Called with a batch, as `Model.train_step` is.
+    """
+
+    def step_on_rows(data: Any) -> Any:
+        own = _count_rows(data)
+        if own is None:
+            return step(data)
+        rows = Rows(own)
+        if tf.executing_eagerly():
+            # Replicas take turns then, and one that waits in the middle of its
+            # step finds the `losses` of another in the model's layers.
+            _ = rows.all
+        with _replica.set(rows=rows):
+            return step(data)
+
+    return step_on_rows
+
+
+def install() -> None:
+    """Let Keras weigh rows like this under our strategy, once."""
+    BatchHooks(
+        scale=_scale,
+        unscale=_unscale,
+        reduce=_reduce,
+        sum_up=_sum_up,
+        moments=_moments,
+    )
+
+
+def _scale(keras_scale: Callable, loss: tf.Tensor) -> tf.Tensor:
+    """Return a replica's part of the loss of the global batch."""
+    share, rows = _replica.share, _replica.rows_here()
+    if share is None and rows is not None:
+        share = tf.math.divide_no_nan(rows.own, rows.all)
+    if share is None:
+        return keras_scale(loss)
+    return loss * tf.cast(share, loss.dtype)
+
+
+def _unscale(keras_unscale: Callable, loss: tf.Tensor) -> tf.Tensor:
+    """Return what has the loss as its mean over replicas, for metrics."""
+    rows = _replica.rows_here()
+    # Keras weighs the loss of each output by rows only if it knows them now.
+    if rows is None or (_replica.is_in_compiled_loss and not rows.is_static):
+        return keras_unscale(loss)
+    inverse = tf.cast(tf.math.divide_no_nan(rows.all, rows.own), loss.dtype)
+    return tf.where(rows.own > 0, loss * inverse, tf.zeros_like(loss))
+
+
+def _reduce(
+    keras_reduce: Callable,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> tf.Tensor:
+    """Reduce the losses of a replica's elements to its part of the whole."""
+    arguments = (values, sample_weight, mask, reduction, dtype)
+    if reduction not in _MEANS or not _is_ours():
+        return keras_reduce(*arguments)
+    by_weight = reduction == "mean_with_sample_weight"
+    is_plain = mask is None and not (by_weight and sample_weight is not None)
+    if is_plain and _replica.rows_here() is not None:
+        return keras_reduce(*arguments)
+    if is_plain:
+        counted = tf.ones_like(values)
+    elif by_weight:
+        counted = merge_mask(sample_weight, mask, reduction)
+    else:
+        counted = mask
+    if tf.executing_eagerly():
+        _check_alone()
+    divisor = tf.reduce_sum(tf.cast(counted, tf.float32))
+    total = _sum_over_replicas(tf.stop_gradient(divisor))
+    with _replica.set(share=tf.math.divide_no_nan(divisor, total)):
+        return keras_reduce(*arguments)
+
+
+def _sum_up(keras_sum_up: Callable, *args: Any, **kwargs: Any) -> Any:
+    with _replica.set(is_in_compiled_loss=True):
+        return keras_sum_up(*args, **kwargs)
+
+
+def _moments(
+    keras_moments: Callable, layer: Any, inputs: tf.Tensor, *args: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return a batch's mean and variance; without rows, the moving ones.
+
+    Those of nothing are NaN, as then are the weights of all replicas.
+    """
+    moments = keras_moments(layer, inputs, *args)
+    if layer.synchronized or not _is_ours():
+        return moments
+    is_empty = tf.equal(tf.size(inputs), 0)
+    moving = layer.moving_mean, layer.moving_variance
+    return tuple(
+        tf.where(is_empty, tf.cast(old, new.dtype), new)
+        for old, new in zip(moving, moments, strict=True)
+    )
+
+
+def _check_alone() -> None:
+    """Refuse to wait for another replica of this process, eagerly.
+
+    See `with_rows`: but what a mask leaves is not known before.
+    """
+    if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+        raise RuntimeError(
+            "A loss with a mask, or one that is divided by the sum of sample "
+            "weights, must be traced where a worker has several devices. "
+            "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
+            "`compile`, or call the loss in a `tf.function`."
+        )
+
+
+def _is_ours() -> bool:
+    """Tell whether this is one of several replicas of our strategy."""
+    strategy = tf.distribute.get_strategy()
+    return (
+        isinstance(strategy.extended, MultiWorkerExtendedHooks)
+        and strategy.num_replicas_in_sync > 1
+        and not tf.distribute.in_cross_replica_context()
+    )
+
+
+def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_reduce(
+        tf.distribute.ReduceOp.SUM, value
+    )
+
+
+def _count_rows(data: Any) -> Any:
+    """Return the rows of a batch, an int if they are known; None without."""
+    inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
+    for tensor in keras.tree.flatten(inputs):
+        if isinstance(tensor, tf.SparseTensor):
+            return tensor.dense_shape[0]
+        if isinstance(tensor, tf.RaggedTensor):
+            return tensor.nrows()
+        if tensor is not None and tensor.shape.rank:
+            rows = tensor.shape[0]
+            return tf.shape(tensor)[0] if rows is None else rows
+    return None
