@@ -85,20 +85,21 @@ def with_rows(step: Callable) -> Callable:
     """Return a Keras model's step that knows the rows of its batch.
 
     Args:
-        step: Called with a batch, as `Model.train_step` is.
+        step: Called with one argument, a batch, if it is `Model.train_step`;
+            of any others, rows are not known.
     """
 
-    def step_on_rows(data: Any) -> Any:
-        own = _count_rows(data)
+    def step_on_rows(*args: Any, **kwargs: Any) -> Any:
+        own = None if kwargs or len(args) != 1 else _count_rows(args[0])
         if own is None:
-            return step(data)
+            return step(*args, **kwargs)
         rows = Rows(own)
         if tf.executing_eagerly():
             # Replicas take turns then, and one that waits in the middle of its
             # step finds the `losses` of another in the model's layers.
             _ = rows.all
         with _replica.set(rows=rows):
-            return step(data)
+            return step(*args)
 
     return step_on_rows
 
@@ -225,7 +226,7 @@ def _count_rows(data: Any) -> Any:
             return tensor.dense_shape[0]
         if isinstance(tensor, tf.RaggedTensor):
             return tensor.nrows()
-        if tensor is not None and tensor.shape.rank:
+        if tf.is_tensor(tensor) and tensor.shape.rank:
             rows = tensor.shape[0]
             return tf.shape(tensor)[0] if rows is None else rows
     return None
