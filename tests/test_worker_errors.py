@@ -24,6 +24,16 @@ PROGRAM = workers.TESTS / "programs" / "faults.py"
         ("settings", ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"]),
         ("step", ["step=0 on worker 0, step=7 on worker 1"]),
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
+        (
+            "parted",
+            [
+                "rate: All workers must have the weights and the learning rate",
+                "learning_rate='0.1' on worker 0, "
+                "learning_rate='0.2' on worker 1",
+                "RuntimeError: All workers must have the weights",
+                "dense/kernel=['",
+            ],
+        ),
         ("absent", ["Received nothing from worker 1 in 5 s"]),
         ("silent", ["Collective", "timed out"]),
         ("killed", ["Worker 1 was killed by signal 9"]),

@@ -53,6 +53,29 @@ class Misbehave(keras.callbacks.Callback):
             save_alone(self.model)
 
 
+class SetRate(keras.callbacks.Callback):
+    """Sets the rate on one worker, behind some batches of an epoch."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.rates = rates
+
+    def on_train_batch_end(self, batch, logs=None):
+        if IS_WRONG and batch in self.rates:
+            self.model.optimizer.learning_rate = self.rates[batch]
+
+
+def part(model):
+    """Part the rate of the workers, and then their weights."""
+    try:
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[SetRate({7: 0.2})])
+    except RuntimeError as error:
+        print(f"rate: {error}", flush=True)
+    model.optimizer.learning_rate = 0.1
+    rates = SetRate({3: 0.2, 4: 0.1})
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[rates])
+
+
 def main():
     """Train, with one thing amiss."""
     if CASE == "too late":
@@ -86,6 +109,8 @@ def main():
     if CASE == "absent":
         gradients = [tf.zeros(v.shape) for v in model.trainable_variables]
         strategy.run(optimizer.apply, (gradients, model.trainable_variables))
+    if CASE == "parted":
+        part(model)
     model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Misbehave()])
     print("trained to the end")
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tf_optimizers.callbacks.files import DamagedError, Folder
 from tf_optimizers.callbacks.reader import Reader
-from tf_optimizers.callbacks.state import State, digests, shares
+from tf_optimizers.callbacks.state import State, shares
+from tf_optimizers.digests import digests
 from tf_optimizers.distribute.workers import Workers
 
 # What happens to files; anything else is a bug.

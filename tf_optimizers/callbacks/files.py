@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tf_optimizers.digests import as_bytes
+
 _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
@@ -156,11 +158,6 @@ class Folder:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array, as NumPy's files know no bfloat16."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def digest(path: Path) -> str:

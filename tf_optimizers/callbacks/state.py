@@ -1,6 +1,5 @@
 """The state of a training: what all replicas have alike, and each one's own."""
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.callbacks.files import as_bytes
 from tf_optimizers.host_weights import HostKeeper
 from tf_optimizers.replicas import backend_variable
 
@@ -84,16 +82,6 @@ class State:
                 f"{differences[0]}. Build the same model, or start anew with "
                 "another `backup_dir`."
             )
-
-
-def digests(values: Sequence[np.ndarray]) -> list[str]:
-    """Return digests of the distinct ones among values."""
-    return sorted(
-        {
-            hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()
-            for value in values
-        }
-    )
 
 
 def shares(

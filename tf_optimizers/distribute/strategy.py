@@ -15,6 +15,7 @@ from tf_optimizers.distribute.agreement import (
     hear_all,
 )
 from tf_optimizers.distribute.cluster import check_cluster, check_options
+from tf_optimizers.distribute.same_weights import TrainedModels
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.sparse_all_reduce import (
     SparseCollectiveAllReduce,
@@ -94,6 +95,7 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         batch.install()
+        self._trained = TrainedModels(self)
         self._scalars = ScalarsOfRun([], self.experimental_local_results)
         devices = len(self.extended.worker_devices)
         check_agreement(self, "the strategy", {"devices": devices})
@@ -140,6 +142,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
+            self._trained.add(model)
             fn = batch.with_rows(fn)
         outputs = super().run(fn, args, kwargs, options)
         self._scalars = ScalarsOfRun(outputs, self.experimental_local_results)
@@ -168,7 +171,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def _check_all_read(self, variable: tf.Variable) -> None:
-        """Raise, instead of waiting for ever, if a worker saves alone."""
+        """Raise if a worker saves alone, or has trained otherwise."""
         check_agreement(
             self,
             "the reading of a variable of which each has its own part",
@@ -177,6 +180,7 @@ class SparseMultiWorkerMirroredStrategy(
             "does. Save on each, to a path of its own, or use "
             "`tfo.callbacks.BackupAndRestore`.",
         )
+        self._trained.check_as_read(variable)
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         local = self.experimental_local_results(value)[0]

@@ -1,0 +1,76 @@
+"""Whether all workers have trained alike, looked at once an epoch."""
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.digests import digests
+from tf_optimizers.distribute.agreement import check_agreement
+from tf_optimizers.replicas import backend_variable, components
+
+
+class TrainedModels:
+    """The models whose steps a strategy has run.
+
+    At the end of every epoch Keras reads a model's metrics, on all workers.
+    That is when they compare its weights and learning rate: a callback that
+    sets either on one worker parts them, and no step would notice.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+    def add(self, model: keras.Model) -> None:
+        """Take note of a model."""
+        self._models.add(model)
+
+    def check_as_read(self, variable: Any) -> None:
+        """Raise unless workers agree on a model whose metrics are read.
+
+        Args:
+            variable: What all workers are about to read.
+
+        Raises:
+            RuntimeError: If weights or learning rates differ.
+        """
+        for model in list(self._models):
+            # One of its metrics will do.
+            metrics = model.metrics_variables[:1]
+            if any(backend_variable(metric) is variable for metric in metrics):
+                self._check(model)
+
+    def _check(self, model: keras.Model) -> None:
+        with self._strategy.scope():
+            weights = {
+                weight.path: digests(
+                    part.numpy() for part in components(weight)
+                )
+                for weight in model.trainable_variables
+            }
+        check_agreement(
+            self._strategy,
+            "the weights and the learning rate after an epoch",
+            _learning_rates(model.optimizer) | weights,
+            "Let callbacks and code of your own set weights and rates on every "
+            "worker, and alike.",
+        )
+
+
+def _learning_rates(optimizer: Any) -> dict[str, str]:
+    """Return the rate, or those of all optimizers that it is made of."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    parts = getattr(optimizer, "optimizers", None)
+    if parts is None:
+        parts = [] if optimizer is None else [optimizer]
+    rates = [tf.convert_to_tensor(part.learning_rate).numpy() for part in parts]
+    if len(rates) == 1:
+        return {"learning_rate": str(rates[0])}
+    return {
+        f"learning_rate of optimizer {i}": str(r) for i, r in enumerate(rates)
+    }
