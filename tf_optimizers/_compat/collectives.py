@@ -30,12 +30,18 @@ class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._counter = resource_variable_ops.ResourceVariable(
-                self._first_key, trainable=False
-            )
+        self._counter: Any = None
 
-    def _next_instance_key(self) -> tf.Tensor:
+    def _next_instance_key(self) -> Any:
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            # A graph of TensorFlow 1 takes no variable of eager mode. It is
+            # built once, and alike on all workers: numbers may be constants.
+            return super()._next_instance_key()
+        if self._counter is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._counter = resource_variable_ops.ResourceVariable(
+                    self._first_key, trainable=False
+                )
         with tf.device("CPU:0"):
             return tf.identity(self._counter.assign_add(1))
 

@@ -1,0 +1,32 @@
+"""Collectives of our strategy, in TensorFlow 1's graphs too."""
+
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+
+@pytest.fixture
+def strategies(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return [tfo.SparseMultiWorkerMirroredStrategy() for _ in range(2)]
+
+
+def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
+    """Whether the strategy has run eagerly before or not."""
+    strategy = strategies[0]
+    for _ in range(2):
+        with tf.Graph().as_default(), strategy.scope():
+            variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+
+            def replica(variable=variable):
+                context = tf.distribute.get_replica_context()
+                place = tf.cast(context.replica_id_in_sync_group, tf.float32)
+                return variable.assign_add(place + 1)
+
+            step = strategy.experimental_local_results(strategy.run(replica))
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                assert session.run(step) == (4.0, 4.0)
+        ones = strategy.run(lambda: tf.constant(1.0))
+        assert strategy.reduce("SUM", ones, axis=None) == 2.0
