@@ -1,5 +1,6 @@
-"""Collectives of our strategy, in TensorFlow 1's graphs too."""
+"""Collectives of several strategies, and of TensorFlow 1's graphs."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,6 +11,24 @@ import tf_optimizers as tfo
 def strategies(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     return [tfo.SparseMultiWorkerMirroredStrategy() for _ in range(2)]
+
+
+def test_strategies_do_not_meet_in_collectives(strategies):
+    """Tensors of two shapes in one collective would be an error."""
+
+    def summed(strategy, tensor):
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tensor)
+
+        step = tf.function(lambda: strategy.run(replica))
+        return strategy.experimental_local_results(step())[0]
+
+    for size in (1, 2):
+        for strategy, extra in zip(strategies, (0, 5), strict=True):
+            tensor = tf.range(size + extra)
+            total = summed(strategy, tensor)
+            np.testing.assert_array_equal(total, 2 * tensor)
 
 
 def test_variable_of_a_legacy_graph_is_assigned_to(strategies):

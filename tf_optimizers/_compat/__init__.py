@@ -226,6 +226,18 @@ def has_tensorflow_started() -> bool:
     return context.context()._context_handle is not None
 
 
+def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
+    """Return the cluster that a strategy has started, and this task's place.
+
+    TensorFlow keeps it in private. None if there is none yet.
+    """
+    server = context.context()._collective_ops_server_def
+    if server is None:
+        return None
+    cluster = tf.train.ClusterSpec(server.cluster).as_dict()
+    return cluster, server.job_name, server.task_index
+
+
 class Coordination:
     """TensorFlow's key-value store between the processes of a cluster.
 

@@ -3,6 +3,7 @@
 They stand apart, for the optimizers to do without these modules.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from tensorflow.python.distribute import (
     cross_device_utils,
 )
 from tensorflow.python.ops import resource_variable_ops
+
+from tf_optimizers._compat import joined_cluster
 
 
 class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):
@@ -138,6 +141,11 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         return self._group_size
 
 
+_numbers = itertools.count(1)
+# More than workers: the host channel of each takes one.
+_KEYS_PER_STRATEGY = 1 << 12
+
+
 class MultiWorkerExtendedHooks(
     collective_all_reduce_strategy.CollectiveAllReduceExtended
 ):
@@ -148,6 +156,7 @@ class MultiWorkerExtendedHooks(
     """
 
     collectives: type[CollectiveAllReduceHooks]
+    number: int  # Of the strategies of this process, in order, from 1.
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         # A strategy has no public hook for the variables created under it.
@@ -186,19 +195,31 @@ class MultiWorkerExtendedHooks(
     def _initialize_local(
         self, cluster_resolver: Any, devices: Any = None
     ) -> None:
+        self._take_keys()
         super()._initialize_local(cluster_resolver, devices)
         self._replace_collectives()
 
     def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        self._take_keys()
+        if joined_cluster() is not None:
+            # By another strategy: its server and its watch over peers remain.
+            self._std_server_started = True
+            self._enable_check_health = False
         super()._initialize_multi_worker(cluster_resolver)
         self._replace_collectives()
+
+    def _take_keys(self) -> None:
+        # Every strategy of TensorFlow's starts at the same group key, so that
+        # one would meet the collectives of another.
+        self.number = next(_numbers)
+        self._collective_key_base += self.number * _KEYS_PER_STRATEGY
 
     def _replace_collectives(self) -> None:
         # There is no argument for them.
         self._cross_device_ops = self._make_collectives(
             self._collective_keys, self.replicas
         )
-        # Far from the keys that TensorFlow and other strategies take.
+        # Far from the keys of all strategies' own collectives.
         key = self._collective_key_base + (1 << 24)
         self._side_channel = self._make_collectives(
             cross_device_utils.CollectiveKeys(group_key_start=key),

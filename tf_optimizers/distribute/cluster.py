@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import has_tensorflow_started, joined_cluster
+
 _JOBS = ("chief", "worker", "evaluator")
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
@@ -29,6 +31,29 @@ def check_cluster(resolver: Any) -> Any:
         _check_jobs(cluster)
         _check_task(cluster, resolver.task_type, resolver.task_id)
     return resolver
+
+
+def check_in_time(resolver: Any) -> None:
+    """Raise if TensorFlow has started without the cluster, or in another.
+
+    Once it has, nothing but a second strategy of the same cluster can be.
+    """
+    cluster = resolver.cluster_spec().as_dict()
+    joined = joined_cluster()
+    if joined is None:
+        if cluster and has_tensorflow_started():
+            raise RuntimeError(
+                "`SparseMultiWorkerMirroredStrategy()` must be created before "
+                "any tensor or variable. Received a call after TensorFlow had "
+                "started. Move it to the top of the script, below the imports."
+            )
+    elif joined != (cluster, resolver.task_type, resolver.task_id):
+        raise RuntimeError(
+            "All strategies of a process must have the same cluster and task. "
+            f"Received: cluster={cluster}, type={resolver.task_type!r}, "
+            f"index={resolver.task_id!r}, after {joined}. Pass the "
+            "`cluster_resolver` of the first, or start another process."
+        )
 
 
 def check_options(options: Any) -> Any:

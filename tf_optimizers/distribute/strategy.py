@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import has_tensorflow_started
 from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
 from tf_optimizers.distribute import batch
 from tf_optimizers.distribute.agreement import (
@@ -14,7 +13,11 @@ from tf_optimizers.distribute.agreement import (
     check_agreement,
     hear_all,
 )
-from tf_optimizers.distribute.cluster import check_cluster, check_options
+from tf_optimizers.distribute.cluster import (
+    check_cluster,
+    check_in_time,
+    check_options,
+)
 from tf_optimizers.distribute.same_weights import TrainedModels
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.sparse_all_reduce import (
@@ -48,7 +51,8 @@ class SparseMultiWorkerMirroredStrategy(
 
     and start the script on every worker with `TF_CONFIG` set, locally by
     `python -m tf_optimizers.launch --workers 2 script.py`. Without a cluster
-    there is one worker: this process.
+    there is one worker: this process. More strategies may follow at any time,
+    of the same cluster and in the same order on every worker.
 
     Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
     worker is a replica, not only the first; collectives may stand inside a
@@ -72,8 +76,9 @@ class SparseMultiWorkerMirroredStrategy(
     Raises:
         TypeError: If an argument is of another class.
         ValueError: If the cluster is malformed.
-        RuntimeError: If TensorFlow was used before, or if the workers disagree
-            on the number of devices.
+        RuntimeError: If TensorFlow was used before the first strategy, if a
+            later one has another cluster, or if the workers disagree on the
+            number of devices or strategies.
     """
 
     def __init__(
@@ -81,14 +86,7 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> None:
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
-        if cluster_resolver.cluster_spec().as_dict() and (
-            has_tensorflow_started()
-        ):
-            raise RuntimeError(
-                "`SparseMultiWorkerMirroredStrategy()` must be created before "
-                "any tensor or variable. Received a call after TensorFlow had "
-                "started. Move it to the top of the script, below the imports."
-            )
+        check_in_time(cluster_resolver)
         self._timeout = options.timeout_seconds or AGREEMENT_SECONDS
         # The parent's constructor would make its own extension.
         tf.distribute.Strategy.__init__(
@@ -97,8 +95,14 @@ class SparseMultiWorkerMirroredStrategy(
         batch.install()
         self._trained = TrainedModels(self)
         self._scalars = ScalarsOfRun([], self.experimental_local_results)
-        devices = len(self.extended.worker_devices)
-        check_agreement(self, "the strategy", {"devices": devices})
+        check_agreement(
+            self,
+            "the strategy",
+            {
+                "devices": len(self.extended.worker_devices),
+                "strategies so far": self.extended.number,
+            },
+        )
 
     def hear_all(
         self, subject: str, statement: Any, way_out: str = START_ALIKE

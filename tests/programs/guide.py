@@ -1,0 +1,142 @@
+"""A script of several strategies, as Keras's guide has: `guide.py PART...`."""
+
+import os
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from workers import report
+
+import tf_optimizers as tfo
+
+Strategy = tfo.SparseMultiWorkerMirroredStrategy
+FOLDER = pathlib.Path(os.environ["FOLDER"])
+ROWS = np.arange(24.0, dtype="float32")[:, None]
+
+
+def worker_of(strategy):
+    return strategy.cluster_resolver.task_id
+
+
+def message_of(function):
+    """Return the error that every worker must get, or None."""
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def as_lists(values):
+    return [value.tolist() for value in values]
+
+
+# Keras's guide: a strategy, then others in a function that can be called again.
+
+
+def digits():
+    """Training, validation and test data like MNIST's, but small."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (240, 8, 8))
+    labels = (images[:, 0].mean(1) > 127).astype("int32")
+    images = images.reshape(-1, 64).astype("float32") / 255
+    parts = (slice(0, 160), slice(160, 208), slice(208, None))
+    return [
+        tf.data.Dataset.from_tensor_slices((images[p], labels[p])).batch(16)
+        for p in parts
+    ]
+
+
+def compiled_model():
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def make_or_restore_model(folder):
+    checkpoints = sorted(folder.glob("*.keras"))
+    if checkpoints:
+        return keras.models.load_model(checkpoints[-1])
+    return compiled_model()
+
+
+def run_training(epochs):
+    strategy = Strategy()
+    folder = FOLDER / f"worker-{worker_of(strategy)}"
+    folder.mkdir(exist_ok=True)
+    with strategy.scope():
+        model = make_or_restore_model(folder)
+    train, validation, _ = digits()
+    start = int(model.optimizer.iterations.numpy())
+    path = folder / f"after-{start}-{{epoch}}.keras"
+    history = model.fit(
+        train,
+        epochs=epochs,
+        validation_data=validation,
+        callbacks=[keras.callbacks.ModelCheckpoint(path, save_freq="epoch")],
+        verbose=0,
+    )
+    return {"start": start, "loss": history.history["loss"]}
+
+
+def guide():
+    strategy = Strategy()
+    with strategy.scope():
+        model = compiled_model()
+    train, validation, test = digits()
+    history = model.fit(train, epochs=2, validation_data=validation, verbose=0)
+    result = {
+        "loss": history.history["loss"],
+        "evaluate": model.evaluate(test, verbose=0),
+        "runs": [run_training(epochs=2), run_training(epochs=1)],
+    }
+    # The first model goes on under the first strategy.
+    model.fit(train, verbose=0)
+    return result | {"weights": as_lists(model.get_weights())}
+
+
+def interleaved():
+    """Variables and collectives of two strategies, in turn."""
+    strategies = [Strategy(), Strategy()]
+
+    def summed(strategy, size):
+        with strategy.scope():  # The first worker's values go to all.
+            start = tf.fill([size], 1.0 + worker_of(strategy))
+            variable = tf.Variable(start)
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", variable + 1.0)
+
+        step = tf.function(lambda: strategy.run(replica))
+        return strategy.experimental_local_results(step())[0].numpy().tolist()
+
+    return [
+        summed(strategy, size + extra)
+        for size in (2, 3)
+        for strategy, extra in zip(strategies, (0, 5), strict=True)
+    ]
+
+
+def another_cluster():
+    Strategy()
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, task_type="worker", task_id=0
+    )
+    return message_of(lambda: Strategy(resolver))
+
+
+PARTS = {part.__name__: part for part in (guide, interleaved, another_cluster)}
+
+if __name__ == "__main__":
+    report({name: PARTS[name]() for name in sys.argv[1:]})
