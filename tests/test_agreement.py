@@ -6,7 +6,8 @@ import json
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.distribute import agreement
+import tf_optimizers as tfo
+from tf_optimizers.distribute import agreement, strategy
 
 TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
 
@@ -120,3 +121,18 @@ def test_notes_do_not_pile_up(store):
             say(store, worker, serial, serial=serial)
         hear_all()
     assert all(key.startswith("tf_optimizers/4/") for key in store.notes)
+
+
+def test_timeout_of_collectives_is_not_that_of_agreements(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=5.0
+    )
+    alone = tfo.SparseMultiWorkerMirroredStrategy(communication_options=options)
+    monkeypatch.setattr(strategy, "hear_all", lambda *arguments: arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(alone.extended), "workers", 2)
+        patch.setattr(type(alone.extended), "tasks", TASKS)
+        assert alone.hear_all("lunch", "soup")[4] == 1800.0
+        alone.agreement_seconds = 7.0
+        assert alone.hear_all("lunch", "soup")[4] == 7.0

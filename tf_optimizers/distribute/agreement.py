@@ -65,7 +65,8 @@ def hear_all(
     if absent:
         raise RuntimeError(
             f"All workers must come to {subject}. Received nothing from "
-            f"{', '.join(absent)} in {timeout:g} s. {way_out}"
+            f"{', '.join(absent)} in {timeout:g} s. {way_out} If it is only "
+            "late, set the strategy's `agreement_seconds`."
         )
     heard = [json.loads(note) for note in notes if note is not None]
     for other, (others_subject, _) in enumerate(heard):

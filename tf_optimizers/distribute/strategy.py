@@ -25,10 +25,6 @@ from tf_optimizers.distribute.sparse_all_reduce import (
     pad_rows,
 )
 
-# Time for one worker to prepare its data, or to compute something on its own,
-# while the others wait for it.
-AGREEMENT_SECONDS = 1800.0
-
 
 class SparseMultiWorkerMirroredStrategy(
     tf.distribute.MultiWorkerMirroredStrategy
@@ -73,6 +69,12 @@ class SparseMultiWorkerMirroredStrategy(
             timeout has passed, so that it should be one of seconds. Defaults
             to `None`, no timeout.
 
+    Attributes:
+        agreement_seconds: How long workers wait for one that prepares its
+            data, or computes something on its own, before they agree on what
+            comes next; half an hour, unless it is set. No collective waits
+            meanwhile.
+
     Raises:
         TypeError: If an argument is of another class.
         ValueError: If the cluster is malformed.
@@ -81,13 +83,14 @@ class SparseMultiWorkerMirroredStrategy(
             number of devices or strategies.
     """
 
+    agreement_seconds: float = 1800.0
+
     def __init__(
         self, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
         check_in_time(cluster_resolver)
-        self._timeout = options.timeout_seconds or AGREEMENT_SECONDS
         # The parent's constructor would make its own extension.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
@@ -127,7 +130,7 @@ class SparseMultiWorkerMirroredStrategy(
             statement,
             extended.worker_index,
             extended.tasks,
-            self._timeout,
+            self.agreement_seconds,
             way_out,
         )
 
