@@ -23,6 +23,13 @@ OPTIMIZERS = {
     ),
     "keras-adam": keras.optimizers.Adam,
 }
+WRAPPERS = {
+    "alone": lambda optimizer: optimizer,
+    "in LossScaleOptimizer": keras.optimizers.LossScaleOptimizer,
+    "in MultiOptimizer": lambda optimizer: keras.optimizers.MultiOptimizer(
+        lambda variable: optimizer
+    ),
+}
 NONE = tf.distribute.get_strategy()
 
 
@@ -146,9 +153,15 @@ def test_resumed_training_equals_an_uninterrupted_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def make_archive(folder, strategy=NONE, optimizer="dgc", width=16, **kwargs):
+def make_archive(
+    folder, strategy=NONE, optimizer="dgc", width=16, wrapper="alone", **kwargs
+):
     """An archive of a model that has not been trained."""
-    model = make_model(lambda: OPTIMIZERS[optimizer](**kwargs), strategy, width)
+
+    def make():
+        return WRAPPERS[wrapper](OPTIMIZERS[optimizer](**kwargs))
+
+    model = make_model(make, strategy, width)
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
     folder = Folder(folder)
@@ -203,18 +216,31 @@ def test_sums_of_replicas_are_conserved(tmp_path, strategies, old, new):
             np.testing.assert_array_equal(mine[0].numpy(), first.numpy())
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "alone",
+        "in LossScaleOptimizer",
+        pytest.param("in MultiOptimizer", marks=cases.needs_groups),
+    ],
+)
 @pytest.mark.parametrize("name", ["lamb", "adam_offload"])
 @pytest.mark.parametrize("old", ["one", "two"])
-def test_accumulated_gradients_are_conserved(tmp_path, strategies, name, old):
+def test_accumulated_gradients_are_conserved(
+    tmp_path, strategies, name, old, wrapper
+):
     """Each replica has a share of them, but the host the sum."""
 
     def accumulating(strategy):
         archive, model = make_archive(
-            tmp_path, strategy, name, gradient_accumulation_steps=2
+            *(tmp_path, strategy, name),
+            wrapper=wrapper,
+            gradient_accumulation_steps=2,
         )
-        return archive, strategy.experimental_local_results(
-            model.optimizer._accumulated_gradients[0].value
+        variable = next(
+            v for v in model.optimizer.variables if "accumulator" in v.path
         )
+        return archive, strategy.experimental_local_results(variable.value)
 
     new = {"one": "two", "two": "one"}[old]
     source, parts = accumulating(strategies[old])

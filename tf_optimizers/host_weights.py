@@ -34,6 +34,8 @@ class HostKeeper(DecayedOptimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable to the host."""
+        # One for all replicas: what one reads is the whole, no share of it.
+        kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
 

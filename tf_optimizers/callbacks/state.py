@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.host_weights import HostKeeper
 from tf_optimizers.replicas import backend_variable
 
 
@@ -43,10 +42,10 @@ class State:
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Tell a variable of which every replica has a share."""
-        if "gradient_accumulator" in variable.path:
-            # Keras does not say it of these; the host's are the sum already.
-            return not isinstance(self._model.optimizer, HostKeeper)
-        return variable.aggregation == "sum"
+        # Keras does not say it of accumulators. A host's are the sum already,
+        # and say so, whatever optimizer is around its own.
+        is_accumulator = "gradient_accumulator" in variable.path
+        return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""
