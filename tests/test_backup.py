@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 
 import cases
 import keras
@@ -371,13 +372,76 @@ def test_backup_of_another_training_is_refused(tmp_path, kwargs, message):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weight_that_is_not_finite_is_not_backed_up(tmp_path, value):
-    archive, model = make_archive(tmp_path, optimizer="lamb")
+@pytest.mark.parametrize(
+    "part",
+    ["dense.*/kernel", "moving_variance", "dense.*_velocity"],
+    ids=["weight", "statistics", "slot"],
+)
+def test_what_is_not_finite_is_not_backed_up(tmp_path, mirrored, part, value):
+    """Wherever it is; here on one replica where replicas differ."""
+    archive, model = make_archive(tmp_path, mirrored, optimizer="lamb")
     archive.save({"epoch": 1, "batch": 0})
-    model.weights[0].assign(tf.fill(model.weights[0].shape, value))
-    with pytest.raises(RuntimeError, match="dense.*/kernel"):
+    variable = next(
+        v
+        for v in [*model.variables, *model.optimizer.variables]
+        if re.search(part, v.path)
+    )
+    last = mirrored.experimental_local_results(variable.value)[-1]
+    last.assign(tf.fill(last.shape, value))
+    with pytest.raises(RuntimeError, match=f"must be finite.*{part}"):
         archive.save({"epoch": 2, "batch": 0})
     assert archive.newest()["epoch"] == 1
+
+
+def test_frozen_weight_that_becomes_nan_is_not_backed_up(tmp_path):
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    model.layers[0].trainable = False
+    model.weights[0].assign(tf.fill(model.weights[0].shape, np.nan))
+    with pytest.raises(RuntimeError, match="must be finite.*dense.*/kernel"):
+        archive.save({"epoch": 2, "batch": 0})
+
+
+class Mask(keras.layers.Layer):
+    """Has a variable that is -inf because it is meant to be."""
+
+    def build(self, shape):
+        self.mask = self.add_weight(
+            shape=(2,),
+            initializer=lambda shape, dtype: tf.constant([0, -np.inf], dtype),
+            trainable=False,
+        )
+
+    def call(self, x):
+        return x + keras.ops.exp(self.mask)[1]
+
+
+class Spoil(keras.callbacks.Callback):
+    """Assigns to a layer's first weight in a step, counted over all epochs."""
+
+    def __init__(self, step, layer, value):
+        super().__init__()
+        self.remaining, self.layer, self.value = step, layer, value
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.remaining -= 1
+        if self.remaining < 0:
+            weight = self.model.layers[self.layer].weights[0]
+            weight.assign(keras.ops.full(weight.shape, self.value))
+
+
+def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
+    def make():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(8), Mask()]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    interrupt(make(), tmp_path, 3, save_freq=2)
+    fit(make(), tmp_path, save_freq=2, epochs=1)
+    spoil = Spoil(1, layer=1, value=np.nan)
+    with pytest.raises(RuntimeError, match="must be finite.*mask"):
+        fit(make(), tmp_path, spoil, save_freq=2)
 
 
 def test_weights_that_parted_are_not_backed_up(tmp_path, mirrored):

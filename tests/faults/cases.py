@@ -137,11 +137,11 @@ CASES = {
     "NaN gradient on one worker": (
         make_wrong("nan"),
         ERROR,
-        "A weight must be finite to be backed up",
+        "A variable must be finite to be backed up",
     ),
     "inf gradient on one worker": (
         make_wrong("inf"),
         ERROR,
-        "A weight must be finite to be backed up",
+        "A variable must be finite to be backed up",
     ),
 }

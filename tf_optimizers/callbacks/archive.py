@@ -73,15 +73,10 @@ class Archive:
         Args:
             position: Where the training is, for `newest` to return.
         """
-        values = {
-            f"{section}.{i}": [
-                part.numpy() for part in self._state.components(variable)
-            ]
-            for section, variables in self._state.sections.items()
-            for i, variable in enumerate(variables)
-        }
+        values = self._state.values()
+        self._check_finite(values)
         alike = self._alike(values)
-        self._check_weights(values, alike)
+        self._check_weights(alike)
         (newest, *_) = self._workers.share(
             max(self._folder.generations(), default=0)
         )
@@ -175,27 +170,34 @@ class Archive:
             if len(set().union(*(each[name] for each in everyone))) == 1
         }
 
-    def _check_weights(
-        self, values: dict[str, list[np.ndarray]], alike: set[str]
-    ) -> None:
+    def _check_finite(self, values: dict[str, list[np.ndarray]]) -> None:
         """Refuse to keep what nobody wants back, the same on all workers."""
+        path = self._not_finite(values)
+        if path is not None:
+            raise RuntimeError(
+                "A variable must be finite to be backed up. Received NaN or "
+                f"inf in {path}. The backup before is kept: start again from "
+                "it with a lower learning rate or `clipnorm`, and check the "
+                "data."
+            )
+
+    def _not_finite(self, values: dict[str, list[np.ndarray]]) -> str | None:
+        """Return the path of the first variable that is not, on any worker."""
+        found = self._workers.share(self._state.first_not_finite(values))
+        first = min((i for i in found if i is not None), default=None)
+        if first is None:
+            return None
+        return self._state.sections["lasting"][first].path
+
+    def _check_weights(self, alike: set[str]) -> None:
+        """Raise if workers have parted."""
         for i, variable in enumerate(self._state.sections["lasting"]):
-            if not variable.trainable:
-                continue
-            name = f"lasting.{i}"
-            if name not in alike:
+            if variable.trainable and f"lasting.{i}" not in alike:
                 raise RuntimeError(
                     "A weight must be the same on all replicas. Received "
                     f"different values of {variable.path}. Do not assign to "
                     "weights on one worker alone, and start again from the "
                     "last backup."
-                )
-            if not np.all(np.isfinite(values[name][0].astype(np.float64))):
-                raise RuntimeError(
-                    "A weight must be finite to be backed up. Received NaN or "
-                    f"inf in {variable.path}. The backup before is kept: "
-                    "start again from it with a lower learning rate or "
-                    "`clipnorm`, and check the data."
                 )
 
     def _own(

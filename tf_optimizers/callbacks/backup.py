@@ -43,12 +43,16 @@ class BackupAndRestore(keras.callbacks.Callback):
     `tf.data.Dataset.shuffle` with a `seed` and
     `reshuffle_each_iteration=False`. With `steps_per_epoch` and a data set
     that runs through several epochs, the data start anew, as after Keras's own
-    `initial_epoch`. What other callbacks keep in Python is not backed up.
+    `initial_epoch`.
+
+    Random numbers of Keras's layers and of `keras.random` go on where they
+    were, also unseeded ones. Those of `tf.random`, NumPy and Python do not,
+    and what other callbacks keep in Python is not backed up.
 
     Differs from `keras.callbacks.BackupAndRestore`: several workers;
     each replica's own state, random seeds and metrics; the middle of an epoch;
-    checksums; weights that are not finite are an error instead of a backup;
-    only its own files are deleted, not the folder's others.
+    checksums; NaN and inf are an error instead of a backup; only its own files
+    are deleted, not the folder's others.
 
     Args:
         backup_dir: str or path. A folder on a local or mounted file system, of
@@ -67,8 +71,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         ValueError: If an argument is outside its range; if a backup is of
             another model or optimizer.
         RuntimeError: If a backup cannot be written or read, all are damaged,
-            weights are not finite or not alike on all workers, or workers do
-            not share the folder.
+            a variable is not finite, weights are not alike on all workers, or
+            workers do not share the folder.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -106,9 +110,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         if model.optimizer is not None and not model.optimizer.built:
             with strategy.scope():
                 model.optimizer.build(model.trainable_variables)
+        state = State(model)
         self._archive = Archive(
             Folder(self.backup_dir),
-            State(model),
+            state,
             strategy,
             backups=2 if self.double_checkpoint else 1,
         )
@@ -118,6 +123,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._resumed is not None:
             self._archive.restore(self._resumed, "lasting")
             start_at_epoch(model, self._resumed["epoch"])
+        state.accept_infinite()
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None

@@ -20,6 +20,7 @@ class State:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
+        self._may_be_infinite: set[int] = set()
 
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
@@ -39,6 +40,40 @@ class State:
         return self._model.distribute_strategy.experimental_local_results(
             backend_variable(variable)
         )
+
+    def values(self) -> dict[str, list[np.ndarray]]:
+        """Return what this process has of every variable, by name."""
+        return {
+            f"{section}.{i}": [part.numpy() for part in self.components(v)]
+            for section, variables in self.sections.items()
+            for i, v in enumerate(variables)
+        }
+
+    def accept_infinite(self) -> None:
+        """Take inf for meant where it is, as in a mask or a minimum so far."""
+        values = self.values()
+        self._may_be_infinite = {
+            i
+            for i, variable in enumerate(self.sections["lasting"])
+            if not variable.trainable
+            and not _are(np.isfinite, values[f"lasting.{i}"])
+        }
+
+    def first_not_finite(
+        self, values: dict[str, list[np.ndarray]]
+    ) -> int | None:
+        """Return the place of a lasting variable that nobody wants back.
+
+        Metrics may be anything.
+
+        Args:
+            values: What `values` has returned.
+        """
+        for i in range(len(self.sections["lasting"])):
+            is_right = _is_number if i in self._may_be_infinite else np.isfinite
+            if not _are(is_right, values[f"lasting.{i}"]):
+                return i
+        return None
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Tell a variable of which every replica has a share."""
@@ -112,6 +147,19 @@ def shares(
             total = total + read(replica)
         first = (total / math.prod(new)).astype(first.dtype)
     return [first] * len(own)
+
+
+def _are(is_right: Callable, values: Sequence[np.ndarray]) -> bool:
+    """Tell whether all elements of values are right, if they are floats."""
+    return all(
+        np.all(is_right(value))
+        for value in values
+        if keras.backend.is_float_dtype(str(value.dtype))
+    )
+
+
+def _is_number(value: np.ndarray) -> np.ndarray:
+    return ~np.isnan(value)
 
 
 def _differ(name: str, mine: Any, saved: Any) -> list[str]:
