@@ -154,6 +154,36 @@ def test_resumed_training_equals_an_uninterrupted_one(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["layer", "loss"])
+def test_unseeded_random_numbers_go_on(tmp_path, place):
+    """Of a generator that Keras creates with a layer, or in the first step."""
+
+    def noisy(x):
+        return x + keras.random.normal((1, 8))
+
+    def start():
+        keras.utils.clear_session()  # as a new process would
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.Lambda(noisy, output_shape=(8,))
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(8)]
+            + [layer] * (place == "layer")
+        )
+
+        def loss(y, p):
+            return keras.ops.mean((y - noisy(p)) ** 2)
+
+        model.compile("sgd", "mse" if place == "layer" else loss)
+        return model
+
+    expected = start()
+    fit(expected, tmp_path)
+    interrupt(start(), tmp_path, 9, save_freq=4)
+    resumed = start()
+    fit(resumed, tmp_path, save_freq=4)
+    assert_equal(state(resumed), state(expected))
+
+
 def make_archive(
     folder, strategy=NONE, optimizer="dgc", width=16, wrapper="alone", **kwargs
 ):

@@ -131,6 +131,18 @@ def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
     assert Start.epochs == [2, 3]
 
 
+def test_keras_still_draws_from_the_global_seed():
+    keras.utils.clear_session()
+    assert _compat.global_seed() is None
+    first = keras.random.normal([3])
+    seed = _compat.global_seed()
+    second = keras.random.normal([3])
+    keras.utils.clear_session()
+    _compat.set_global_seed(seed)
+    assert keras.random.normal([3]).numpy().tolist() == second.numpy().tolist()
+    assert first.numpy().tolist() != second.numpy().tolist()
+
+
 def test_keras_still_calls_the_hooks():
     """A hook that nothing calls would leave Keras's own order in place."""
     source = inspect.getsource(keras.optimizers.Optimizer.apply)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
@@ -148,6 +149,26 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics, whatever their values."""
     # Keras does so when it traces the first step, if there is no strategy.
     model._symbolic_build(data_batch=batch)
+
+
+def global_seed() -> list[int] | None:
+    """Return the state of the generator behind unseeded `keras.random` ops.
+
+    None if there is none yet: Keras creates it for the first of them.
+    """
+    # Keras keeps it under this name, for every thread its own.
+    generator = global_state.get_global_attribute("global_seed_generator")
+    return None if generator is None else generator.state.numpy().tolist()
+
+
+def set_global_seed(state: list[int]) -> None:
+    """Let unseeded `keras.random` ops go on from a state."""
+    generator = global_state.get_global_attribute("global_seed_generator")
+    if generator is None:
+        # Given a seed, it draws none from Python's generator.
+        generator = keras.random.SeedGenerator(seed=0)
+        global_state.set_global_attribute("global_seed_generator", generator)
+    generator.state.assign(state)
 
 
 def in_xla() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat import global_seed, set_global_seed
 from tf_optimizers.callbacks.files import DamagedError, Folder
 from tf_optimizers.callbacks.reader import Reader
 from tf_optimizers.callbacks.state import State, shares
@@ -77,10 +78,10 @@ class Archive:
         self._check_finite(values)
         alike = self._alike(values)
         self._check_weights(alike)
-        (newest, *_) = self._workers.share(
-            max(self._folder.generations(), default=0)
+        told = self._workers.share(
+            [max(self._folder.generations(), default=0), global_seed()]
         )
-        generation = newest + 1
+        generation = told[0][0] + 1
         parts = self._together(
             lambda: self._folder.write_part(
                 generation, self._workers.index, self._own(values, alike)
@@ -91,6 +92,7 @@ class Archive:
             "replicas": self._replicas,
             "alike": sorted(alike),
             "parts": parts,
+            "seeds": [seed for _, seed in told],
             **self._state.describe(),
         }
         kept = [generation, *self._whole][: self._backups]
@@ -147,6 +149,13 @@ class Archive:
                 parts = self._state.components(variable)
                 for part, value in zip(parts, values, strict=False):
                     part.assign(value)
+
+    def restore_seed(self, content: dict[str, Any]) -> None:
+        """Set Keras's global seed generator to what it was on this worker."""
+        seeds = content.get("seeds", [])  # Backups of 0.1.0 have none.
+        own = seeds[self._workers.index :][:1]
+        if own and own[0] is not None:
+            set_global_seed(own[0])
 
     def delete(self) -> None:
         """Delete all backups, once no worker needs them any more."""

@@ -122,6 +122,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._resumed = self._archive.newest()
         if self._resumed is not None:
             self._archive.restore(self._resumed, "lasting")
+            self._archive.restore_seed(self._resumed)
             start_at_epoch(model, self._resumed["epoch"])
         state.accept_infinite()
 
