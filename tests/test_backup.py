@@ -439,10 +439,11 @@ class Mask(keras.layers.Layer):
             shape=(2,),
             initializer=lambda shape, dtype: tf.constant([0, -np.inf], dtype),
             trainable=False,
+            name="mask",
         )
 
     def call(self, x):
-        return x + keras.ops.exp(self.mask)[1]
+        return x
 
 
 class Spoil(keras.callbacks.Callback):
