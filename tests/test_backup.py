@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import warnings
 
 import cases
 import keras
@@ -458,6 +459,26 @@ class Spoil(keras.callbacks.Callback):
         if self.remaining < 0:
             weight = self.model.layers[self.layer].weights[0]
             weight.assign(keras.ops.full(weight.shape, self.value))
+
+
+@pytest.mark.parametrize(("freq", "kept"), [(4, 1), (20, 0)])
+def test_last_good_backup_outlives_a_training_that_diverged(
+    tmp_path, freq, kept
+):
+    """`TerminateOnNaN` ends it between two backups, or before the first."""
+    model = make_model(OPTIMIZERS["lamb"])
+    spoil, stop = Spoil(5, -1, np.nan), keras.callbacks.TerminateOnNaN()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model, tmp_path / "backup", spoil, stop, save_freq=freq)
+    assert model.stop_training
+    said = [str(w.message) for w in caught if "backup" in str(w.message)]
+    assert len(said) == kept
+    if kept:
+        assert re.search("NaN or inf in .*dense.*/kernel.*00000001", said[0])
+        found = fit(make_model(OPTIMIZERS["lamb"]), tmp_path / "backup")
+        assert [epoch for epoch, _ in found] == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):

@@ -158,9 +158,21 @@ class Archive:
             set_global_seed(own[0])
 
     def delete(self) -> None:
-        """Delete all backups, once no worker needs them any more."""
-        self._workers.share(None)
-        if self._is_first:
+        """Delete all backups, unless they are better than what there is now.
+
+        No worker needs them any more when all have come here.
+        """
+        path = self._not_finite(self._state.values())
+        if self._is_first and path is not None and self._whole:
+            warnings.warn(
+                "Backups are deleted when a training ends with finite "
+                f"variables. Received NaN or inf in {path}. The last backup, "
+                f"{self._whole[0]:08} in {str(self._folder.path)!r}, is kept: "
+                "start again from it with a lower learning rate or "
+                "`clipnorm`, and check the data.",
+                stacklevel=2,
+            )
+        elif self._is_first:
             self._folder.keep([])
 
     @property
@@ -191,7 +203,7 @@ class Archive:
             )
 
     def _not_finite(self, values: dict[str, list[np.ndarray]]) -> str | None:
-        """Return the path of the first variable that is not, on any worker."""
+        """Return the path of the first variable that is not on any worker."""
         found = self._workers.share(self._state.first_not_finite(values))
         first = min((i for i in found if i is not None), default=None)
         if first is None:

@@ -64,7 +64,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             too, to fall back to, with a warning, if the newest is damaged.
             Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups when `fit` has
-            come to its end. Defaults to `True`.
+            come to its end with finite variables. Defaults to `True`.
 
     Raises:
         TypeError: If an argument, or the strategy, is of the wrong kind.
@@ -163,7 +163,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Delete the backups, unless they are to stay."""
+        """Delete the backups, unless they are to stay or still needed."""
         start_at_epoch(self.model, None)
         if self.delete_checkpoint:
             self._archive.delete()
