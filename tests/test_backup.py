@@ -532,6 +532,80 @@ def test_unbuilt_model_is_refused(tmp_path):
         callback.on_train_begin()
 
 
+def make_small(tmp_path, batch=4):
+    """A model of which there is a backup in the middle of an epoch of six."""
+
+    def make():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    interrupt(make(), tmp_path, batch, save_freq=batch)
+    return make()
+
+
+def fit_alone(model):
+    """Return how many steps a `fit` without a backup makes, of six."""
+    before = int(model.optimizer.iterations.numpy())
+    model.fit(X, Y, batch_size=10, verbose=0)
+    return int(model.optimizer.iterations.numpy()) - before
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_refused(
+    tmp_path, known
+):
+    model = make_small(tmp_path)
+    before = model.get_weights()
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(20)
+    if not known:
+        data = data.filter(lambda x, y: True)
+    with pytest.raises(ValueError, match="Received: 3 batches.*after 4"):
+        model.fit(
+            data,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[tfo.callbacks.BackupAndRestore(tmp_path)],
+        )
+    if known:
+        assert_equal(model.get_weights(), before)
+    assert fit_alone(model) == 6
+    found = fit(model, tmp_path)
+    assert [epoch for epoch, _ in found] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_skipping_does_not_outlive_a_fit_that_raises(tmp_path, step, compiled):
+    model = make_small(tmp_path)
+    interrupt(model, tmp_path, step)
+    if compiled:
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    assert fit_alone(model) == 6
+    interrupt(model, tmp_path, step)
+    before = model.get_weights()
+    model.train_on_batch(X, Y)
+    assert (model.get_weights()[0] != before[0]).any()
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends the training with its first batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+
+
+def test_skipping_does_not_outlive_a_fit_that_is_stopped(tmp_path):
+    model = make_small(tmp_path)
+    fit(model, tmp_path, Stop(), delete_checkpoint=False)
+    assert fit_alone(model) == 6
+    (path,) = tmp_path.glob("*.json")
+    content = Folder(tmp_path).content(int(path.stem))
+    assert (content["epoch"], content["batch"]) == (0, 4)
+
+
 def test_second_fit_starts_at_its_first_epoch(tmp_path):
     model = make_model(OPTIMIZERS["lamb"])
     interrupt(model, tmp_path, 7)

@@ -1,17 +1,18 @@
 """A training that can be killed at any time, and goes on where it was."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from tf_optimizers._compat import build_metrics, start_at_epoch
+from tf_optimizers._compat import start_at_epoch
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.files import Folder
+from tf_optimizers.callbacks.skip import Skip, check_batches
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.checks import check_boolean, check_integer
+from tf_optimizers.distribute.workers import Workers
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -69,7 +70,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     Raises:
         TypeError: If an argument, or the strategy, is of the wrong kind.
         ValueError: If an argument is outside its range; if a backup is of
-            another model or optimizer.
+            another model or optimizer, or has seen more batches of an epoch
+            than there are.
         RuntimeError: If a backup cannot be written or read, all are damaged,
             a variable is not finite, weights are not alike on all workers, or
             workers do not share the folder.
@@ -96,6 +98,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "delete_checkpoint", delete_checkpoint
         )
         self._epoch = self._batch = self._unsaved = 0
+        self._skip: Skip | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the newest backup, if there is one."""
@@ -121,6 +124,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._unsaved = 0
         self._resumed = self._archive.newest()
         if self._resumed is not None:
+            for batches in Workers(strategy).share(self.params["steps"]):
+                if batches is not None:
+                    check_batches(batches, self._resumed["batch"])
             self._archive.restore(self._resumed, "lasting")
             self._archive.restore_seed(self._resumed)
             start_at_epoch(model, self._resumed["epoch"])
@@ -135,7 +141,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         resumed, self._resumed = self._resumed, None
         if resumed is not None and resumed["batch"]:
             self._batch = resumed["batch"]
-            self.model.train_function = Skip(
+            self._skip = Skip(
                 self.model,
                 self._batch,
                 lambda: self._archive.restore(resumed, "metrics"),
@@ -158,6 +164,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Back up, if it is time."""
+        skip, self._skip = self._skip, None
+        if skip is not None:
+            skip.end()
+            if skip.remaining > 0:  # So the backup is still the newest state.
+                if not self.model.stop_training:
+                    check_batches(self._batch - skip.remaining, self._batch)
+                return
         self._epoch, self._batch = epoch + 1, 0
         if self.save_freq == "epoch":
             self._save()
@@ -171,43 +184,6 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _save(self) -> None:
         self._archive.save({"epoch": self._epoch, "batch": self._batch})
         self._unsaved = 0
-
-
-class Skip:
-    """A model's train function that draws batches without training on them.
-
-    After the last of them it gives its place back.
-
-    Args:
-        model: Whose train function it becomes.
-        batches: How many to draw.
-        restore_metrics: Sets the metrics to what these batches left behind.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        batches: int,
-        restore_metrics: Callable[[], None],
-    ) -> None:
-        self._model = model
-        self._remaining = batches
-        self._restore_metrics = restore_metrics
-        self._train: Callable = model.train_function
-        self._logs: dict[str, Any] | None = None
-
-    def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw as many batches as a call would train on."""
-        for _ in range(self._model.steps_per_execution):
-            batch = next(iterator)
-        if self._logs is None:
-            build_metrics(self._model, batch)
-            self._restore_metrics()
-            self._logs = self._model.get_metrics_result()
-        self._remaining -= self._model.steps_per_execution
-        if self._remaining <= 0:
-            self._model.train_function = self._train
-        return self._logs
 
 
 def _check_frequency(value: Any) -> str | int:

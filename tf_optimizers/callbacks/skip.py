@@ -1,0 +1,71 @@
+"""How the batches of an epoch that were seen before are left out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_optimizers._compat import build_metrics
+
+
+class Skip:
+    """A model's train function that draws batches without training on them.
+
+    It gives its place back after the last of them, when it is told to, and when
+    Keras asks for a train function. Whatever trains next does so, and no
+    callback is told if `fit` ends by an exception.
+
+    Args:
+        model: Whose train function it becomes.
+        batches: How many to draw.
+        restore_metrics: Sets the metrics to what these batches left behind.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: int,
+        restore_metrics: Callable[[], None],
+    ) -> None:
+        self.remaining = batches
+        self._model = model
+        self._restore_metrics = restore_metrics
+        self._logs: dict[str, Any] | None = None
+        self._train: Callable = model.train_function
+        model.train_function = self
+        model.make_train_function = self._make_train_function
+
+    def __call__(self, iterator: Any) -> dict[str, Any]:
+        """Draw as many batches as a call would train on."""
+        for _ in range(self._model.steps_per_execution):
+            batch = next(iterator)
+            self.remaining -= 1
+        if self._logs is None:
+            build_metrics(self._model, batch)
+            self._restore_metrics()
+            self._logs = self._model.get_metrics_result()
+        if self.remaining <= 0:
+            self.end()
+        return self._logs
+
+    def end(self) -> None:
+        """Let the model train, if it does not yet."""
+        # Only the method of its class remains.
+        vars(self._model).pop("make_train_function", None)
+        if self._model.train_function is self:
+            self._model.train_function = self._train
+
+    def _make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+        self.end()
+        return self._model.make_train_function(*args, **kwargs)
+
+
+def check_batches(batches: int, seen: int) -> None:
+    """Raise if a backup has seen more batches of an epoch than there are."""
+    if batches < seen:
+        raise ValueError(
+            "An epoch must have the batches that a backup has seen of it. "
+            f"Received: {batches} batches an epoch, and a backup after {seen}. "
+            "Give as many batches as before, of the same size, or start anew "
+            "with another `backup_dir`."
+        )
