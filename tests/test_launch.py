@@ -127,6 +127,13 @@ class Launcher:
     def errors(self):
         return self.error_file.read_text()
 
+    def wait_to_hear(self, text):
+        has_ended = False
+        while f"[launcher] {text}\n" not in self.errors():
+            assert not has_ended, self.errors()
+            has_ended = self.process.poll() is not None
+            time.sleep(0.01)
+
     def wait(self):
         return self.process.wait()
 
@@ -622,7 +629,9 @@ def test_signal_ends_the_launcher_despite_restarts(start, write):
     assert "Restart" not in launcher.errors()
 
 
-def test_signal_while_workers_are_stopped_prevents_the_restart(start, write):
+def test_signal_while_workers_are_stopped_prevents_the_restart(
+    start, write, tmp_path
+):
     script = write(
         INDEX,
         "if index == 1:\n"
@@ -630,14 +639,16 @@ def test_signal_while_workers_are_stopped_prevents_the_restart(start, write):
         "    sys.exit(3)\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
         "open('armed', 'w').close()\n"
-        "while True: signal.pause()\n",
+        "while not os.path.exists('end'): time.sleep(0.01)\n",
     )
     launcher = start(
-        *("--workers", "2", "--grace-period", "3", "--max-restarts", "5"),
-        script,
+        *("--workers", "2", "--grace-period", str(LONG)),
+        *("--max-restarts", "5", script),
     )
     assert launcher.process.stdout.readline() == b"[worker 0] asked\n"
     launcher.process.terminate()
+    launcher.wait_to_hear("Received SIGTERM. There will be no restart.")
+    (tmp_path / "end").touch()
     assert launcher.wait() == 3
     assert "Restart" not in launcher.errors()
 
@@ -699,6 +710,45 @@ def test_stubborn_processes_are_killed_after_the_grace_period(
     assert code == (5 if number is None else 128 + number)
     assert 1.4 < time.monotonic() - began < LIMIT / 2
     assert_gone(pids)
+
+
+@pytest.mark.usefixtures("without_watchdog")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_kills_all_at_once(start, write, tmp_path, number):
+    script = write(INDEX, STUBBORN, f"time.sleep({LONG})")
+    launcher = start("--workers", "2", "--grace-period", str(LONG), script)
+    launcher.pids(2)
+    launcher.process.send_signal(number)
+    launcher.wait_to_hear(f"Received {number.name}. All workers are stopped.")
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.wait() == 128 + number
+    assert not processes_with(str(tmp_path))
+    assert "Received SIGINT again. Workers are killed." in launcher.errors()
+
+
+def test_second_hangup_shortens_no_grace_period(start, write, tmp_path):
+    script = write(
+        INDEX,
+        "def end(number, frame):\n"
+        "    print('asked', flush=True)\n"
+        "    while not os.path.exists('end'): time.sleep(0.01)\n"
+        "    sys.exit(print('cleaned', flush=True))\n"
+        "signal.signal(signal.SIGHUP, end)\n"
+        "print('ready', os.getpid(), flush=True)\n"
+        f"time.sleep({LONG})\n",
+    )
+    launcher = start(
+        *("--workers", "1", "--grace-period", str(LONG), script),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    launcher.pids(1)
+    launcher.process.send_signal(signal.SIGHUP)
+    assert launcher.process.stdout.readline() == b"[worker 0] asked\n"
+    launcher.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)  # In which it would kill.
+    (tmp_path / "end").touch()
+    assert launcher.process.stdout.readline() == b"[worker 0] cleaned\n"
+    assert launcher.wait() == 129
 
 
 @pytest.mark.parametrize("code", [0, 4])
@@ -771,6 +821,7 @@ def test_hangup_is_ignored_under_nohup(start, write, tmp_path):
     )
     launcher.pids(1)
     launcher.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)  # In which it would kill.
     (tmp_path / "end").touch()
     assert launcher.wait() == 0
 
@@ -830,8 +881,7 @@ def test_output_that_nobody_reads_does_not_keep_workers(start, write):
     launcher.process.send_signal(signal.SIGTERM)
     assert_gone(pids[1:])
     # What it says on stderr does not wait for those who read stdout.
-    while "[launcher] Received SIGTERM." not in launcher.errors():
-        assert launcher.process.poll() is None
+    launcher.wait_to_hear("Received SIGTERM. All workers are stopped.")
     # The output that is left keeps the launcher, until it is told again.
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.wait() == 143

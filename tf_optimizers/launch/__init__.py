@@ -39,9 +39,10 @@ Threads are TensorFlow's default, as many per worker as there are cores.
 
 The first worker that fails ends the others by SIGTERM; what has happened, and
 whether all are started anew, stands on stderr behind `[launcher] `. Ctrl-C,
-SIGTERM and the end of the terminal (SIGHUP) are passed on to all. What a worker
-has started ends with it, unless it has left the worker's session (`setsid`).
-Should the launcher itself be killed, all are killed at once.
+SIGTERM and the end of the terminal (SIGHUP) are passed on to all; a second
+Ctrl-C or SIGTERM kills all at once. What a worker has started ends with it,
+unless it has left the worker's session (`setsid`): when the launcher returns,
+nobody else is left. Should it be killed itself, all are killed at once.
 
 A port stays reserved from before TensorFlow takes it until the launcher ends.
 Only a program that insists on that very number can still take it; the worker

@@ -103,8 +103,12 @@ def environment(addresses: list[str], index: int) -> dict[str, str]:
 def follow(
     group: Sequence[Worker], events: "Events", output: Output
 ) -> "Failure | None":
-    """Watch the workers to their end; return what has ended them."""
-    failure = None
+    """Watch the workers until they end, or a second request to end comes.
+
+    Returns:
+        What has stopped them, or None if they ended by themselves.
+    """
+    failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):
         ending = any(worker.is_ending() for worker in group)
         received = events.wait(TICK if ending else None)
@@ -116,11 +120,17 @@ def follow(
                 for worker in group:
                     worker.stop(failure.request)
                 output.say(failure.reason)
-        elif received is not None:
-            failure = failure._replace(may_restart=False)
-        # Only output is left to wait for, and nobody may be reading it.
-        if received is not None and all(worker.is_gone for worker in group):
+        elif received is not None and not is_asked:
+            output.say(f"Received {received.name}. There will be no restart.")
+        # A closing terminal sends several: the kernel's, and the shell's.
+        elif received not in (None, signal.SIGHUP):
+            output.say(f"Received {received.name} again. Workers are killed.")
             break
+        if failure is not None and received is not None:
+            failure, is_asked = failure._replace(may_restart=False), True
+            # Only output is left, and nobody may be reading it.
+            if all(worker.is_gone for worker in group):
+                break
     return failure
 
 
