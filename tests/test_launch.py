@@ -4,6 +4,7 @@ Most scripts do without TensorFlow, as the launcher does: a second instead of
 ten.
 """
 
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from workers import LAUNCHER
 
 import tf_optimizers
 from tf_optimizers.launch.__main__ import split
+from tf_optimizers.launch.group import pauses
 from tf_optimizers.launch.output import whole_lines
 
 PACKAGE = Path(tf_optimizers.__file__).parent
@@ -589,7 +591,10 @@ RESTARTING = (
 
 def test_failed_worker_is_started_anew_with_all_others(launch, write):
     script = write(*RESTARTING)
-    run = launch("--workers", "2", "--max-restarts", "2", script)
+    run = launch(
+        *("--workers", "2", "--max-restarts", "2"),
+        *("--restart-pause", "0.1", script),
+    )
     assert run.returncode == 0
     lines = [line.split() for line in lines_of(run.stdout, 1)]
     assert [line[0] for line in lines] == [b"0", b"1", b"2"]
@@ -600,9 +605,9 @@ def test_failed_worker_is_started_anew_with_all_others(launch, write):
     )
     assert run.stderr.decode().splitlines() == [
         killed,
-        "[launcher] Restart 1 of 2.",
+        "[launcher] Restart 1 of 2 in 0.1 s.",
         killed,
-        "[launcher] Restart 2 of 2.",
+        "[launcher] Restart 2 of 2 in 0.2 s.",
     ]
 
 
@@ -612,10 +617,38 @@ def test_exit_code_after_all_restarts_is_that_of_the_last_start(launch, write):
         "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
         "sys.exit(3 + restart)\n",
     )
-    run = launch("--workers", "1", "--max-restarts", "1", script)
+    run = launch(
+        *("--workers", "1", "--max-restarts", "1"),
+        *("--restart-pause", "0", script),
+    )
     assert run.returncode == 4
     assert run.stderr.count(b"Restart") == 1
     assert b"failed with exit code 4" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (1.0, [1, 2, 4, 8, 16, 32, 60, 60]),
+        (0.0, [0] * 8),
+        (100.0, [100] * 8),
+    ],
+)
+def test_pause_doubles_with_every_restart_up_to_a_minute(first, expected):
+    assert list(itertools.islice(pauses(first), 8)) == expected
+
+
+def test_signal_ends_the_pause_before_a_restart(start, write):
+    script = write("import sys; print('failing', flush=True); sys.exit(3)")
+    launcher = start(
+        *("--workers", "1", "--max-restarts", "1"),
+        *("--restart-pause", str(LONG), script),
+    )
+    launcher.wait_to_hear(f"Restart 1 of 1 in {LONG} s.")
+    launcher.process.terminate()
+    assert launcher.process.stdout.read() == b"[worker 0] failing\n"
+    assert launcher.wait() == 3
+    assert "Received SIGTERM. There will be no restart." in launcher.errors()
 
 
 def test_signal_ends_the_launcher_despite_restarts(start, write):
@@ -962,6 +995,7 @@ BAD = {
     "--workers 2 --max-restarts x good.py": COUNT.replace("1.", "0.").format(
         "x"
     ),
+    "--workers 2 --restart-pause -1 good.py": SECONDS.format(-1),
     "--workers 2 --unknown x good.py": "unrecognized arguments: --unknown x",
 }
 

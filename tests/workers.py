@@ -33,7 +33,7 @@ def run(
     command = [
         *LAUNCHER,
         *("--workers", str(workers), "--devices-per-worker", str(devices)),
-        *("--max-restarts", str(restarts)),
+        *("--max-restarts", str(restarts), "--restart-pause", "0"),
         *(str(TESTS / "programs" / f"{program}.py"), *map(str, arguments)),
     ]
     with subprocess.Popen(

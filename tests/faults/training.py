@@ -36,7 +36,7 @@ class Training:
         self.run(
             *(*workers.LAUNCHER, "--workers", "2"),
             *("--grace-period", "2", "--max-restarts", str(self.restarts)),
-            *(str(SCRIPT), str(self.folder)),
+            *("--restart-pause", "0", str(SCRIPT), str(self.folder)),
         )
 
     def run(self, *command, **environment):

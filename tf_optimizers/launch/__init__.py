@@ -30,6 +30,9 @@ Options:
         `tfo.callbacks.BackupAndRestore` to `fit` then goes on where its last
         backup was; `TF_OPTIMIZERS_RESTART` in its environment counts from 0.
         A signal to the launcher ends it for good. Defaults to `0`.
+    --restart-pause SECONDS: number >= 0. Time from the end of all workers to
+        the first restart. It doubles with every restart, up to 60, for what
+        made them fail to pass. Defaults to `1`.
 
 A worker is what `python -u script` would be: the same `sys.argv`, `sys.path`,
 `__main__`, folder and environment plus `TF_CONFIG`. Its stdin is empty. Its

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host=options.host,
         grace_period=options.grace_period,
         max_restarts=options.max_restarts,
+        restart_pause=options.restart_pause,
     )
 
 
@@ -85,6 +86,13 @@ def make_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="K",
         help="how often to start all workers anew when one fails (%(default)s)",
+    )
+    parser.add_argument(
+        "--restart-pause",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="time before the first of these; it doubles, to 60 (%(default)g)",
     )
     return parser
 

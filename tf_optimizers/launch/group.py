@@ -5,8 +5,10 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from itertools import islice
 from typing import NamedTuple
 
 from tf_optimizers.launch.output import Output
@@ -16,6 +18,9 @@ from tf_optimizers.launch.worker import Watchdog, Worker
 TICK = 0.05
 # Tells a worker how often all have been started anew.
 RESTART = "TF_OPTIMIZERS_RESTART"
+# The longest pause before a restart that is not asked for, in seconds.
+LONGEST_PAUSE = 60.0
+NO_RESTART = "There will be no restart."
 
 
 def launch(
@@ -26,6 +31,7 @@ def launch(
     host: str,
     grace_period: float,
     max_restarts: int,
+    restart_pause: float,
 ) -> int:
     """Run `python *command` in several processes; return the exit code.
 
@@ -36,6 +42,7 @@ def launch(
         host: address of this machine at which they find each other.
         grace_period: float >= 0. Seconds from the request to end to SIGKILL.
         max_restarts: int >= 0. How often to start all anew when one fails.
+        restart_pause: float >= 0. Seconds before the first time.
     """
     with (
         Events() as events,
@@ -64,12 +71,25 @@ def launch(
                 return follow(group, events, output)
 
         failure = attempt(0)
-        for restart in range(1, max_restarts + 1):
+        planned = islice(pauses(restart_pause), max_restarts)
+        for restart, pause in enumerate(planned, 1):
             if failure is None or not failure.may_restart:
                 break
-            output.say(f"Restart {restart} of {max_restarts}.")
+            output.say(f"Restart {restart} of {max_restarts} in {pause:g} s.")
+            received = events.wait_for_request(pause)
+            if received is not None:
+                output.say(f"Received {received.name}. {NO_RESTART}")
+                break
             failure = attempt(restart)
         return 0 if failure is None else failure.exit_code
+
+
+def pauses(first: float) -> Iterator[float]:
+    """Yield those before the restarts: each is twice the last, to a limit."""
+    pause = first
+    while True:
+        yield pause
+        pause = max(pause, min(2 * pause, LONGEST_PAUSE))
 
 
 def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
@@ -121,7 +141,7 @@ def follow(
                     worker.stop(failure.request)
                 output.say(failure.reason)
         elif received is not None and not is_asked:
-            output.say(f"Received {received.name}. There will be no restart.")
+            output.say(f"Received {received.name}. {NO_RESTART}")
         # A closing terminal sends several: the kernel's, and the shell's.
         elif received not in (None, signal.SIGHUP):
             output.say(f"Received {received.name} again. Workers are killed.")
@@ -201,4 +221,13 @@ class Events:
             for number in os.read(self._receiver, 4096):
                 if number in self._requests:
                     return signal.Signals(number)
+        return None
+
+    def wait_for_request(self, seconds: float) -> signal.Signals | None:
+        """Wait for a request to end the launcher, at most for some time."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            received = self.wait(left)
+            if received is not None:
+                return received
         return None
