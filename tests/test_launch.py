@@ -88,10 +88,10 @@ def environment(monkeypatch):
 def launch(environment, tmp_path):
     """Run the launcher to its end."""
 
-    def launch(*arguments, **options):
+    def launch(*arguments, command=LAUNCHER, **options):
         options = {"cwd": tmp_path, "capture_output": True, **options}
         return subprocess.run(
-            [*LAUNCHER, *arguments], timeout=LIMIT, check=False, **options
+            [*command, *arguments], timeout=LIMIT, check=False, **options
         )
 
     return launch
@@ -510,6 +510,28 @@ def test_output_that_cannot_be_written_ends_all(start, write, full):
         assert reason in launcher.errors()
     else:
         assert_gone(pids)
+
+
+@pytest.mark.parametrize(
+    "closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
+)
+def test_closed_streams_take_nothing(launch, write, tmp_path, closed):
+    script = write(
+        INDEX,
+        "print('out')\n"
+        "print('err', file=sys.stderr)\n"
+        "open('ran', 'w').close()\n"
+        "sys.exit(3)\n",
+    )
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCHER]
+    run = launch("--workers", "1", script, command=command)
+    assert run.returncode == 3, run.stderr
+    assert (tmp_path / "ran").exists()
+    is_closed = [">&-" in closed.split(), "2>&-" in closed]
+    assert lines_of(run.stdout, 0) == ([] if is_closed[0] else [b"out"])
+    assert lines_of(run.stderr, 0) == ([] if is_closed[1] else [b"err"])
+    refused = launch("--workers", "0", script, command=command)
+    assert refused.returncode == 2, refused.stderr
 
 
 def test_escaped_process_does_not_hold_the_launcher(start, write):

@@ -37,7 +37,8 @@ Options:
 A worker is what `python -u script` would be: the same `sys.argv`, `sys.path`,
 `__main__`, folder and environment plus `TF_CONFIG`. Its stdin is empty. Its
 stdout and stderr appear on the launcher's, each line behind `[worker 0] `. A
-carriage return ends a line too, so each state of a progress bar is one.
+carriage return ends a line too, so each state of a progress bar is one. What
+would go to a stream that is closed from the start (`>&-`) is dropped.
 Threads are TensorFlow's default, as many per worker as there are cores.
 
 The first worker that fails ends the others by SIGTERM; what has happened, and

@@ -20,6 +20,7 @@ USAGE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the workers to their end; return the exit code."""
+    open_standard_streams()
     options = parse(sys.argv[1:] if arguments is None else arguments)
     return launch(
         options.command,
@@ -30,6 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_restarts=options.max_restarts,
         restart_pause=options.restart_pause,
     )
+
+
+def open_standard_streams() -> None:
+    """Let those that the caller has closed lead nowhere.
+
+    What is opened next, such as a pipe, would get their numbers otherwise.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
