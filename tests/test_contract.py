@@ -704,6 +704,22 @@ def test_tiny_and_huge_gradients_match_reference(case, scale, clip):
     assert cases.error(variables, cases.run_reference(expected, 5)) < TOLERANCE
 
 
+@pytest.mark.parametrize("scale", [4e37, 1e38])
+@pytest.mark.parametrize("argument", ["clipnorm", "global_clipnorm"])
+def test_gradient_that_float32_has_no_norm_for_is_clipped(
+    case, argument, scale
+):
+    """Its norm is inf there, or the inverse of its norm 0."""
+
+    def train(scale):
+        variables = cases.make_variables()
+        gradients = [scale * g for g in cases.make_gradients(0)]
+        case.make(**{argument: 0.1}).apply(gradients, variables)
+        return variables
+
+    assert cases.error(train(np.float32(scale)), train(1)) < TOLERANCE
+
+
 @pytest.mark.usefixtures("either_path")
 def test_huge_gradients_for_long_stay_finite_and_moving(case):
     variables = cases.make_variables()

@@ -297,6 +297,17 @@ def test_nonfinite_gradient_is_visible_in_the_weights(
     assert np.isfinite(run.weights()[1]).all()
 
 
+def test_gradient_that_float32_has_no_norm_for_is_clipped(mirrored):
+    weights = []
+    for scale in (np.float32(1), np.float32(1e38)):
+        run = dgc.Run(mirrored, start(), sparsity=(0.9,), clipnorm=0.1)
+        gradients = dgc.make_gradients(0, SHAPES.values(), 2)
+        run.step([[scale * g for g in replica] for replica in gradients])
+        weights.append(run.weights())
+    assert dgc.worst(*weights) < 1e-6
+    assert dgc.worst(weights[0], start().values()) > 1e-3
+
+
 def test_tensor_with_a_nan_is_sent_on(mirrored):
     """Official DGC never sends a tensor again that had one NaN."""
     run = dgc.Run(mirrored, {"kernel": np.zeros((6, 8))}, sparsity=(0.9,))

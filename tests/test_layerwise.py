@@ -83,6 +83,18 @@ def test_normalize_clips_after_it_normalizes():
     )
 
 
+@pytest.mark.parametrize("scale", [4e37, 1e38])
+def test_lans_follows_a_gradient_that_float32_has_no_norm_for(scale):
+    """Its norm is inf there, or the inverse of its norm 0."""
+    steps = []
+    for factor in (1, np.float32(scale)):
+        variables = cases.make_variables()
+        gradients = [factor * g for g in cases.make_gradients(0)]
+        tfo.LANS(0.1).apply(gradients, variables)
+        steps.append(variables)
+    assert cases.error(*steps) < 1e-6
+
+
 @pytest.mark.parametrize("norm", [0.0, 1e-39])
 def test_normalize_of_no_gradient_is_zero(norm):
     result = normalize(COEFFICIENTS, tf.zeros([3]), tf.constant(norm))

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_optimizers.norms import norm
+from tf_optimizers.kernels import compiled
+from tf_optimizers.norms import norm, norm_of, scaled
 
 
 def clip(
@@ -19,14 +20,23 @@ def clip(
     everything NaN that its norm would have scaled.
     """
     if clipnorm:
-        return [g * clip_factor(norm(g), clipnorm) for g in gradients]
+        return [
+            compiled(_clip_norm, g.shape, g.dtype, clipnorm)(g)
+            for g in gradients
+        ]
     if global_clipnorm:
-        norms = [tf.cast(norm(g), tf.float64) for g in gradients]
-        factor = clip_factor(tf.norm(norms), global_clipnorm)
-        return [g * tf.cast(factor, g.dtype) for g in gradients]
+        size = tf.norm([norm(g) for g in gradients])
+        factor = clip_factor(size, global_clipnorm)
+        return [
+            compiled(scaled, g.shape, g.dtype)(g, factor) for g in gradients
+        ]
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]
     return list(gradients)
+
+
+def _clip_norm(limit: float, gradient: tf.Tensor) -> tf.Tensor:
+    return scaled(gradient, clip_factor(norm_of(gradient), limit))
 
 
 def clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:

@@ -15,6 +15,7 @@ from tf_optimizers.layerwise_step import (
     inverse_denominator,
     momentum_direction,
 )
+from tf_optimizers.norms import scaled
 
 
 def normalize(
@@ -22,7 +23,8 @@ def normalize(
 ) -> tf.Tensor:
     """Return the gradient over its norm, and 0 where that is 0, clipped."""
     # A norm below the normal numbers has no finite inverse. NaN stays NaN.
-    gradient *= tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
+    inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
+    gradient = scaled(gradient, inverse)
     limit = coefficients.clip_normalized_gradient
     return gradient if limit is None else clip_elements(gradient, limit)
 

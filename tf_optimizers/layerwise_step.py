@@ -40,7 +40,8 @@ class Rule(NamedTuple):
 
     The step goes along each of `directions`. `prepare(coefficients, gradient,
     norm)` returns the gradient to follow; None if that is the gradient itself.
-    It is elementwise, and called with blocks of the gradient, too.
+    It is elementwise, and called with blocks of the gradient, too; the norm is
+    float64.
     """
 
     directions: tuple[Direction, ...]
@@ -164,7 +165,6 @@ def _gradient_to_follow(
         return lambda block: block, None
     # Two norms cost hardly more than one.
     norm, w_norm = norms(lambda *blocks: blocks, gradient, w)
-    norm = tf.cast(norm, gradient.dtype)
     return lambda block: prepare(coefficients, block, norm), w_norm
 
 

@@ -1,7 +1,7 @@
 """L2 norms that neither overflow, underflow nor lose digits to their length.
 
-Squares are taken and summed in float64. A norm is finite and exact to
-float32 wherever the elements are: the square of 1e-25 is 0 in float32, that of
+Squares are taken and summed in float64. A norm is finite, and has the digits of
+float32, wherever the elements are: the square of 1e-25 is 0 in float32, that of
 1e20 is inf, and XLA's float32 sum of 20 million equal squares is off by more
 than 1e-4.
 """
@@ -21,6 +21,8 @@ _LANES = 16
 _ROWS = 8
 # Below so many elements a loop costs more than the vector instructions save.
 _SMALL = 4096
+# A power of two well above float32's least one: multiplying by it is exact.
+_TINY = 2.0**-100
 
 
 def norms(
@@ -56,13 +58,25 @@ def norms(
 
 
 def norm(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the L2 norm of all elements, a scalar of the tensor's dtype."""
-    return compiled(_norm, tensor.shape, tensor.dtype)(tensor)
+    """Return the L2 norm of all elements, a float64 scalar."""
+    return compiled(norm_of, tensor.shape, tensor.dtype)(tensor)
 
 
-def _norm(tensor: tf.Tensor) -> tf.Tensor:
-    (result,) = norms(lambda block: [block], tensor)
-    return tf.cast(result, tensor.dtype)
+def norm_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return what `norm` does, inside an XLA kernel."""
+    return norms(lambda block: [block], tensor)[0]
+
+
+def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor times a float64 scalar, for factors >= 1e-60 or 0.
+
+    float32 has no inverse of the norm of some finite gradients. To be called
+    inside an XLA kernel, which makes one pass of it.
+    """
+    is_tiny = factor < _TINY
+    first = tf.where(is_tiny, tensor * _TINY, tensor)
+    rest = tf.where(is_tiny, factor / _TINY, factor)
+    return first * tf.cast(rest, tensor.dtype)
 
 
 def _add_blocks(

@@ -18,7 +18,7 @@ from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Wire, position_dtype, rounded
 from tf_optimizers.gradients import as_dense
 from tf_optimizers.kernels import assign, compiled, read
-from tf_optimizers.norms import norm
+from tf_optimizers.norms import norm, scaled
 from tf_optimizers.replicas import own_component
 
 
@@ -89,7 +89,7 @@ class Memory(NamedTuple):
             sparsity: The share to hold back.
             seed: int32 [2]; has no effect on the result.
         """
-        scale = tf.constant(1 / self.wire.devices, gradient.dtype)
+        scale = tf.constant(1 / self.wire.devices, tf.float64)
         if self.clipnorm:
             # So many gradients of this norm, at right angles, have a sum of
             # the norm `clipnorm`.
@@ -153,7 +153,8 @@ def _accumulate(
     gradient: tf.Tensor,
     scale: tf.Tensor,
 ) -> None:
-    gradient = rule.regularize(gradient * scale, read(weight, gradient))
+    gradient = scaled(gradient, scale)
+    gradient = rule.regularize(gradient, read(weight, gradient))
     u, increment = rule.compensate(read(momentum, gradient), gradient)
     assign(momentum, u)
     assign(residual, read(residual, gradient) + increment)
