@@ -18,6 +18,7 @@ from tensorflow.python.distribute import (
     cross_device_ops,
     cross_device_utils,
     mirrored_strategy,
+    values,
 )
 from tensorflow.python.eager import context
 
@@ -74,6 +75,7 @@ TENSORFLOW = {
         "_use_merge_call",
     ],
     mirrored_strategy.MirroredExtended: ["_create_variable"],
+    values.DistributedVariable: ["values"],
     context.Context: [
         "_collective_ops_server_def",
         "_context_handle",
@@ -231,6 +233,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_counter", "_first_key", "_host_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_is_installed"),
+        *("_averages", "_is_first", "_shared_average", "_variable"),
     }
     assert used - ours == private
 

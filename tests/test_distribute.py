@@ -65,6 +65,34 @@ def assert_two_replicas_equal_one(strategy, make_optimizer):
     assert error < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["mirrored", "none"])
+def test_keras_callback_swaps_weights_and_averages(case, mirrored, name):
+    strategy = mirrored if name == "mirrored" else tf.distribute.get_strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.compile(case.make(0.1, use_ema=True, ema_momentum=0.5), "mse")
+    variables, optimizer = model.trainable_variables, model.optimizer
+    gradients = [tf.ones(variable.shape) for variable in variables]
+    for _ in range(2):
+        strategy.run(optimizer.apply, (gradients, variables))
+    weights = model.get_weights()
+    optimizer.finalize_variable_values(variables)
+    averages = model.get_weights()
+    assert cases.error(averages, weights) > 1e-3
+    model.set_weights(weights)
+    callback = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    callback.set_model(model)
+    callback.set_params({"epochs": 1})
+    for _ in range(2):
+        callback.on_test_begin()
+        assert cases.error(model.get_weights(), averages) < TOLERANCE
+        callback.on_test_end()
+        assert cases.error(model.get_weights(), weights) < TOLERANCE
+    callback.on_epoch_end(0)
+    optimizer.finalize_variable_values(variables)
+    assert cases.error(model.get_weights(), averages) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [

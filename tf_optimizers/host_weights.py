@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.averages import SharedAverages
 from tf_optimizers.host import (
     HOST,
     OncePerWorker,
@@ -16,7 +17,7 @@ from tf_optimizers.replicas import backend_variable
 from tf_optimizers.weight_decay import DecayedOptimizer
 
 
-class HostKeeper(DecayedOptimizer):
+class HostKeeper(SharedAverages, DecayedOptimizer):
     """An optimizer of which the model's devices hold nothing.
 
     Every variable of the size of a weight (slots, master weights, moving
