@@ -196,6 +196,26 @@ def test_custom_loop_builds_the_optimizer_in_its_first_step(case, mirrored):
     assert cases.error(variables, expected) < TOLERANCE
 
 
+def test_replicas_exclude_from_weight_decay_what_the_first_does(case, mirrored):
+    values = {"kernel": np.ones(2), "bias": np.ones(2)}
+    zeros = [tf.zeros(2), tf.zeros(2)]
+    with mirrored.scope():
+        variables = [keras.Variable(v, name=n) for n, v in values.items()]
+        optimizer = case.make()
+
+    def step(names, kept):
+        optimizer.exclude_from_weight_decay(kept, names)
+        optimizer.apply(zeros, variables)
+
+    for _ in range(2):
+        mirrored.run(step, (["bias"], variables[1:]))
+    assert np.abs(variables[0] - 1).min() > 1e-3
+    np.testing.assert_array_equal(variables[1], values["bias"])
+    for other in [(["kernel"], variables[1:]), (["bias"], variables)]:
+        with pytest.raises(RuntimeError, match="before the optimizer is built"):
+            mirrored.run(step, other)
+
+
 def test_apply_outside_of_a_replica_is_refused(case, mirrored):
     with mirrored.scope():
         variables = cases.make_variables()

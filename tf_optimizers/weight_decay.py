@@ -50,28 +50,32 @@ class DecayedOptimizer(Optimizer):
         """Exclude variables, beside those that the patterns exclude.
 
         Unlike Keras's method of this name, what it excludes is part of the
-        config. Each call replaces what the one before said.
+        config. Each call replaces what the one before said. Every replica may
+        make it.
 
         Args:
             var_list: Variables to exclude.
             var_names: Regular expressions searched in `variable.name`.
 
         Raises:
-            RuntimeError: If the optimizer is built already.
+            RuntimeError: If the optimizer is built already, with others.
         """
-        if self.built:
+        patterns = check_patterns("var_names", var_names) or []
+        names = [_name_in_path(name) for name in patterns]
+        variables = {
+            self.variable_key(variable): f"^{re.escape(path_of(variable))}$"
+            for variable in var_list or ()
+        }
+        said = self._excluded_names, self._excluded_variables
+        # In `strategy.run` the first replica builds before the next one calls.
+        if self.built and said != (names, variables):
             raise RuntimeError(
                 "`exclude_from_weight_decay()` must be called before the "
                 "optimizer is built. Received a call after `build`. Call it "
                 "before the first `fit`, or pass `exclude_from_weight_decay` "
                 "to the constructor."
             )
-        names = check_patterns("var_names", var_names) or []
-        self._excluded_names = [_name_in_path(name) for name in names]
-        self._excluded_variables = {
-            self.variable_key(variable): f"^{re.escape(path_of(variable))}$"
-            for variable in var_list or ()
-        }
+        self._excluded_names, self._excluded_variables = names, variables
 
     def is_decayed(self, variable: Any) -> bool:
         """Tell whether no pattern and no call excludes `variable`."""
