@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import eager_context
 
-@functools.lru_cache(maxsize=4096)
+
 def compiled(
     function: Callable,
     shape: tf.TensorShape,
@@ -30,7 +31,22 @@ def compiled(
         *constants: Hashable.
         xla: Whether to compile it into one XLA kernel.
     """
-    del shape, dtype
+    # Functions of one context are not found in another.
+    return _made_in(
+        eager_context(), function, shape, dtype, *constants, xla=xla
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _made_in(
+    context: Any,
+    function: Callable,
+    shape: tf.TensorShape,
+    dtype: tf.DType,
+    *constants: Any,
+    xla: bool,
+) -> Callable:
+    del context, shape, dtype
     return tf.function(
         functools.partial(function, *constants),
         jit_compile=True if xla else None,

@@ -180,6 +180,15 @@ def in_xla() -> bool:
     )
 
 
+def eager_context() -> Any:
+    """Return what TensorFlow keeps devices and functions in.
+
+    Keras's tests of strategies replace it, to start with other devices. It
+    has no public name.
+    """
+    return context.context()
+
+
 def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
     """Create one variable that no strategy in scope captures."""
     # `tf.Variable` asks the strategy, which makes one per replica. The class
