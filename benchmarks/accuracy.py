@@ -11,7 +11,6 @@ interrupted study has is not trained again.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import subprocess
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import documents
 import keras
 import tables
 import tensorflow as tf
@@ -28,7 +28,7 @@ import tqdm
 from tasks import TASKS, Task, Trainer
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.report import environment, write_json
+from tf_optimizers.demo.report import write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MOMENTUM = 0.9
@@ -147,9 +147,7 @@ class Study:
 
     def __init__(self, path: pathlib.Path, task: str) -> None:
         self.path = path
-        self.document = {**environment(), "models": {}}
-        if path.exists():
-            self.document = json.loads(path.read_text())
+        self.document = documents.load(path)
         self.result = self.document["models"].setdefault(
             task, {"trials": [], "runs": {}}
         )

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import documents
 import keras
 import numpy as np
 import tables
@@ -28,7 +29,6 @@ import tqdm
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.loopback import sent_bytes
-from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 32
@@ -143,6 +143,7 @@ def measure(model: str, workers: int, rounds: int, steps: int) -> dict:
                 progress.update()
     depth, width = MODELS[model]
     return {
+        "workers": workers,
         "variables": depth,
         "parameters": depth * width**2,
         "contenders": results,
@@ -163,18 +164,12 @@ def main() -> None:
     if arguments.work:
         work(arguments.work, arguments.model, arguments.steps, arguments.output)
         return
-    document = {
-        **environment(),
-        "workers": arguments.workers,
-        "models": {},
-    }
     for name in [arguments.model] if arguments.model else MODELS:
         result = measure(
             name, arguments.workers, arguments.rounds, arguments.steps
         )
-        document["models"][name] = result
         print(tables.exchange(name, result), end="\n\n")
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import documents
 import keras
 import numpy as np
 import tables
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 WIDTH, CLASSES, BATCH = 64, 10, 64
@@ -176,12 +176,8 @@ def main() -> None:
         models = json.loads(path.read_text())
     for name, result in models.items():
         print(tables.fit(name, result), end="\n\n")
-    document = {
-        **environment(),
-        "workers": arguments.workers,
-        "models": models,
-    }
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        result["workers"] = arguments.workers
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

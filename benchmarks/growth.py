@@ -7,14 +7,13 @@ As step_time.py, over lists of square variables: ever more of them that share
 """
 
 import argparse
-import json
 import pathlib
 
+import documents
 import step_time
 import tables
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.report import environment
 
 SHARED = 2048  # squared, it is the parameters that variables share
 MODELS = {
@@ -32,7 +31,6 @@ def main() -> None:
         default=step_time.RESULTS / "growth.json",
     )
     arguments = parser.parse_args()
-    document = {**environment(), "models": {}}
     for name, shapes in MODELS.items():
         contenders = {
             tables.YARDSTICK: step_time.yardstick_step,
@@ -40,10 +38,8 @@ def main() -> None:
             "tfo.LANS": step_time.optimizer_step(tfo.LANS(weight_decay=0.01)),
             "tfo.AdamOffload": step_time.optimizer_step(tfo.AdamOffload()),
         }
-        document["models"][name] = step_time.measure(
-            name, shapes, contenders, arguments.rounds
-        )
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        result = step_time.measure(name, shapes, contenders, arguments.rounds)
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ in one process, as in step_time.py, whose yardstick this is, too.
 """
 
 import argparse
-import json
 import pathlib
 import warnings
 from collections.abc import Callable
 
+import documents
 import keras
 import step_time
 import tables
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.report import environment
 
 # Square tensors: millions of parameters, in how many.
 MODELS = {
@@ -66,14 +65,12 @@ def main() -> None:
     arguments = parser.parse_args()
     # Of a single replica, which has no traffic to save.
     warnings.filterwarnings("ignore", "DGCMomentum saves traffic")
-    document = {**environment(), "models": {}}
     for name in arguments.models:
         result = step_time.measure(
             name, MODELS[name], contenders(), arguments.rounds
         )
-        document["models"][name] = result
         print(tables.step_time(name, result), end="\n\n")
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ off, as TensorFlow's allocator for it gives nothing back.
 
 import argparse
 import ctypes
-import json
 import os
 import pathlib
 import re
@@ -16,14 +15,13 @@ from collections.abc import Callable
 
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
+import documents
 import keras
 import numpy as np
 import step_time
 import tables
 import tensorflow as tf
 import tqdm
-
-from tf_optimizers.demo.report import environment
 
 
 def temporary_bytes(step: Callable) -> int:
@@ -71,12 +69,10 @@ def main() -> None:
         default=step_time.RESULTS / "memory.json",
     )
     arguments = parser.parse_args()
-    document = {**environment(), "models": {}}
     for name in arguments.models:
         result = measure(name)
-        document["models"][name] = result
         print(tables.memory(name, result), end="\n\n")
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

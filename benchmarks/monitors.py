@@ -8,7 +8,6 @@ counted.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import time
@@ -18,13 +17,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import documents
 import keras
 import numpy as np
 import tables
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.monitor import Monitor
-from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STEPS, BATCH, EVERY = 100, 64, 50
@@ -111,20 +110,14 @@ def main() -> None:
         "--output", type=pathlib.Path, default=RESULTS / "monitors.json"
     )
     arguments = parser.parse_args()
-    document: dict[str, Any] = {**environment(), "models": {}}
     for name, shape in MODELS.items():
         contenders = {
             key: measure(*shape, *contender, arguments.epochs)
             for key, contender in MONITORS.items()
         }
-        document["models"][name] = {
-            "steps": STEPS,
-            "every": EVERY,
-            "contenders": contenders,
-        }
-        table = tables.monitors(name, document["models"][name])
-        print(table, end="\n\n", flush=True)
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        result = {"steps": STEPS, "every": EVERY, "contenders": contenders}
+        print(tables.monitors(name, result), end="\n\n", flush=True)
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

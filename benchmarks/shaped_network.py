@@ -11,7 +11,6 @@ kernel would cut before a wire, counts with one header.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import documents
 import hosts
 import numpy as np
 import tables
@@ -28,7 +28,6 @@ from exchange import OURS, STOCK, make_step
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.demo.report import environment, write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -222,9 +221,6 @@ def main() -> None:
         hosts.answer({"prepare": worker.prepare, "measure": worker.measure})
         return
     hosts.end_on_signals()
-    path = arguments.output
-    document = json.loads(path.read_text()) if path.exists() else {"models": {}}
-    document |= environment()
     for count in arguments.hosts:
         for model in arguments.models:
             with hosts.network(count) as net:
@@ -233,10 +229,13 @@ def main() -> None:
                 )
             depth, width = MODELS[model]
             name = f"{model}, {count} host{'s' * (count > 1)}"
-            result = {"parameters": depth * width**2, "hosts": count}
-            document["models"][name] = {**result, "links": links}
-            write_json(document, path)
-            print(tables.shaped_network(name, document["models"][name]))
+            result = {
+                "parameters": depth * width**2,
+                "hosts": count,
+                "links": links,
+            }
+            print(tables.shaped_network(name, result))
+            documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

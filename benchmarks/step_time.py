@@ -12,7 +12,6 @@ measures some of the lists anew and keeps what the file has of the others.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import documents
 import keras
 import numpy as np
 import tables
@@ -27,7 +27,6 @@ import tensorflow as tf
 import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.report import environment
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -152,15 +151,10 @@ def main() -> None:
         "--output", type=pathlib.Path, default=RESULTS / "step_time.json"
     )
     arguments = parser.parse_args()
-    models = {}
-    if arguments.output.exists():
-        models = json.loads(arguments.output.read_text())["models"]
     for name in arguments.models:
         result = measure(name, MODELS[name], contenders(), arguments.rounds)
-        models[name] = result | {"date": environment()["date"]}
         print(tables.step_time(name, result), end="\n\n")
-        document = {**environment(), "models": models}
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+        documents.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

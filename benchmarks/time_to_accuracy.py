@@ -17,6 +17,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import accuracy
+import documents
 import hosts
 import keras
 import tables
@@ -24,7 +25,7 @@ import tqdm
 from exchange import OURS, STOCK
 from tasks import TASKS, Trainer
 
-from tf_optimizers.demo.report import environment, write_json
+from tf_optimizers.demo.report import write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 TASK = "digits"
@@ -87,8 +88,7 @@ def main() -> None:
         return
     hosts.end_on_signals()
     path, rate = arguments.output, learning_rate()
-    document = json.loads(path.read_text()) if path.exists() else {"models": {}}
-    document |= environment()
+    document = documents.load(path)
     commands = [[__file__, "--work", name] for name in CONTENDERS]
     with hosts.network(2) as net, hosts.groups(net, commands) as groups:
         asked = dict(zip(CONTENDERS, groups, strict=True))

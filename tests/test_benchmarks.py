@@ -1,5 +1,6 @@
 """The parts of the benchmarks whose mistakes would show nowhere else."""
 
+import importlib
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import cost_model
 import hosts
 import numpy as np
 import pytest
+import step_time
+import tables
 import tasks
 import tensorflow as tf
 import traffic
@@ -169,3 +172,35 @@ def test_interrupted_study_goes_on_where_it_was(tmp_path):
     assert again.missing_seeds(accuracy.DENSE, 3) == [0, 2]
     assert accuracy.Study(path, "text").missing_seeds(accuracy.DENSE, 1) == [0]
     assert json.loads(path.read_text())["models"]["digits"]["runs"]
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "model"),
+    [
+        ("exchange", "--model", "4 M in 2 tensors"),
+        ("growth", None, "variables, 1"),
+        ("local_work", "--models", "20 M in 1"),
+        ("memory", "--models", "bert-base"),
+        ("monitors", None, "4 M"),
+        ("step_time", "--models", "small"),
+    ],
+)
+def test_run_for_one_model_keeps_the_others(
+    monkeypatch, tmp_path, script, option, model
+):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")  # as memory.py sets it
+    module = importlib.import_module(script)
+    for measuring in (step_time, module):
+        monkeypatch.setattr(
+            measuring, "measure", lambda *_: {"seen": 1}, raising=False
+        )
+    for table in tables.TABLES:
+        monkeypatch.setattr(tables, table, lambda *_: "", raising=False)
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"models": {"other": {"seen": 0}}}))
+    own = [option, model] if option else []
+    monkeypatch.setattr(sys, "argv", [script, *own, "--output", str(path)])
+    module.main()
+    models = json.loads(path.read_text())["models"]
+    assert models["other"] == {"seen": 0}
+    assert models[model]["date"]
