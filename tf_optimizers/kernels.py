@@ -32,13 +32,11 @@ def compiled(
         xla: Whether to compile it into one XLA kernel.
     """
     # Functions of one context are not found in another.
-    return _made_in(
-        eager_context(), function, shape, dtype, *constants, xla=xla
-    )
+    return made_in(eager_context(), function, shape, dtype, *constants, xla=xla)
 
 
 @functools.lru_cache(maxsize=4096)
-def _made_in(
+def made_in(
     context: Any,
     function: Callable,
     shape: tf.TensorShape,
@@ -46,6 +44,7 @@ def _made_in(
     *constants: Any,
     xla: bool,
 ) -> Callable:
+    """Return what `compiled` does, in a context of TensorFlow."""
     del context, shape, dtype
     return tf.function(
         functools.partial(function, *constants),
