@@ -87,7 +87,8 @@ class DGCMomentum(Optimizer):
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal, and
     the selection exact, not by a sampled threshold; with `nesterov` the switch
     from dense to sparse is continuous, where Paddle carries over a momentum
-    that is 1 / momentum too large; one replica is taken, with a warning.
+    that is 1 / momentum too large; of the entries that owners sum, only the k
+    largest sums are applied; one replica is taken, with a warning.
     Differs from `keras.optimizers.SGD`: the learning rate multiplies the
     momentum, and is not part of it.
 

@@ -55,8 +55,8 @@ class SparseMultiWorkerMirroredStrategy(
     `tf.cond`, or in a function that is called there, so that
     `gradient_accumulation_steps` and `steps_per_execution` work; workers that
     were started with different settings are told so, instead of waiting for
-    each other. A worker that dies is noticed by TensorFlow itself, within ten
-    seconds.
+    each other. A worker that dies or cannot be reached is noticed by TensorFlow
+    itself, after 1 to 25 seconds.
 
     Args:
         cluster_resolver: None or a
