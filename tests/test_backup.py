@@ -1,8 +1,11 @@
 """Backups: a training that was interrupted goes on as if nothing had been."""
 
 import errno
+import hashlib
+import json
 import os
 import re
+import shutil
 import warnings
 
 import cases
@@ -14,6 +17,7 @@ import tensorflow as tf
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.files import Folder, digest
+from tf_optimizers.callbacks.inspection import Inspection
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.distribute.workers import Workers
 
@@ -93,6 +97,10 @@ def fit(model, folder, *callbacks, epochs=3, **kwargs):
         callbacks=[backup, noted, *callbacks],
     )
     return noted.logs
+
+
+def epochs_of(logs):
+    return [epoch for epoch, _ in logs]
 
 
 def state(model):
@@ -477,7 +485,7 @@ def test_last_good_backup_outlives_a_training_that_diverged(
     if kept:
         assert re.search("NaN or inf in .*dense.*/kernel.*00000001", said[0])
         found = fit(make_model(OPTIMIZERS["lamb"]), tmp_path / "backup")
-        assert [epoch for epoch, _ in found] == [0, 1, 2]
+        assert epochs_of(found) == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -494,6 +502,18 @@ def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
     spoil = Spoil(1, layer=1, value=np.nan)
     with pytest.raises(RuntimeError, match="must be finite.*mask"):
         fit(make(), tmp_path, spoil, save_freq=2)
+
+
+def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
+    model = make_model(OPTIMIZERS["lamb"])
+    state, workers = State(model), Workers(NONE)
+    inspection = Inspection(state, workers, replicas=2)
+    assert inspection.not_finite(state.values()) is None
+    monkeypatch.setattr(workers, "share", lambda mine: [mine, 3, 2])
+    expected = state.sections["lasting"][2].path
+    assert inspection.not_finite(state.values()) == expected
+    model.variables[1].assign(model.variables[1] * np.nan)
+    assert inspection.not_finite(state.values()) == model.variables[1].path
 
 
 def test_weights_that_parted_are_not_backed_up(tmp_path, mirrored):
@@ -517,6 +537,8 @@ def test_weights_that_parted_are_not_backed_up(tmp_path, mirrored):
         ({"save_freq": 0}, ValueError, "save_freq=0"),
         ({"double_checkpoint": 2}, TypeError, "double_checkpoint=2"),
         ({"delete_checkpoint": "no"}, TypeError, "delete_checkpoint='no'"),
+        ({"name": 1}, TypeError, "`name` must be a word.*name=1"),
+        ({"name": ""}, ValueError, "`name` must be a word.*name=''"),
     ],
     ids=str,
 )
@@ -532,15 +554,15 @@ def test_unbuilt_model_is_refused(tmp_path):
         callback.on_train_begin()
 
 
-def make_small(tmp_path, batch=4):
-    """A model of which there is a backup in the middle of an epoch of six."""
+def make_small(folder, step=4, save_freq=4, **kwargs):
+    """A model with a backup, in the middle of an epoch of six batches."""
 
     def make():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    interrupt(make(), tmp_path, batch, save_freq=batch)
+    interrupt(make(), folder, step, save_freq=save_freq, **kwargs)
     return make()
 
 
@@ -572,8 +594,16 @@ def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_refused(
     if known:
         assert_equal(model.get_weights(), before)
     assert fit_alone(model) == 6
-    found = fit(model, tmp_path)
-    assert [epoch for epoch, _ in found] == [0, 1, 2]
+    assert epochs_of(fit(model, tmp_path)) == [0, 1, 2]
+
+
+def test_all_workers_refuse_what_is_too_short_for_one(tmp_path, monkeypatch):
+    model = make_small(tmp_path)
+    monkeypatch.setattr(
+        *(Workers, "share"), lambda _, mine: [mine, 3 if mine == 6 else mine]
+    )
+    with pytest.raises(ValueError, match="Received: 3 batches.*after 4"):
+        fit(model, tmp_path)
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -606,8 +636,68 @@ def test_skipping_does_not_outlive_a_fit_that_is_stopped(tmp_path):
     assert (content["epoch"], content["batch"]) == (0, 4)
 
 
+def restarted(folder):
+    """Return a copy of a folder, which no `fit` of this process has used."""
+    return shutil.copytree(folder, folder.with_name(f"{folder.name}-again"))
+
+
+@pytest.mark.filterwarnings("ignore:A backup must be of this `fit`")
+def test_each_of_two_fits_goes_on_from_its_own_backup(tmp_path):
+    def script(folder, *callbacks):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        logs = [fit(model, folder, epochs=2, save_freq=4)]
+        logs += [fit(model, folder, *callbacks, epochs=3, save_freq=4)]
+        return model, logs
+
+    def start(*args):
+        keras.utils.set_random_seed(1)
+        return script(*args)
+
+    expected, logs = start(tmp_path / "a")
+    with pytest.raises(Interruption):
+        start(tmp_path / "b", Interrupt(9))
+    resumed, found = start(restarted(tmp_path / "b"))
+    assert_equal(state(resumed), state(expected))
+    assert found == [logs[0], logs[1][1:]]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_backup_of_another_fit_is_left_alone_and_told_of(tmp_path):
+    model = make_small(tmp_path, 7, save_freq="epoch", name="other")
+    with pytest.warns(UserWarning, match="'other'.*is 'fit 1'.*name='other'"):
+        assert epochs_of(fit(model, tmp_path)) == [0, 1, 2]
+    assert epochs_of(fit(model, tmp_path, name="mine")) == [0, 1, 2]
+    assert epochs_of(fit(model, tmp_path, name="other")) == [1, 2]
+    assert not tmp_path.exists()
+
+
+def test_backup_without_a_name_is_everybodys(tmp_path):
+    """As those of 0.1.0 are, which have no seeds either."""
+    model = make_small(tmp_path, 7, save_freq="epoch")
+    path = tmp_path / "00000001.json"
+    content = json.loads(json.loads(path.read_text())["content"])
+    del content["name"], content["seeds"]
+    text = json.dumps(content)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": digest, "content": text}))
+    assert epochs_of(fit(model, tmp_path, name="mine")) == [1, 2]
+    assert not tmp_path.exists()
+
+
+def test_kept_backups_are_gone_on_from(tmp_path):
+    model = make_small(tmp_path, 0)
+    for epochs, expected in [(1, [0]), (3, [1, 2])]:
+        found = fit(model, tmp_path, epochs=epochs, delete_checkpoint=False)
+        assert epochs_of(found) == expected
+    before = model.get_weights()
+    with pytest.warns(UserWarning, match="epochs=3, and a backup after 3"):
+        assert fit(model, tmp_path) == []
+    assert_equal(model.get_weights(), before)
+
+
 def test_second_fit_starts_at_its_first_epoch(tmp_path):
     model = make_model(OPTIMIZERS["lamb"])
     interrupt(model, tmp_path, 7)
-    assert [epoch for epoch, _ in fit(model, tmp_path)] == [1, 2]
-    assert [epoch for epoch, _ in fit(model, tmp_path, epochs=1)] == [0]
+    assert epochs_of(fit(model, tmp_path)) == [1, 2]
+    assert epochs_of(fit(model, tmp_path, epochs=1)) == [0]

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tf_optimizers._compat import global_seed, set_global_seed
 from tf_optimizers.callbacks.files import DamagedError, Folder
+from tf_optimizers.callbacks.inspection import Inspection
 from tf_optimizers.callbacks.reader import Reader
 from tf_optimizers.callbacks.state import State, shares
-from tf_optimizers.digests import digests
 from tf_optimizers.distribute.workers import Workers
 
 # What happens to files; anything else is a bug.
@@ -50,6 +50,7 @@ class Archive:
         self._workers = Workers(strategy)
         self._replicas = strategy.num_replicas_in_sync
         self._local = self._replicas // self._workers.count
+        self._inspection = Inspection(state, self._workers, self._replicas)
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder, and can write there."""
@@ -75,13 +76,13 @@ class Archive:
             position: Where the training is, for `newest` to return.
         """
         values = self._state.values()
-        self._check_finite(values)
-        alike = self._alike(values)
-        self._check_weights(alike)
+        self._inspection.check_finite(values)
+        alike = self._inspection.alike(values)
+        self._inspection.check_weights(alike)
         told = self._workers.share(
-            [max(self._folder.generations(), default=0), global_seed()]
+            [self._folder.next_generation(), global_seed()]
         )
-        generation = told[0][0] + 1
+        generation = told[0][0]
         parts = self._together(
             lambda: self._folder.write_part(
                 generation, self._workers.index, self._own(values, alike)
@@ -100,7 +101,7 @@ class Archive:
         self._whole = kept
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the content of the newest backup that is whole, if any."""
+        """Return the content of the run's newest backup that is whole."""
         (generations, *_) = self._workers.share(self._folder.generations())
         damage: list[str] = []
         for generation in generations:
@@ -157,13 +158,15 @@ class Archive:
         if own and own[0] is not None:
             set_global_seed(own[0])
 
-    def delete(self) -> None:
+    def delete(self) -> bool:
         """Delete all backups, unless they are better than what there is now.
 
-        No worker needs them any more when all have come here.
+        No worker needs them any more when all have come here. Returns whether
+        that is the end.
         """
-        path = self._not_finite(self._state.values())
-        if self._is_first and path is not None and self._whole:
+        path = self._inspection.not_finite(self._state.values())
+        is_kept = path is not None and bool(self._whole)
+        if self._is_first and is_kept:
             warnings.warn(
                 "Backups are deleted when a training ends with finite "
                 f"variables. Received NaN or inf in {path}. The last backup, "
@@ -174,52 +177,11 @@ class Archive:
             )
         elif self._is_first:
             self._folder.keep([])
+        return not is_kept
 
     @property
     def _is_first(self) -> bool:
         return self._workers.index == 0
-
-    def _alike(self, values: dict[str, list[np.ndarray]]) -> set[str]:
-        """Return the names of what has one value on all replicas."""
-        if self._replicas == 1:
-            return set(values)
-        mine = {name: digests(parts) for name, parts in values.items()}
-        everyone = self._workers.share(mine)
-        return {
-            name
-            for name in values
-            if len(set().union(*(each[name] for each in everyone))) == 1
-        }
-
-    def _check_finite(self, values: dict[str, list[np.ndarray]]) -> None:
-        """Refuse to keep what nobody wants back, the same on all workers."""
-        path = self._not_finite(values)
-        if path is not None:
-            raise RuntimeError(
-                "A variable must be finite to be backed up. Received NaN or "
-                f"inf in {path}. The backup before is kept: start again from "
-                "it with a lower learning rate or `clipnorm`, and check the "
-                "data."
-            )
-
-    def _not_finite(self, values: dict[str, list[np.ndarray]]) -> str | None:
-        """Return the path of the first variable that is not on any worker."""
-        found = self._workers.share(self._state.first_not_finite(values))
-        first = min((i for i in found if i is not None), default=None)
-        if first is None:
-            return None
-        return self._state.sections["lasting"][first].path
-
-    def _check_weights(self, alike: set[str]) -> None:
-        """Raise if workers have parted."""
-        for i, variable in enumerate(self._state.sections["lasting"]):
-            if variable.trainable and f"lasting.{i}" not in alike:
-                raise RuntimeError(
-                    "A weight must be the same on all replicas. Received "
-                    f"different values of {variable.path}. Do not assign to "
-                    "weights on one worker alone, and start again from the "
-                    "last backup."
-                )
 
     def _own(
         self, values: dict[str, list[np.ndarray]], alike: set[str]

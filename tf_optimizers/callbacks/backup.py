@@ -1,18 +1,29 @@
 """A training that can be killed at any time, and goes on where it was."""
 
+import math
 import os
+import warnings
+from collections import Counter
 from typing import Any
 
 import keras
-import numpy as np
 
 from tf_optimizers._compat import start_at_epoch
 from tf_optimizers.callbacks.archive import Archive
+from tf_optimizers.callbacks.arguments import (
+    check_folder,
+    check_frequency,
+    check_name,
+)
 from tf_optimizers.callbacks.files import Folder
 from tf_optimizers.callbacks.skip import Skip, check_batches
 from tf_optimizers.callbacks.state import State
-from tf_optimizers.checks import check_boolean, check_integer
+from tf_optimizers.checks import check_boolean
 from tf_optimizers.distribute.workers import Workers
+
+# How many fits of this process have deleted their backups at their end, by
+# folder. It counts alike when a script is started again.
+_ENDED: Counter[str] = Counter()
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -50,6 +61,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     were, also unseeded ones. Those of `tf.random`, NumPy and Python do not,
     and what other callbacks keep in Python is not backed up.
 
+    A script may call `fit` several times with one folder. Started again, it
+    runs anew those that had ended, and the one that was interrupted goes on.
+
     Differs from `keras.callbacks.BackupAndRestore`: several workers;
     each replica's own state, random seeds and metrics; the middle of an epoch;
     checksums; NaN and inf are an error instead of a backup; only its own files
@@ -66,6 +80,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups when `fit` has
             come to its end with finite variables. Defaults to `True`.
+        name: str or None. Whose the backups are, if several trainings share
+            the folder: others' are not touched. Defaults to `None`: "fit 1"
+            for the first `fit` of a process with this folder, "fit 2" after it
+            has ended and deleted its backups, and so on. While backups are
+            kept, the next `fit` goes on from them.
 
     Raises:
         TypeError: If an argument, or the strategy, is of the wrong kind.
@@ -87,16 +106,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: str | int = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
+        name: str | None = None,
     ) -> None:
         super().__init__()
-        self.backup_dir = _check_folder(backup_dir)
-        self.save_freq = _check_frequency(save_freq)
+        self.backup_dir = check_folder(backup_dir)
+        self.save_freq = check_frequency(save_freq)
         self.double_checkpoint = check_boolean(
             "double_checkpoint", double_checkpoint
         )
         self.delete_checkpoint = check_boolean(
             "delete_checkpoint", delete_checkpoint
         )
+        self.name = check_name(name)
         self._epoch = self._batch = self._unsaved = 0
         self._skip: Skip | None = None
 
@@ -114,8 +135,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             with strategy.scope():
                 model.optimizer.build(model.trainable_variables)
         state = State(model)
+        self._workers = Workers(strategy)
+        folder = Folder(self.backup_dir, self.name or self._default_name)
         self._archive = Archive(
-            Folder(self.backup_dir),
+            folder,
             state,
             strategy,
             backups=2 if self.double_checkpoint else 1,
@@ -123,13 +146,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._archive.check_shared()
         self._unsaved = 0
         self._resumed = self._archive.newest()
-        if self._resumed is not None:
-            for batches in Workers(strategy).share(self.params["steps"]):
-                if batches is not None:
-                    check_batches(batches, self._resumed["batch"])
-            self._archive.restore(self._resumed, "lasting")
-            self._archive.restore_seed(self._resumed)
-            start_at_epoch(model, self._resumed["epoch"])
+        if self._resumed is None:
+            self._warn_of_others(folder)
+        else:
+            self._restore(self._resumed)
         state.accept_infinite()
 
     def on_epoch_begin(
@@ -178,34 +198,45 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Delete the backups, unless they are to stay or still needed."""
         start_at_epoch(self.model, None)
-        if self.delete_checkpoint:
-            self._archive.delete()
+        if self.delete_checkpoint and self._archive.delete():
+            _ENDED[os.path.realpath(self.backup_dir)] += 1
+
+    def _restore(self, content: dict[str, Any]) -> None:
+        params = self.params or {}  # none in a loop of the user's own
+        for batches in self._workers.share(params.get("steps")):
+            if batches is not None:
+                check_batches(batches, content["batch"])
+        self._archive.restore(content, "lasting")
+        self._archive.restore_seed(content)
+        start_at_epoch(self.model, content["epoch"])
+        if content["epoch"] >= params.get("epochs", math.inf):
+            self._warn(
+                "A backup must be of an earlier epoch for `fit` to train. "
+                f"Received: epochs={params['epochs']}, and a backup after "
+                f"{content['epoch']}. For another training, pass another "
+                "`name` or `backup_dir`."
+            )
+
+    @property
+    def _default_name(self) -> str:
+        return f"fit {_ENDED[os.path.realpath(self.backup_dir)] + 1}"
+
+    def _warn_of_others(self, folder: Folder) -> None:
+        """Say that backups are there, unless the user tells them apart."""
+        others = folder.others()
+        if others and self.name is None:
+            self._warn(
+                "A backup must be of this `fit` to be restored. Received: "
+                f"backup_dir={self.backup_dir!r}, with backups of {others}, "
+                f"while this is {folder.name!r}. They are left alone, and this "
+                "one starts anew. To go on from one of them, pass "
+                f"`name={others[-1]!r}`."
+            )
+
+    def _warn(self, message: str) -> None:
+        if self._workers.index == 0:
+            warnings.warn(message, stacklevel=4)
 
     def _save(self) -> None:
         self._archive.save({"epoch": self._epoch, "batch": self._batch})
         self._unsaved = 0
-
-
-def _check_frequency(value: Any) -> str | int:
-    if value == "epoch":
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            '`save_freq` must be "epoch" or an integer >= 1. '
-            f"Received: save_freq={value!r}."
-        )
-    return check_integer("save_freq", value, 1)
-
-
-def _check_folder(path: Any) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            f"`backup_dir` must be a path. Received: backup_dir={path!r}."
-        )
-    text = os.fspath(path)
-    if not text or "://" in str(text):
-        raise ValueError(
-            "`backup_dir` must be a folder on a local or mounted file system. "
-            f"Received: backup_dir={path!r}. Mount the storage to use it."
-        )
-    return str(text)

@@ -7,7 +7,8 @@ A folder holds generations of backups, numbered from 1:
     00000007.worker-1.npz
 
 Every file gets its name when it is complete, and the .json last: without it,
-a generation does not exist. Nothing in them is code.
+a generation does not exist. It has the name of a run: several may share a
+folder, and each leaves the others' alone. Nothing in them is code.
 """
 
 import hashlib
@@ -31,22 +32,28 @@ class DamagedError(Exception):
 
 
 class Folder:
-    """A folder of backups, which may hold other files too.
+    """A folder of a run's backups, which may hold other files too.
 
     Args:
         path: Created when it is needed.
+        name: Of the run.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, name: str = "") -> None:
         self.path = Path(path)
+        self.name = name
 
     def generations(self) -> list[int]:
-        """Return the numbers of the complete backups, the newest first."""
-        found = [_NAME.fullmatch(path.name) for path in self._files()]
-        return sorted(
-            (int(m[1]) for m in found if m and m[2] == "json" and not m[3]),
-            reverse=True,
-        )
+        """Return the numbers of the run's backups, the newest first."""
+        return [n for n in self._all() if self._name_of(n) == self.name]
+
+    def others(self) -> list[str]:
+        """Return the names of the other runs that have backups here."""
+        return sorted({self._name_of(n) for n in self._all()} - {self.name})
+
+    def next_generation(self) -> int:
+        """Return a number above those of all backups."""
+        return max(self._all(), default=0) + 1
 
     def write_part(
         self, generation: int, worker: int, arrays: dict[str, np.ndarray]
@@ -74,7 +81,7 @@ class Folder:
                 raise FileNotFoundError(
                     f"what worker {worker} wrote is not in {self.path}"
                 )
-        text = json.dumps(content)
+        text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
             self.path / f"{generation:08}.json",
@@ -109,8 +116,8 @@ class Folder:
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
-        """Delete all other generations, and what is incomplete."""
-        kept = set(generations)
+        """Delete the run's other generations, and what is incomplete."""
+        kept = set(self._all()) - (set(self.generations()) - set(generations))
         # A generation must not lose a part and still look complete.
         for path in sorted(self._files(), key=lambda path: path.suffix):
             match = _NAME.fullmatch(path.name)
@@ -133,6 +140,21 @@ class Folder:
     def remove_mark(self, mark: str) -> None:
         """Undo `leave_mark`."""
         (self.path / mark).unlink()
+
+    def _all(self) -> list[int]:
+        """Return the numbers of the complete backups, the newest first."""
+        found = [_NAME.fullmatch(path.name) for path in self._files()]
+        return sorted(
+            (int(m[1]) for m in found if m and m[2] == "json" and not m[3]),
+            reverse=True,
+        )
+
+    def _name_of(self, generation: int) -> str:
+        """Return the name of a backup's run: this one's, if it has none."""
+        try:
+            return self.content(generation).get("name", self.name)
+        except (OSError, DamagedError):
+            return self.name  # Nobody else would say that it is damaged.
 
     def _part(self, generation: int, worker: int) -> Path:
         return self.path / f"{generation:08}.worker-{worker}.npz"
