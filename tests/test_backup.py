@@ -620,6 +620,20 @@ def test_skipping_does_not_outlive_a_fit_that_raises(tmp_path, step, compiled):
     assert (model.get_weights()[0] != before[0]).any()
 
 
+class Fail(keras.callbacks.Callback):
+    """Raises before the first epoch."""
+
+    def on_train_begin(self, logs=None):
+        raise Interruption
+
+
+def test_epochs_left_out_do_not_outlive_a_fit_that_raises(tmp_path):
+    model = make_small(tmp_path, 7, save_freq="epoch")
+    with pytest.raises(Interruption):
+        fit(model, tmp_path, Fail())
+    assert fit_alone(model) == 6
+
+
 class Stop(keras.callbacks.Callback):
     """Ends the training with its first batch."""
 

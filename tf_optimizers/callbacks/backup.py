@@ -16,7 +16,12 @@ from tf_optimizers.callbacks.arguments import (
     check_name,
 )
 from tf_optimizers.callbacks.files import Folder
-from tf_optimizers.callbacks.skip import Skip, check_batches
+from tf_optimizers.callbacks.skip import (
+    Skip,
+    before_next_training,
+    check_batches,
+    forget_undoing,
+)
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.checks import check_boolean
 from tf_optimizers.distribute.workers import Workers
@@ -156,7 +161,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Go on in the middle of the epoch, if that is where it was."""
-        start_at_epoch(self.model, None)  # for the next `fit`
+        self._forget_start()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None
         if resumed is not None and resumed["batch"]:
@@ -197,7 +202,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Delete the backups, unless they are to stay or still needed."""
-        start_at_epoch(self.model, None)
+        self._forget_start()
         if self.delete_checkpoint and self._archive.delete():
             _ENDED[os.path.realpath(self.backup_dir)] += 1
 
@@ -209,6 +214,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._archive.restore(content, "lasting")
         self._archive.restore_seed(content)
         start_at_epoch(self.model, content["epoch"])
+        before_next_training(self.model, self._forget_start)
         if content["epoch"] >= params.get("epochs", math.inf):
             self._warn(
                 "A backup must be of an earlier epoch for `fit` to train. "
@@ -216,6 +222,11 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"{content['epoch']}. For another training, pass another "
                 "`name` or `backup_dir`."
             )
+
+    def _forget_start(self) -> None:
+        """Let the next `fit` start where it is told to."""
+        forget_undoing(self.model)
+        start_at_epoch(self.model, None)
 
     @property
     def _default_name(self) -> str:

@@ -8,12 +8,31 @@ import keras
 from tf_optimizers._compat import build_metrics
 
 
+def before_next_training(model: keras.Model, undo: Callable[[], None]) -> None:
+    """Undo something when Keras next asks for a model's train function.
+
+    Whatever trains does so first. If `fit` ends by an exception, no callback
+    is told, and what it has done to the model would stay.
+    """
+
+    def make_train_function(*args: Any, **kwargs: Any) -> Any:
+        forget_undoing(model)
+        undo()
+        return model.make_train_function(*args, **kwargs)
+
+    model.make_train_function = make_train_function
+
+
+def forget_undoing(model: keras.Model) -> None:
+    """Leave the model the method of its class again."""
+    vars(model).pop("make_train_function", None)
+
+
 class Skip:
     """A model's train function that draws batches without training on them.
 
-    It gives its place back after the last of them, when it is told to, and when
-    Keras asks for a train function. Whatever trains next does so, and no
-    callback is told if `fit` ends by an exception.
+    It gives its place back after the last of them, when it is told to end, and
+    before anything else trains.
 
     Args:
         model: Whose train function it becomes.
@@ -33,7 +52,7 @@ class Skip:
         self._logs: dict[str, Any] | None = None
         self._train: Callable = model.train_function
         model.train_function = self
-        model.make_train_function = self._make_train_function
+        before_next_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         """Draw as many batches as a call would train on."""
@@ -50,14 +69,9 @@ class Skip:
 
     def end(self) -> None:
         """Let the model train, if it does not yet."""
-        # Only the method of its class remains.
-        vars(self._model).pop("make_train_function", None)
+        forget_undoing(self._model)
         if self._model.train_function is self:
             self._model.train_function = self._train
-
-    def _make_train_function(self, *args: Any, **kwargs: Any) -> Any:
-        self.end()
-        return self._model.make_train_function(*args, **kwargs)
 
 
 def check_batches(batches: int, seen: int) -> None:

@@ -44,19 +44,18 @@ class State:
     def values(self) -> dict[str, list[np.ndarray]]:
         """Return what this process has of every variable, by name."""
         return {
-            f"{section}.{i}": [part.numpy() for part in self.components(v)]
+            f"{section}.{i}": self._values_of(variable)
             for section, variables in self.sections.items()
-            for i, v in enumerate(variables)
+            for i, variable in enumerate(variables)
         }
 
     def accept_infinite(self) -> None:
         """Take inf for meant where it is, as in a mask or a minimum so far."""
-        values = self.values()
         self._may_be_infinite = {
             i
             for i, variable in enumerate(self.sections["lasting"])
             if not variable.trainable
-            and not _are(np.isfinite, values[f"lasting.{i}"])
+            and not _are(np.isfinite, self._values_of(variable))
         }
 
     def first_not_finite(
@@ -74,6 +73,9 @@ class State:
             if not _are(is_right, values[f"lasting.{i}"]):
                 return i
         return None
+
+    def _values_of(self, variable: keras.Variable) -> list[np.ndarray]:
+        return [part.numpy() for part in self.components(variable)]
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Tell a variable of which every replica has a share."""
