@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 from keras.src.losses import loss as keras_losses
 from keras.src.trainers import compile_utils
+from keras.src.trainers.data_adapters import array_data_adapter
+from tensorflow.python.data.ops import dataset_ops, shuffle_op
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -76,6 +78,9 @@ TENSORFLOW = {
     ],
     mirrored_strategy.MirroredExtended: ["_create_variable"],
     values.DistributedVariable: ["values"],
+    dataset_ops.DatasetV2: ["_functions", "_inputs"],
+    shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
+    context: ["global_seed"],
     context.Context: [
         "_collective_ops_server_def",
         "_context_handle",
@@ -219,6 +224,15 @@ def test_tensorflow_has_private_names(owner, names):
         )
 
 
+def test_keras_still_makes_data_sets_of_arrays_in_one_place():
+    """Where it looks TensorFlow up each time; later ones shuffle by epoch."""
+    source = inspect.getsource(
+        array_data_adapter.ArrayDataAdapter.get_tf_dataset
+    )
+    assert "from keras.src.utils.module_utils import tensorflow as tf" in source
+    assert "tf.random.shuffle" in source or "_tf_shuffle" in source
+
+
 def test_every_private_name_of_compat_is_listed_here():
     source = "".join(path.read_text() for path in COMPAT.glob("*.py"))
     used = set(re.findall(r"(?:\.|def )(_[a-z]\w+)", source))
@@ -228,7 +242,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *MODEL,
         *itertools.chain(*TENSORFLOW.values()),
     }
-    private = {name for name in listed if name.startswith("_")}
+    private = {name for name in listed if re.match("_[a-z]", name)}
     ours = {
         *("_counter", "_first_key", "_host_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),

@@ -135,13 +135,16 @@ def test_slurm_resolver_of_tensorflow_is_as_the_page_says(monkeypatch):
 
 
 def test_failures_are_those_that_are_tested():
-    tests = (ROOT / "tests" / "test_worker_errors.py").read_text()
+    tests = "".join(
+        (ROOT / "tests" / f"test_{name}.py").read_text()
+        for name in ("worker_errors", "guide")
+    )
     table = TEXT.split("| what happened |")[1]
     messages = [
         re.search("`(.+?)`", line.split("|")[2]).group(1)
         for line in table.splitlines()[2:]
         if line.startswith("|")
     ]
-    assert len(messages) == 11
+    assert len(messages) == 12
     for message in messages:
         assert message in tests

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import random
 import sys
 
 import keras
@@ -136,7 +137,113 @@ def another_cluster():
     return message_of(lambda: Strategy(resolver))
 
 
-PARTS = {part.__name__: part for part in (guide, interleaved, another_cluster)}
+# Data: what workers see of them.
+
+
+class Seeing(keras.Model):
+    """Remembers the rows of this worker, by epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.epochs = []
+
+    def call(self, rows):
+        return self.dense(rows)
+
+    def train_step(self, data):
+        rows = tf.reshape(data[0], [-1])
+        tf.numpy_function(self.see, [rows], [])
+        return super().train_step(data)
+
+    def see(self, rows):
+        self.epochs[-1].extend(int(row) for row in rows)
+
+
+def seen(strategy, data, fits=1, **kwargs):
+    """Return the rows that this worker sees in epochs of some `fit`s."""
+    with strategy.scope():
+        model = Seeing()
+        model.compile("sgd", "mse")
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: model.epochs.append([])
+    )
+    for _ in range(fits):
+        model.fit(data, callbacks=[note], verbose=0, **{"epochs": 2} | kwargs)
+    return model.epochs
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Twelve batches of two rows, in an order that NumPy draws."""
+
+    order = np.arange(24)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        rows = ROWS[self.order[2 * index : 2 * index + 2]]
+        return rows, rows.copy()  # TensorFlow may overwrite either.
+
+    def on_epoch_begin(self):
+        self.order = np.random.permutation(24)
+
+
+def pairs():
+    return tf.data.Dataset.from_tensor_slices((ROWS, ROWS))
+
+
+def draw_alone(strategy):
+    """Draw random numbers on the chief only, as a program may."""
+    if worker_of(strategy) == 0:
+        tf.random.uniform([])
+        random.random()
+        np.random.rand()
+
+
+def order():
+    """Rows of epochs; first of a user who has seeded nothing."""
+    strategy = Strategy()
+    drawn = {"constructor": [random.random(), np.random.rand()]}
+    epochs = {"arrays": seen(strategy, ROWS, 2, y=ROWS, batch_size=6)}
+    epochs["tf.data"] = seen(strategy, pairs().shuffle(24).batch(6))
+    draw_alone(strategy)
+    epochs["PyDataset"] = seen(strategy, Shuffled(), shuffle=True)
+    drawn["fit"] = [random.random(), np.random.rand()]
+    keras.utils.set_random_seed(3)
+    epochs["seeded"] = seen(strategy, ROWS, y=ROWS, batch_size=6)
+    return {"epochs": epochs, "drawn": drawn}
+
+
+def seeds():
+    """Errors of workers that shuffle differently."""
+    strategy = Strategy()
+    distribute = strategy.experimental_distribute_dataset
+    own = pairs().shuffle(24, seed=worker_of(strategy)).batch(6)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    messages = {
+        "shuffle": message_of(lambda: distribute(own)),
+        "not shared": message_of(lambda: distribute(own.with_options(options))),
+    }
+    tf.random.set_seed(5)
+    draw_alone(strategy)
+    unseeded = pairs().shuffle(24).batch(6)
+    messages["drawn alone"] = message_of(lambda: distribute(unseeded))
+    tf.random.set_seed(worker_of(strategy))
+    with strategy.scope():
+        model = Seeing()
+        model.compile("sgd", "mse")
+    messages["arrays"] = message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
+    return messages
+
+
+PARTS = {
+    part.__name__: part
+    for part in (guide, interleaved, another_cluster, order, seeds)
+}
 
 if __name__ == "__main__":
     report({name: PARTS[name]() for name in sys.argv[1:]})

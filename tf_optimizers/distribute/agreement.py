@@ -71,7 +71,7 @@ def hear_all(
     heard = [json.loads(note) for note in notes if note is not None]
     for other, (others_subject, _) in enumerate(heard):
         if others_subject != heard[0][0]:
-            _raise_together(
+            raise_together(
                 f"All workers must come to {heard[0][0]}. Received: worker "
                 f"{other} has come to {others_subject}. {way_out}"
             )
@@ -148,18 +148,26 @@ def check_agreement(
     Raises:
         RuntimeError: If a worker says otherwise, or nothing in time.
     """
-    first, *others = strategy.hear_all(subject, statement, way_out)
+    compare(subject, strategy.hear_all(subject, statement, way_out), way_out)
+
+
+def compare(
+    subject: str, statements: list[dict[str, Any]], way_out: str = START_ALIKE
+) -> None:
+    """Raise on every worker unless all have made the same statement."""
+    first, *others = statements
     for worker, other in enumerate(others, 1):
         for name in [*first, *other]:
             if first.get(name) != other.get(name):
-                _raise_together(
+                raise_together(
                     f"All workers must have {subject} in common. Received: "
                     f"{name}={first.get(name)!r} on worker 0, "
                     f"{name}={other.get(name)!r} on worker {worker}. {way_out}"
                 )
 
 
-def _raise_together(message: str) -> None:
+def raise_together(message: str) -> None:
+    """Raise an error that all workers have found."""
     # A worker that raised at once might take the store away from the others.
     with contextlib.suppress(tf.errors.OpError):
         Coordination().meet("tf_optimizers/disagreement", _LISTENING_SECONDS)

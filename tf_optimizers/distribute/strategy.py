@@ -11,6 +11,7 @@ from tf_optimizers.distribute import batch
 from tf_optimizers.distribute.agreement import (
     START_ALIKE,
     check_agreement,
+    compare,
     hear_all,
 )
 from tf_optimizers.distribute.cluster import (
@@ -20,6 +21,11 @@ from tf_optimizers.distribute.cluster import (
 )
 from tf_optimizers.distribute.same_weights import TrainedModels
 from tf_optimizers.distribute.scalars import ScalarsOfRun
+from tf_optimizers.distribute.shared_data import (
+    agree_on_data,
+    follow_order,
+    propose_order,
+)
 from tf_optimizers.distribute.sparse_all_reduce import (
     SparseCollectiveAllReduce,
     pad_rows,
@@ -53,10 +59,11 @@ class SparseMultiWorkerMirroredStrategy(
     Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
     worker is a replica, not only the first; collectives may stand inside a
     `tf.cond`, or in a function that is called there, so that
-    `gradient_accumulation_steps` and `steps_per_execution` work; workers that
-    were started with different settings are told so, instead of waiting for
-    each other. A worker that dies or cannot be reached is noticed by TensorFlow
-    itself, after 1 to 25 seconds.
+    `gradient_accumulation_steps` and `steps_per_execution` work; data that
+    workers share are in one order on all of them, without a seed too; workers
+    that were started with different settings are told so, instead of waiting
+    for each other. A worker that dies or cannot be reached is noticed by
+    TensorFlow itself, after 1 to 25 seconds.
 
     Args:
         cluster_resolver: None or a
@@ -98,14 +105,19 @@ class SparseMultiWorkerMirroredStrategy(
         batch.install()
         self._trained = TrainedModels(self)
         self._scalars = ScalarsOfRun([], self.experimental_local_results)
-        check_agreement(
-            self,
-            "the strategy",
-            {
-                "devices": len(self.extended.worker_devices),
-                "strategies so far": self.extended.number,
-            },
-        )
+        self._agree()
+
+    def _agree(self) -> None:
+        """Raise unless workers are alike; let them shuffle data alike."""
+        if self.extended.workers == 1:
+            return
+        statement = {
+            "devices": len(self.extended.worker_devices),
+            "strategies so far": self.extended.number,
+        }
+        heard = self.hear_all("the strategy", [statement, propose_order()])
+        compare("the strategy", [statement for statement, _ in heard])
+        follow_order([proposal for _, proposal in heard])
 
     def hear_all(
         self, subject: str, statement: Any, way_out: str = START_ALIKE
@@ -133,6 +145,21 @@ class SparseMultiWorkerMirroredStrategy(
             self.agreement_seconds,
             way_out,
         )
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: Any = None
+    ) -> Any:
+        """Share the batches of a data set among all replicas.
+
+        Every worker must call this, as `fit`, `evaluate` and `predict` do.
+
+        Raises:
+            RuntimeError: If workers have data in another order.
+        """
+        distributed = super().experimental_distribute_dataset(dataset, options)
+        if self.extended.workers > 1 and tf.executing_eagerly():
+            agree_on_data(self, dataset)
+        return distributed
 
     def run(
         self,

@@ -1,0 +1,137 @@
+"""Data that workers share have one order."""
+
+import json
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from tensorflow.python.data.ops import shuffle_op
+
+from tf_optimizers._compat import shuffles
+from tf_optimizers.distribute import agreement, shared_data
+
+ROWS = np.arange(32, dtype="float32")[:, None]
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """The order of a user who has seeded nothing, for this test only."""
+    for owner, name in (
+        (shuffle_op, "_shuffle"),
+        (ArrayDataAdapter, "get_tf_dataset"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    order = shared_data._Order()
+    monkeypatch.setattr(shared_data, "_order", order)
+    tf.random.set_seed(None)
+    return order
+
+
+def rows_of(data):
+    return [int(row) for batch in data for row in np.ravel(batch)]
+
+
+def epochs_of_fit():
+    """The rows that two epochs train on."""
+    seen = []
+
+    class Model(keras.Model):
+        def train_step(self, data):
+            seen.extend(np.ravel(data[0]).tolist())
+            return {"loss": 0.0}
+
+    model = Model()
+    model.compile("sgd", run_eagerly=True)
+    model.fit(ROWS, ROWS, batch_size=5, epochs=2, verbose=0)
+    return seen[:32], seen[32:]
+
+
+def test_arrays_are_in_the_order_of_the_seed(order):
+    order.set(7)
+    first, second = epochs_of_fit()
+    assert sorted(first) == sorted(second) == [*range(32)]
+    assert first != second
+    assert epochs_of_fit() == (first, second)
+    order.set(8)
+    assert epochs_of_fit()[0] != first
+
+
+def test_tf_data_are_in_the_order_of_the_seed(order):
+    order.set(7)
+    data, again = (tf.data.Dataset.range(32).shuffle(32) for _ in range(2))
+    first, second = rows_of(data), rows_of(data)
+    assert first != second
+    assert [rows_of(again), rows_of(again)] == [first, second]
+    order.set(8)
+    assert rows_of(tf.data.Dataset.range(32).shuffle(32)) != first
+    data = tf.data.Dataset.range(32).shuffle(32, seed=1)
+    (seeds,) = shuffles.seeds_of_shuffles(data)
+    assert seeds[1] == 1
+
+
+def test_seed_of_the_user_counts(order):
+    def rows():
+        tf.random.set_seed(1)
+        return rows_of(tf.data.Dataset.range(32).shuffle(32)), epochs_of_fit()
+
+    expected = rows()
+    order.set(7)
+    assert rows() == expected
+
+
+def test_random_numbers_of_other_functions_stay_new(order):
+    """With a global seed they would be the same in every epoch."""
+    order.set(7)
+    data = tf.data.Dataset.range(3).map(lambda _: tf.random.uniform([]))
+    first, second = (np.array([*data.as_numpy_iterator()]) for _ in range(2))
+    assert (first != second).all()
+
+
+def test_seeds_of_all_parts_of_a_data_set_are_found():
+    data = tf.data.Dataset.range(8).shuffle(8, seed=1)
+    data = tf.data.Dataset.zip((data, data.shuffle(8, seed=2).batch(1)))
+    data = data.map(lambda a, b: (a, tf.random.shuffle(b, seed=3))).prefetch(1)
+    seeds = [seed for _, seed in shuffles.seeds_of_shuffles(data)]
+    assert seeds == [3, 1, 2, 1]
+
+
+def agree(dataset, *others):
+    """Be worker 0; the others say something else of a statement."""
+
+    def hear_all(subject, statement, way_out):
+        change = [
+            [
+                value if other is None else other
+                for value, other in zip(statement, worker, strict=True)
+            ]
+            for worker in others
+        ]
+        return json.loads(json.dumps([statement, *change]))
+
+    strategy = types.SimpleNamespace(hear_all=hear_all)
+    shared_data.agree_on_data(strategy, dataset)
+
+
+@pytest.fixture
+def alone(monkeypatch, order):
+    """No cluster, whose processes would meet before they raise."""
+    store = types.SimpleNamespace(meet=lambda key, seconds: None)
+    monkeypatch.setattr(agreement, "Coordination", lambda: store)
+
+
+def test_generators_of_the_host_follow_the_first_worker(alone):
+    data = tf.data.Dataset.range(8)
+    np.random.seed(1)
+    expected = np.random.get_state()[1].tolist()
+    agree(data, [None] * 2)
+    assert np.random.get_state()[1].tolist() == expected
+    agree(data, [None, [5, 6, 7]])
+    changed = np.random.get_state()[1].tolist()
+    assert changed != expected
+    np.random.seed(1)
+    tf.random.set_seed(1)  # The user's wish.
+    agree(data, [None, [5, 6, 7]])
+    assert np.random.get_state()[1].tolist() == expected

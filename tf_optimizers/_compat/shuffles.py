@@ -1,0 +1,73 @@
+"""Private names of TensorFlow and Keras by which data are shuffled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_data_adapter
+from tensorflow.python.data.ops import shuffle_op
+from tensorflow.python.eager import context
+
+
+def tensorflow_seed() -> int | None:
+    """Return what `tf.random.set_seed` was given; there is no public getter."""
+    return context.global_seed()
+
+
+def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
+    """Return the seeds of all that shuffles in a data set, in a fixed order.
+
+    TensorFlow tells neither the parts of a data set nor their seeds in public.
+    """
+    seeds = []
+    if isinstance(dataset, shuffle_op._ShuffleDataset):
+        seeds.append([int(dataset._seed), int(dataset._seed2)])
+    for function in dataset._functions():
+        seeds += [
+            [op.get_attr("seed"), op.get_attr("seed2")]
+            for op in function.function.graph.get_operations()
+            if op.type == "RandomShuffle"
+        ]
+    return seeds + [
+        seed for part in dataset._inputs() for seed in seeds_of_shuffles(part)
+    ]
+
+
+def replace_shuffles(
+    choose_seed: Callable[[], int | None],
+    choose_shuffle: Callable[[], Callable | None],
+) -> None:
+    """Change how data are shuffled, from now on in this process.
+
+    TensorFlow has no hook for it, nor has Keras (3.15). TensorFlow's global
+    seed would do too much: random numbers in `Dataset.map`, Keras's order of
+    arrays among them, would be the same in every epoch.
+
+    Args:
+        choose_seed: Returns the seed of a `Dataset.shuffle` without one.
+        choose_shuffle: Returns what shuffles the rows of arrays in `fit`, in
+            place of `tf.random.shuffle`. None, of either, changes nothing.
+    """
+    shuffle = shuffle_op._shuffle
+    adapter = array_data_adapter.ArrayDataAdapter
+    make_dataset = adapter.get_tf_dataset
+
+    def seeded(
+        dataset: Any, size: Any, seed: Any = None, *args: Any, **kwargs: Any
+    ) -> tf.data.Dataset:
+        seed = choose_seed() if seed is None else seed
+        return shuffle(dataset, size, seed, *args, **kwargs)
+
+    def get_tf_dataset(self: Any) -> tf.data.Dataset:
+        replacement = choose_shuffle()
+        if replacement is None:
+            return make_dataset(self)
+        original = tf.random.shuffle
+        tf.random.shuffle = replacement
+        try:
+            return make_dataset(self)
+        finally:
+            tf.random.shuffle = original
+
+    shuffle_op._shuffle = seeded
+    adapter.get_tf_dataset = get_tf_dataset

@@ -1,0 +1,123 @@
+"""Data that workers share, in one order.
+
+TensorFlow lets every worker go through all of a data set, and keep its share of
+each batch. Workers that shuffle differently miss rows of an epoch, and see
+others twice.
+"""
+
+import pickle
+import random
+import secrets
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers._compat import plain_variable
+from tf_optimizers._compat.shuffles import (
+    replace_shuffles,
+    seeds_of_shuffles,
+    tensorflow_seed,
+)
+from tf_optimizers.distribute.agreement import raise_together
+
+_POLICIES = tf.data.experimental.AutoShardPolicy
+
+
+class _Order:
+    """What data are shuffled by, unless TensorFlow has a seed of the user's."""
+
+    _seed: int | None = None
+
+    def set(self, seed: int) -> None:
+        """Shuffle by a seed from now on."""
+        if self._seed is None:
+            replace_shuffles(self._seed_of_dataset, self._shuffle_of_arrays)
+        self._seed = seed
+
+    def _seed_of_dataset(self) -> int | None:
+        return self._seed if tensorflow_seed() is None else None
+
+    def _shuffle_of_arrays(self) -> Callable | None:
+        """Return a function that shuffles otherwise in every epoch."""
+        seed = self._seed_of_dataset()
+        if seed is None:
+            return None
+        with tf.device("CPU:0"):
+            epoch = plain_variable(0, dtype=tf.int64, trainable=False)
+
+        def shuffle(rows: tf.Tensor) -> tf.Tensor:
+            pair = [tf.constant(seed, tf.int64), epoch.assign_add(1)]
+            return tf.random.experimental.stateless_shuffle(
+                rows, tf.stack(pair)
+            )
+
+        return shuffle
+
+
+_order = _Order()
+
+
+def propose_order() -> list[int]:
+    """Return a seed to shuffle by, and where the host's generators stand."""
+    states = (random.getstate(), np.random.get_state())
+    return [
+        secrets.randbelow(2**31),
+        *(zlib.crc32(pickle.dumps(state)) for state in states),
+    ]
+
+
+def follow_order(proposals: Sequence[Sequence[int]]) -> None:
+    """Shuffle as the first worker proposes, unless the user has set a seed.
+
+    Generators of Python and NumPy, by which a `PyDataset` or a generator may
+    shuffle, are left as they are if they are alike.
+    """
+    first = proposals[0]
+    _order.set(first[0])
+    if tensorflow_seed() is not None:
+        return
+    reseed_all: list[Callable[[int], None]] = [random.seed, np.random.seed]
+    for place, reseed in enumerate(reseed_all, 1):
+        if any(other[place] != first[place] for other in proposals):
+            reseed(first[place])
+
+
+def agree_on_data(strategy: Any, dataset: Any) -> None:
+    """Raise unless all workers shuffle a data set alike.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        dataset: What workers share.
+
+    Raises:
+        RuntimeError: If a worker has other seeds, or says nothing in time.
+    """
+    heard = strategy.hear_all(
+        "the distribution of data",
+        [_shuffles(dataset), propose_order()],
+        "`fit`, `evaluate` and `predict` must be called on every worker.",
+    )
+    shuffles, proposals = zip(*heard, strict=True)
+    if any(seeds != shuffles[0] for seeds in shuffles):
+        raise_together(
+            "All workers must shuffle shared data alike. "
+            f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
+            "on every worker; or, if they share files or nothing, the policy "
+            "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
+            "`OFF`."
+        )
+    follow_order(proposals)
+
+
+def _shuffles(dataset: Any) -> list[list[int]]:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy not in (_POLICIES.AUTO, _POLICIES.DATA):
+        return []
+    return seeds_of_shuffles(dataset)
+
+
+def _by_worker(values: Sequence[Any]) -> str:
+    return ", ".join(f"{v} on worker {i}" for i, v in enumerate(values))
