@@ -620,6 +620,16 @@ def test_skipping_does_not_outlive_a_fit_that_raises(tmp_path, step, compiled):
     assert (model.get_weights()[0] != before[0]).any()
 
 
+def test_skipping_does_not_outlive_it_in_the_callback(tmp_path):
+    model = make_small(tmp_path / "backup")
+    backup = tfo.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(Interruption):
+        model.fit(X, Y, 10, verbose=0, callbacks=[backup, Interrupt(2)])
+    shutil.rmtree(tmp_path / "backup")
+    model.fit(X, Y, 10, verbose=0, callbacks=[backup])
+    assert model.optimizer.iterations.numpy() == 4 + 6
+
+
 class Fail(keras.callbacks.Callback):
     """Raises before the first epoch."""
 

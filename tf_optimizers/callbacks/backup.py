@@ -149,7 +149,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             backups=2 if self.double_checkpoint else 1,
         )
         self._archive.check_shared()
-        self._unsaved = 0
+        self._unsaved, self._skip = 0, None
         self._resumed = self._archive.newest()
         if self._resumed is None:
             self._warn_of_others(folder)
