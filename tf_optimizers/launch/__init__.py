@@ -31,8 +31,8 @@ Options:
         backup was; `TF_OPTIMIZERS_RESTART` in its environment counts from 0.
         A signal to the launcher ends it for good. Defaults to `0`.
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
-        the first restart. It doubles with every restart, up to 60, for what
-        made them fail to pass. Defaults to `1`.
+        the first restart. It doubles with every restart, up to 60, so that
+        what made them fail can pass. Defaults to `1`.
 
 A worker is what `python -u script` would be: the same `sys.argv`, `sys.path`,
 `__main__`, folder and environment plus `TF_CONFIG`. Its stdin is empty. Its
@@ -59,5 +59,6 @@ Exit codes:
     128 + s: The launcher got signal s (130 after Ctrl-C, 143 after SIGTERM),
         or s killed the worker that failed first.
     Any other: That of the worker that failed first.
-After restarts, those of the last start.
+After restarts, those of the last start. A signal that comes after a failure
+prevents a restart, and leaves the code as it is.
 """
