@@ -101,8 +101,12 @@ def worst(actual, expected):
     )
 
 
-def golden(name, strategy):
-    """Return the errors of weights, and of N u and N v, by step."""
+def golden(name, strategy, first=0):
+    """Return the errors of weights by step.
+
+    If there are steps before `first`, it starts with Paddle's weights and u
+    after them, of which every replica has an N-th.
+    """
     record = load(name)
     config, dtype = record["config"], "float32"
     workers = config["num_trainers"] or 1
@@ -122,8 +126,14 @@ def golden(name, strategy):
         min_compress_size=config.get("min_numel", 16384),
     )
     names = list(record["params0"])
+    if first:
+        before = record["slots_after"][first - 1][0]["u"]
+        for i, n in enumerate(names):
+            run.variables[i].assign(record["params_after"][first - 1][n])
+            run.optimizer._memories[i].momentum.assign(before[n])
+        run.optimizer.iterations.assign(first)
     errors = []
-    for step in range(record["steps"]):
+    for step in range(first, record["steps"]):
         grads = record.get("worker_grads") or [[g] for g in record["grads"]]
         run.step(
             [

@@ -164,7 +164,7 @@ class DGC:
         total = np.zeros_like(self.w)
         if sparsity is None:
             mean = sum(gradients)
-            if self.clipnorm and not self.compressed:
+            if self.clipnorm:
                 mean = clip_by_norm(mean, self.clipnorm)
             for i in range(workers):
                 total = total + self.accumulate(i, mean / workers + share)

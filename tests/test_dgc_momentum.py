@@ -308,6 +308,17 @@ def test_gradient_that_float32_has_no_norm_for_is_clipped(mirrored):
     assert dgc.worst(weights[0], start().values()) > 1e-3
 
 
+def test_sum_is_clipped_while_all_is_dense(mirrored):
+    """Large variables too, whose gradients are largest then."""
+    values = {"kernel": np.zeros((6, 8), "float32")}
+    run = dgc.Run(
+        mirrored, values, sparsity=(0.9,), rampup_begin_step=2, clipnorm=1.0
+    )
+    gradient = np.full((6, 8), 500 / np.sqrt(48), "float32")
+    run.step([[gradient], [gradient]])
+    assert np.linalg.norm(run.weights()[0]) == pytest.approx(0.1, rel=1e-6)
+
+
 def test_tensor_with_a_nan_is_sent_on(mirrored):
     """Official DGC never sends a tensor again that had one NaN."""
     run = dgc.Run(mirrored, {"kernel": np.zeros((6, 8))}, sparsity=(0.9,))

@@ -49,10 +49,11 @@ class DGCMomentum(Optimizer):
 
     k = max(1, floor((1 - sparsity) size)) follows the warm-up: dense momentum
     SGD while s < rampup_begin_step, then sparsity[min(floor((s -
-    rampup_begin_step) len(sparsity) / rampup_step), len(sparsity) - 1)]. With
-    `nesterov`, u_i <- momentum (u_i + g_i) and v_i <- v_i + u_i + g_i. Nothing
-    is lost: what is not sent stays in v_i and is sent when it has grown. The
-    selection is exact, of equal entries the first; zeros are not sent.
+    rampup_begin_step) len(sparsity) / rampup_step), len(sparsity) - 1)]. While
+    it is dense, `clipnorm` limits the sum of g_i. With `nesterov`, u_i <-
+    momentum (u_i + g_i) and v_i <- v_i + u_i + g_i. Nothing is lost: what is
+    not sent stays in v_i and is sent when it has grown. The selection is exact,
+    of equal entries the first; zeros are not sent.
 
     A variable is exchanged densely, with clipping of the sum and the same
     momentum, if it has fewer than `min_compress_size` elements, is not
@@ -87,8 +88,10 @@ class DGCMomentum(Optimizer):
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal, and
     the selection exact, not by a sampled threshold; with `nesterov` the switch
     from dense to sparse is continuous, where Paddle carries over a momentum
-    that is 1 / momentum too large; of the entries that owners sum, only the k
-    largest sums are applied; one replica is taken, with a warning.
+    that is 1 / momentum too large; `clipnorm` holds from the first step on,
+    where Paddle's leaves large variables alone before `rampup_begin_step`; of
+    the entries that owners sum, only the k largest sums are applied; one
+    replica is taken, with a warning.
     Differs from `keras.optimizers.SGD`: the learning rate multiplies the
     momentum, and is not part of it.
 

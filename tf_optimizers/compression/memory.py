@@ -139,8 +139,7 @@ class Memory(NamedTuple):
             weight: The replica's w.
         """
         dense = as_dense(gradient, weight)
-        if not self.is_compressed(gradient):
-            (dense,) = clip([dense], self.clipnorm, None, None)
+        (dense,) = clip([dense], self.clipnorm, None, None)
         kernel = compiled(_accumulate_mean, dense.shape, dense.dtype, self.rule)
         return kernel(weight.handle, own_component(self.momentum).handle, dense)
 
