@@ -14,7 +14,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "another_cluster"]
-    parts += ["order", "seeds"]
+    parts += ["order", "counts", "seeds"]
     return workers.results("guide", folder, 2, *parts)
 
 
@@ -81,3 +81,22 @@ def test_different_seeds_are_an_error_that_names_them(results):
         expected = "the seeds [[3, 0]] on worker 0, [[3, 1]] on worker 1"
         assert expected in messages["shuffle"]
         assert "[[1, 0]] on worker 1" in messages["arrays"]
+
+
+def test_different_numbers_of_batches_are_an_error_that_names_them(results):
+    for result in results:
+        messages = result["counts"]
+        assert "3 on worker 0, 5 on worker 1" in messages["known"]
+        expected = "3 on worker 0, infinitely many on worker 1"
+        assert expected in messages["infinite"]
+
+
+def test_unknown_numbers_of_batches_end_together(results):
+    """Whoever has no rows left waits for those that have."""
+    first, second = (result["counts"] for result in results)
+    assert [first["epochs"], second["epochs"]] == [
+        [[*range(6)]] * 2,
+        [[*range(10)]] * 2,
+    ]
+    assert first["evaluate"] == second["evaluate"] > 0
+    assert first["predict"] == second["predict"] == 16

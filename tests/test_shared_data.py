@@ -1,4 +1,4 @@
-"""Data that workers share have one order."""
+"""Data that workers share have one length and one order."""
 
 import json
 import types
@@ -98,7 +98,7 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
     assert seeds == [3, 1, 2, 1]
 
 
-def agree(dataset, *others):
+def agree(dataset, batches, *others):
     """Be worker 0; the others say something else of a statement."""
 
     def hear_all(subject, statement, way_out):
@@ -112,7 +112,7 @@ def agree(dataset, *others):
         return json.loads(json.dumps([statement, *change]))
 
     strategy = types.SimpleNamespace(hear_all=hear_all)
-    shared_data.agree_on_data(strategy, dataset)
+    shared_data.agree_on_data(strategy, dataset, batches)
 
 
 @pytest.fixture
@@ -122,16 +122,23 @@ def alone(monkeypatch, order):
     monkeypatch.setattr(agreement, "Coordination", lambda: store)
 
 
-def test_generators_of_the_host_follow_the_first_worker(alone):
+def test_lengths_must_be_the_same(alone):
     data = tf.data.Dataset.range(8)
+    agree(data, 3, [None] * 3)
+    message = "3 on worker 0, an unknown number on worker 1, 5 on worker 2. Use"
+    with pytest.raises(RuntimeError, match=message):
+        agree(data, 3, [-2, None, None], [5, None, None])
+
+
+def test_generators_of_the_host_follow_the_first_worker(alone):
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()
-    agree(data, [None] * 2)
+    agree(None, 3, [None] * 3)
     assert np.random.get_state()[1].tolist() == expected
-    agree(data, [None, [5, 6, 7]])
+    agree(None, 3, [None, None, [5, 6, 7]])
     changed = np.random.get_state()[1].tolist()
     assert changed != expected
     np.random.seed(1)
     tf.random.set_seed(1)  # The user's wish.
-    agree(data, [None, [5, 6, 7]])
+    agree(None, 3, [None, None, [5, 6, 7]])
     assert np.random.get_state()[1].tolist() == expected

@@ -160,16 +160,21 @@ class Seeing(keras.Model):
         self.epochs[-1].extend(int(row) for row in rows)
 
 
-def seen(strategy, data, fits=1, **kwargs):
-    """Return the rows that this worker sees in epochs of some `fit`s."""
+def seeing_model(strategy):
     with strategy.scope():
         model = Seeing()
         model.compile("sgd", "mse")
+    return model
+
+
+def seen(model, data, fits=1, **kwargs):
+    """Return the rows that this worker sees in two epochs of some `fit`s."""
+    model.epochs = []
     note = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: model.epochs.append([])
     )
     for _ in range(fits):
-        model.fit(data, callbacks=[note], verbose=0, **{"epochs": 2} | kwargs)
+        model.fit(data, epochs=2, callbacks=[note], verbose=0, **kwargs)
     return model.epochs
 
 
@@ -205,13 +210,14 @@ def order():
     """Rows of epochs; first of a user who has seeded nothing."""
     strategy = Strategy()
     drawn = {"constructor": [random.random(), np.random.rand()]}
-    epochs = {"arrays": seen(strategy, ROWS, 2, y=ROWS, batch_size=6)}
-    epochs["tf.data"] = seen(strategy, pairs().shuffle(24).batch(6))
+    model = seeing_model(strategy)
+    epochs = {"arrays": seen(model, ROWS, 2, y=ROWS, batch_size=6)}
+    epochs["tf.data"] = seen(model, pairs().shuffle(24).batch(6))
     draw_alone(strategy)
-    epochs["PyDataset"] = seen(strategy, Shuffled(), shuffle=True)
+    epochs["PyDataset"] = seen(model, Shuffled(), shuffle=True)
     drawn["fit"] = [random.random(), np.random.rand()]
     keras.utils.set_random_seed(3)
-    epochs["seeded"] = seen(strategy, ROWS, y=ROWS, batch_size=6)
+    epochs["seeded"] = seen(model, ROWS, y=ROWS, batch_size=6)
     return {"epochs": epochs, "drawn": drawn}
 
 
@@ -233,16 +239,49 @@ def seeds():
     unseeded = pairs().shuffle(24).batch(6)
     messages["drawn alone"] = message_of(lambda: distribute(unseeded))
     tf.random.set_seed(worker_of(strategy))
-    with strategy.scope():
-        model = Seeing()
-        model.compile("sgd", "mse")
+    model = seeing_model(strategy)
     messages["arrays"] = message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
     return messages
 
 
+def counts():
+    """Data of which each worker has its own number of batches."""
+    strategy = Strategy()
+    size = 3 + 2 * worker_of(strategy)
+
+    def message(make):
+        return message_of(
+            lambda: strategy.distribute_datasets_from_function(
+                lambda context: make(pairs().batch(2).take(size))
+            )
+        )
+
+    def unknown(columns=2):
+        return strategy.distribute_datasets_from_function(
+            lambda context: (
+                pairs()
+                .batch(2)
+                .take(size)
+                .filter(lambda *pair: True)
+                .map(lambda *pair: pair[:columns])
+            )
+        )
+
+    model = seeing_model(strategy)
+    return {
+        "known": message(lambda data: data),
+        "infinite": message(
+            lambda data: data.repeat(None if worker_of(strategy) else 1)
+        ),
+        "epochs": seen(model, unknown()),
+        "evaluate": model.evaluate(unknown(), verbose=0),
+        "predict": len(model.predict(unknown(1), verbose=0)),
+    }
+
+
 PARTS = {
     part.__name__: part
-    for part in (guide, interleaved, another_cluster, order, seeds)
+    for part in (guide, interleaved, another_cluster, order, seeds, counts)
 }
 
 if __name__ == "__main__":

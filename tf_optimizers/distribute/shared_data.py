@@ -1,8 +1,8 @@
-"""Data that workers share, in one order.
+"""Data that workers share: in one order, and of one length.
 
 TensorFlow lets every worker go through all of a data set, and keep its share of
 each batch. Workers that shuffle differently miss rows of an epoch, and see
-others twice.
+others twice; those that count differently wait for each other for ever.
 """
 
 import pickle
@@ -24,6 +24,10 @@ from tf_optimizers._compat.shuffles import (
 from tf_optimizers.distribute.agreement import raise_together
 
 _POLICIES = tf.data.experimental.AutoShardPolicy
+_BATCHES = {
+    tf.data.INFINITE_CARDINALITY: "infinitely many",
+    tf.data.UNKNOWN_CARDINALITY: "an unknown number",
+}
 
 
 class _Order:
@@ -85,22 +89,30 @@ def follow_order(proposals: Sequence[Sequence[int]]) -> None:
             reseed(first[place])
 
 
-def agree_on_data(strategy: Any, dataset: Any) -> None:
-    """Raise unless all workers shuffle a data set alike.
+def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
+    """Raise unless all workers distribute data of one length and order.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        dataset: What workers share.
+        dataset: What workers share, or None if each has its own.
+        batches: Those of this worker, or a constant of TensorFlow.
 
     Raises:
-        RuntimeError: If a worker has other seeds, or says nothing in time.
+        RuntimeError: If a worker has others, or says nothing in time.
     """
     heard = strategy.hear_all(
         "the distribution of data",
-        [_shuffles(dataset), propose_order()],
+        [int(batches), _shuffles(dataset), propose_order()],
         "`fit`, `evaluate` and `predict` must be called on every worker.",
     )
-    shuffles, proposals = zip(*heard, strict=True)
+    lengths, shuffles, proposals = zip(*heard, strict=True)
+    if len(set(lengths)) > 1:
+        told = [_BATCHES.get(length, length) for length in lengths]
+        raise_together(
+            "All workers must have data of the same number of batches. "
+            f"Received: {_by_worker(told)}. Use `.take(n)` with one n on every "
+            "worker; or `.repeat()`, with `steps_per_epoch` in `fit`."
+        )
     if any(seeds != shuffles[0] for seeds in shuffles):
         raise_together(
             "All workers must shuffle shared data alike. "
@@ -113,6 +125,8 @@ def agree_on_data(strategy: Any, dataset: Any) -> None:
 
 
 def _shuffles(dataset: Any) -> list[list[int]]:
+    if dataset is None:
+        return []
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (_POLICIES.AUTO, _POLICIES.DATA):
         return []

@@ -61,9 +61,9 @@ class SparseMultiWorkerMirroredStrategy(
     `tf.cond`, or in a function that is called there, so that
     `gradient_accumulation_steps` and `steps_per_execution` work; data that
     workers share are in one order on all of them, without a seed too; workers
-    that were started with different settings are told so, instead of waiting
-    for each other. A worker that dies or cannot be reached is noticed by
-    TensorFlow itself, after 1 to 25 seconds.
+    that were started with different settings, or count different numbers of
+    batches, are told so, instead of waiting for each other. A worker that dies
+    or cannot be reached is noticed by TensorFlow itself, after 1 to 25 seconds.
 
     Args:
         cluster_resolver: None or a
@@ -154,12 +154,31 @@ class SparseMultiWorkerMirroredStrategy(
         Every worker must call this, as `fit`, `evaluate` and `predict` do.
 
         Raises:
-            RuntimeError: If workers have data in another order.
+            RuntimeError: If workers have data of another length or order.
         """
         distributed = super().experimental_distribute_dataset(dataset, options)
-        if self.extended.workers > 1 and tf.executing_eagerly():
-            agree_on_data(self, dataset)
+        self._agree_on_data(dataset, distributed)
         return distributed
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable, options: Any = None
+    ) -> Any:
+        """Distribute data of which every worker has its own.
+
+        Every worker must call this.
+
+        Raises:
+            RuntimeError: If workers have data of another length.
+        """
+        distributed = super().distribute_datasets_from_function(
+            dataset_fn, options
+        )
+        self._agree_on_data(None, distributed)
+        return distributed
+
+    def _agree_on_data(self, dataset: Any, distributed: Any) -> None:
+        if self.extended.workers > 1 and tf.executing_eagerly():
+            agree_on_data(self, dataset, distributed.cardinality)
 
     def run(
         self,
