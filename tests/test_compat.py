@@ -29,6 +29,7 @@ from tf_optimizers import _compat
 COMPAT = pathlib.Path(_compat.__file__).parent
 METHODS = [
     "_backend_apply_gradients",
+    "_get_current_learning_rate",
     "_get_variable_index",
     "_overwrite_model_variables_with_average_value",
     "_overwrite_variable_with_gradient",
@@ -39,6 +40,7 @@ ATTRIBUTES = [
     "_accumulated_gradients",
     "_distribution_strategy",
     "_iterations",
+    "_learning_rate",
     "_model_variables_moving_average",
     "_trainable_variables",
 ]
@@ -254,18 +256,9 @@ def test_every_private_name_of_compat_is_listed_here():
 
 def test_private_names_are_used_in_compat_only():
     """Keras's and TensorFlow's; our own underscores are ours."""
-    private = re.compile(
-        "|".join(
-            [
-                *METHODS,
-                *ATTRIBUTES,
-                *MODEL,
-                "__internal__",
-                r"keras\.src",
-                r"tensorflow\.python",
-            ]
-        )
-    )
+    names = [*METHODS, *ATTRIBUTES, *MODEL, "__internal__"]
+    names += [r"keras\.src", r"tensorflow\.python"]
+    private = re.compile(rf"(?<!\w)(?:{'|'.join(names)})")
     for path in COMPAT.parent.rglob("*.py"):
         if COMPAT not in path.parents:
             assert not private.search(path.read_text()), path

@@ -172,6 +172,31 @@ def test_xla_equals_graph(case):
     assert cases.error(variables, expected) < TOLERANCE
 
 
+def test_lans_schedule_counts_updates_not_micro_batches(case):
+    schedule = schedules.LansSchedule(0.05, 2, 1, 3)
+    plain = cases.run(case.make(schedule), cases.make_variables(), 5)
+    variables = cases.make_variables()
+    optimizer = case.make(schedule, gradient_accumulation_steps=3)
+    for step in range(5):
+        for _ in range(3):
+            # What monitors and the history of `fit` show.
+            assert float(optimizer.learning_rate) == float(schedule(step))
+            optimizer.apply(cases.make_gradients(step), variables)
+    assert cases.error(variables, plain) < TOLERANCE
+
+
+def test_keras_schedules_count_micro_batches_as_in_keras(case):
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.05, 12)
+    variables = cases.make_variables()
+    optimizer = case.make(schedule, gradient_accumulation_steps=3)
+    theirs = keras.optimizers.SGD(schedule, gradient_accumulation_steps=3)
+    for step in range(4):
+        for each in (optimizer, theirs):
+            each.apply(cases.make_gradients(step), variables)
+        rate = float(optimizer.learning_rate)
+        assert rate == float(theirs.learning_rate) == float(schedule(step + 1))
+
+
 @pytest.mark.usefixtures("either_path")
 def test_traces_once(case, monkeypatch):
     needs_trust_ratio(case)

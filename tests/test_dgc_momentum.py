@@ -308,6 +308,19 @@ def test_gradient_that_float32_has_no_norm_for_is_clipped(mirrored):
     assert dgc.worst(weights[0], start().values()) > 1e-3
 
 
+def test_stages_and_schedule_share_the_clock_of_updates(mirrored):
+    schedule = tfo.schedules.LansSchedule(0.1, 2, 1, 2)
+    values, weights = {"kernel": start()["kernel"]}, []
+    for k, accumulation in (1, {}), (2, {"gradient_accumulation_steps": 2}):
+        settings = {"sparsity": (0.5,), "rampup_begin_step": 1} | accumulation
+        run = dgc.Run(mirrored, values, schedule, **settings)
+        for step in range(3):
+            for _ in range(k):
+                run.step(dgc.make_gradients(step, [(6, 8)], 2))
+        weights.append(run.weights())
+    assert dgc.worst(*weights) < 1e-6
+
+
 def test_sum_is_clipped_while_all_is_dense(mirrored):
     """Large variables too, whose gradients are largest then."""
     values = {"kernel": np.zeros((6, 8), "float32")}

@@ -26,6 +26,10 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
                                       ^ power
         after that:                 end_learning_rate
 
+    Updates are those of the weights: our optimizers count one for
+    `gradient_accumulation_steps` micro-batches. Keras's own optimizers call
+    every schedule at each micro-batch: multiply all steps by that number there.
+
     The paper's point is the middle part: a maximal rate is bounded by the
     curvature, so that larger batches need it for longer, not higher.
 
@@ -54,6 +58,9 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Zheng et al., 2020, "Accelerated Large Batch Optimization of BERT
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
+
+    # Our optimizers call it with their updates, not with micro-batches.
+    counts_updates = True
 
     def __init__(
         self,

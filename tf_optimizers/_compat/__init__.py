@@ -47,6 +47,13 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         # cast, which fails for averages of another dtype than the variable.
         self.overwrite_with_averages(list(trainable_variables))
 
+    def _get_current_learning_rate(self) -> Any:
+        # Keras calls any schedule with the number of micro-batches, and gives
+        # what this returns to all who ask for `learning_rate`.
+        if getattr(self._learning_rate, "counts_updates", False):
+            return self._learning_rate(self.iterations)
+        return super()._get_current_learning_rate()
+
     def apply_in_replica(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:

@@ -56,13 +56,13 @@ class TrainedModels:
         check_agreement(
             self._strategy,
             "the weights and the learning rate after an epoch",
-            _learning_rates(model.optimizer) | weights,
+            _rates_of(model.optimizer) | weights,
             "Let callbacks and code of your own set weights and rates on every "
             "worker, and alike.",
         )
 
 
-def _learning_rates(optimizer: Any) -> dict[str, str]:
+def _rates_of(optimizer: Any) -> dict[str, str]:
     """Return the rate, or those of all optimizers that it is made of."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     parts = getattr(optimizer, "optimizers", None)
