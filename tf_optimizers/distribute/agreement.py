@@ -40,6 +40,7 @@ def hear_all(
     tasks: Sequence[str],
     timeout: float,
     way_out: str,
+    rule: str | None = None,
 ) -> list[Any]:
     """Return the statements of all workers, by worker.
 
@@ -53,6 +54,7 @@ def hear_all(
         tasks: TensorFlow's names of all workers.
         timeout: Seconds to wait for the others.
         way_out: What to do if they do not come.
+        rule: How an error begins; None is that all must come to the subject.
 
     Raises:
         RuntimeError: If a worker says nothing in time, or speaks of something
@@ -62,18 +64,19 @@ def hear_all(
     note = json.dumps([subject, statement], default=_class_name)
     notes = _gather(note, worker, tasks, timeout, f"{subject}. {way_out}")
     absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
+    rule = rule or f"All workers must come to {subject}."
     if absent:
         raise RuntimeError(
-            f"All workers must come to {subject}. Received nothing from "
-            f"{', '.join(absent)} in {timeout:g} s. {way_out} If it is only "
-            "late, set the strategy's `agreement_seconds`."
+            f"{rule} Received nothing from {', '.join(absent)} in "
+            f"{timeout:g} s. {way_out} If it is only late, set the "
+            "strategy's `agreement_seconds`."
         )
     heard = [json.loads(note) for note in notes if note is not None]
     for other, (others_subject, _) in enumerate(heard):
         if others_subject != heard[0][0]:
             raise_together(
-                f"All workers must come to {heard[0][0]}. Received: worker "
-                f"{other} has come to {others_subject}. {way_out}"
+                f"{rule} Received: worker 0 has come to {heard[0][0]}, worker "
+                f"{other} to {others_subject}. {way_out}"
             )
     return [statement for _, statement in heard]
 
@@ -134,6 +137,7 @@ def check_agreement(
     subject: str,
     statement: dict[str, Any],
     way_out: str = START_ALIKE,
+    rule: str | None = None,
 ) -> None:
     """Raise on every worker unless all make the same statement.
 
@@ -144,24 +148,30 @@ def check_agreement(
         subject: What the statement is about.
         statement: Values by what they are.
         way_out: What to do if a worker does not come, or differs.
+        rule: How an error begins; None is that all must have the subject in
+            common.
 
     Raises:
         RuntimeError: If a worker says otherwise, or nothing in time.
     """
-    compare(subject, strategy.hear_all(subject, statement, way_out), way_out)
+    statements = strategy.hear_all(subject, statement, way_out, rule)
+    compare(subject, statements, way_out, rule)
 
 
 def compare(
-    subject: str, statements: list[dict[str, Any]], way_out: str = START_ALIKE
+    subject: str,
+    statements: list[dict[str, Any]],
+    way_out: str = START_ALIKE,
+    rule: str | None = None,
 ) -> None:
     """Raise on every worker unless all have made the same statement."""
+    rule = rule or f"All workers must have {subject} in common."
     first, *others = statements
     for worker, other in enumerate(others, 1):
         for name in [*first, *other]:
             if first.get(name) != other.get(name):
                 raise_together(
-                    f"All workers must have {subject} in common. Received: "
-                    f"{name}={first.get(name)!r} on worker 0, "
+                    f"{rule} Received: {name}={first.get(name)!r} on worker 0, "
                     f"{name}={other.get(name)!r} on worker {worker}. {way_out}"
                 )
 

@@ -120,20 +120,13 @@ class SparseMultiWorkerMirroredStrategy(
         follow_order([proposal for _, proposal in heard])
 
     def hear_all(
-        self, subject: str, statement: Any, way_out: str = START_ALIKE
+        self,
+        subject: str,
+        statement: Any,
+        way_out: str = START_ALIKE,
+        rule: str | None = None,
     ) -> list[Any]:
-        """Return what all workers say, by worker.
-
-        Every worker must call this equally often, in the same order.
-
-        Args:
-            subject: What it is about.
-            statement: What JSON can hold.
-            way_out: What to do if a worker does not come.
-
-        Raises:
-            RuntimeError: If a worker says nothing in time.
-        """
+        """Return what all workers say, by worker; see `agreement.hear_all`."""
         extended = self.extended
         if extended.workers == 1:
             return [statement]
@@ -144,6 +137,7 @@ class SparseMultiWorkerMirroredStrategy(
             extended.tasks,
             self.agreement_seconds,
             way_out,
+            rule,
         )
 
     def experimental_distribute_dataset(
@@ -227,11 +221,12 @@ class SparseMultiWorkerMirroredStrategy(
         """Raise if a worker saves alone, or has trained otherwise."""
         check_agreement(
             self,
-            "the reading of a variable of which each has its own part",
+            "the reading of a variable",
             {"dtype": variable.dtype.name, "shape": variable.shape.as_list()},
-            f"{variable.name} is their sum: read it on every worker, as saving "
-            "does. Save on each, to a path of its own, or use "
+            "It is the sum of what each worker has, and saving reads it: save "
+            "on each, to a path of its own, or use "
             "`tfo.callbacks.BackupAndRestore`.",
+            f"All workers must read `{variable.name}` together.",
         )
         self._trained.check_as_read(variable)
 
