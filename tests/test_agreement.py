@@ -17,7 +17,7 @@ class Store:
 
     def __init__(self):
         self.now, self.notes, self.asked = 0.0, {}, []
-        self.dead = set()
+        self.dead, self.met = set(), []
 
     def write(self, key, text):
         self.notes[key] = text
@@ -37,7 +37,7 @@ class Store:
             raise tf.errors.UnavailableError(None, None, f"{task} is gone")
 
     def meet(self, key, timeout):
-        pass
+        self.met.append(key)
 
 
 @pytest.fixture
@@ -96,6 +96,14 @@ def test_worker_elsewhere_is_named(store):
     say(store, 2, "figs", subject="supper")
     with pytest.raises(RuntimeError, match="worker 2 to supper"):
         hear_all()
+
+
+def test_workers_meet_before_every_error_they_share(store):
+    """TensorFlow lets them meet once in a place."""
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="size=1 on worker 0, size=2"):
+            agreement.compare("lunch", [{"size": 1}, {"size": 2}])
+    assert len(set(store.met)) == 2
 
 
 def test_others_are_told_by_the_first(store):

@@ -31,6 +31,7 @@ _PATIENCE_SECONDS = 60.0
 _LISTENING_SECONDS = 10.0
 
 _serial = itertools.count()
+_disagreements = itertools.count()
 
 
 def hear_all(
@@ -180,7 +181,8 @@ def raise_together(message: str) -> None:
     """Raise an error that all workers have found."""
     # A worker that raised at once might take the store away from the others.
     with contextlib.suppress(tf.errors.OpError):
-        Coordination().meet("tf_optimizers/disagreement", _LISTENING_SECONDS)
+        place = f"tf_optimizers/disagreement/{next(_disagreements)}"
+        Coordination().meet(place, _LISTENING_SECONDS)
     raise RuntimeError(message)
 
 
