@@ -132,6 +132,38 @@ def test_what_dgc_holds_back_is_measured_over_replicas(mirrored):
         np.testing.assert_allclose(history[key], [value], rtol=1e-4)
 
 
+def test_rows_of_an_embedding_are_told_and_nothing_of_it_waits():
+    """In the first measured step, too, which shows what is sparse."""
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(100, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, use_bias=False),
+        ]
+    )
+    model.compile(tfo.DGCMomentum(**DGC), "mse")
+    model.optimizer.build(model.trainable_variables)
+    table, kernel = model.trainable_variables
+    rows = np.arange(64).reshape(16, 4)
+    for size in (16, 8):
+        before = values([kernel])[0]
+        history = model.fit(
+            rows[:size],
+            TARGETS[:size],
+            batch_size=size,
+            verbose=0,
+            callbacks=[callbacks.CompressionMonitor(every=1)],
+        ).history
+        moved = np.abs(values([kernel])[0] - before).sum() / 0.05
+        held = sum(np.abs(v.numpy()).sum() for v in model.optimizer.residuals)
+        assert history["residual_age"] == [
+            pytest.approx(held / moved, rel=1e-4)
+        ]
+        # A row is 5 values and an index; of the 60 of the kernel 6 are sent.
+        assert history["sent_bytes"] == [4 * size * 24 + 6 * 8]
+
+
 def test_nothing_is_held_back_before_compression_begins():
     model = make_model(tfo.DGCMomentum(**DGC, rampup_begin_step=100))
     history = fit(model, callbacks.CompressionMonitor(every=2))

@@ -75,3 +75,13 @@ def test_both_ways_give_the_same_weights(mirrored, monkeypatch, dtype):
     for side in ("momentum", "residual"):
         for a, b in zip(dense.memory(side), sparse.memory(side), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("is_packed", "index"), [(True, 4), (False, 8)])
+def test_row_of_a_sparse_gradient_is_its_values_and_an_index(is_packed, index):
+    """Ours sends indices as int32 where that holds them."""
+    wire = Wire(2, tf.float32, is_packed)
+    rows = tf.IndexedSlices(
+        tf.zeros([3, 2, 5]), tf.zeros([3], tf.int64), tf.constant([7, 2, 5])
+    )
+    assert wire.row_bytes(rows) == 4 * 10 + index

@@ -19,6 +19,7 @@ from tf_optimizers.checks import (
 from tf_optimizers.compression.exchange import exchange
 from tf_optimizers.compression.memory import Memory, Momentum
 from tf_optimizers.compression.penalty import penalty_of
+from tf_optimizers.compression.rows import SentRows
 from tf_optimizers.compression.scatter import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
 from tf_optimizers.compression.summary import summarize
@@ -65,7 +66,9 @@ class DGCMomentum(Optimizer):
     the devices of a worker sum their gradients first, and are one replica.
 
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is exchanged densely. Several devices
+    parameter; u_i only, 4 bytes, where w is small or not float32. (Of a large
+    embedding v_i is there, and 0: the optimizer is built, or loaded, before
+    gradients show that they are sparse.) Several devices
     of a worker hold equal parts of u_i and v_i, of that shape. Outside of
     replicas they read as the sum over i, which is what checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
@@ -194,6 +197,7 @@ class DGCMomentum(Optimizer):
                 stacklevel=2,
             )
         self._wire = Wire.under(self.strategy, self.value_dtype)
+        self._rows = SentRows(self._wire)
         self._memories: list[Any] = [
             None if self.is_overwritten(v) else self._add_memory(v)
             for v in variables
@@ -207,6 +211,15 @@ class DGCMomentum(Optimizer):
         return dtype == "float32" and shape.rank > 0 and is_large
 
     @property
+    def compressed_variables(self) -> list[Any]:
+        """Those of which entries are selected, as far as a step has shown."""
+        return [
+            variable
+            for i, variable in enumerate(self.built_variables)
+            if self.is_eligible(variable) and i not in self._rows
+        ]
+
+    @property
     def residuals(self) -> list[keras.Variable]:
         """The v of all variables that are compressed."""
         memories = [memory for memory in self._memories if memory is not None]
@@ -215,7 +228,8 @@ class DGCMomentum(Optimizer):
     def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
         """Exchange what the stage of this step sends, and apply it."""
         variables = [backend_variable(variable) for variable in variables]
-        memories = [self._memories[self.variable_index(v)] for v in variables]
+        indices = list(map(self.variable_index, variables))
+        memories = [self._memories[i] for i in indices]
         compressed = [
             memory.is_compressed(gradient)
             for memory, gradient in zip(memories, gradients, strict=True)
@@ -226,6 +240,11 @@ class DGCMomentum(Optimizer):
                 "value. Received: a step that is compiled by XLA. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
+
+        for i, gradient, variable in zip(
+            indices, gradients, variables, strict=True
+        ):
+            self._rows.count(i, gradient, variable)
 
         def at(sparsity: float | None) -> Callable:
             def update(gradients: list[Gradient]) -> None:
@@ -278,7 +297,8 @@ class DGCMomentum(Optimizer):
         That is what it hands over. In a ring of N, every device one of them,
         entries are then passed on N - 1 times, and dense tensors, which are
         summed, 2 (N - 1) / N times.
-        Sparse gradients count as dense: at most, that is.
+        Of sparse gradients it is what the last step sent, whatever `step` is;
+        before the first one they count as dense.
 
         Args:
             step: int >= 0, from 0. Defaults to the next step.
@@ -303,7 +323,12 @@ class DGCMomentum(Optimizer):
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
         return summarize(
-            step, self.built_variables, self.is_eligible, sparsity, self._wire
+            step,
+            self.built_variables,
+            self.compressed_variables,
+            self._rows.sent(),
+            sparsity,
+            self._wire,
         )
 
     def get_config(self) -> dict[str, Any]:

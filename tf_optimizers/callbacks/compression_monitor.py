@@ -46,16 +46,18 @@ class CompressionMonitor(Monitor):
         super().on_train_begin(logs)
         self._measure = tf.function(self._sums, autograph=False)
 
-    def before_step(self) -> tuple[float, list[tf.Tensor]]:
+    def before_step(self) -> tuple[float, dict[str, tf.Tensor]]:
         """Return the learning rate, and a copy of what is compressed."""
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
         return float(rate), self._weights()
 
     def after_step(
-        self, before: tuple[float, list[tf.Tensor]]
+        self, before: tuple[float, dict[str, tf.Tensor]]
     ) -> tuple[dict, dict]:
         """Return all figures; there are no details."""
-        rate, weights = before
+        rate, copies = before
+        # The first step shows which gradients are sparse.
+        weights = {key: copies[key] for key in self._weights()}
         summary = self.optimizer.communication_summary(self._step() - 1)
         held = squares = moved = 0.0
         if weights:
@@ -68,7 +70,7 @@ class CompressionMonitor(Monitor):
         }
         return figures, {}
 
-    def _sums(self, weights: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _sums(self, weights: dict[str, tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of |v_i|, of v_i^2, and of how far weights moved.
 
         The first two over entries and replicas.
@@ -87,17 +89,19 @@ class CompressionMonitor(Monitor):
             for value in strategy.run(own_sums)
         ]
         moved = [
-            tf.reduce_sum(tf.abs(new - old))
-            for new, old in zip(self._weights(), weights, strict=True)
+            tf.reduce_sum(tf.abs(new - weights[key]))
+            for key, new in self._weights().items()
         ]
         return [*sums, tf.add_n(moved)]
 
-    def _weights(self) -> list[tf.Tensor]:
-        return [
-            tf.convert_to_tensor(backend_variable(variable))
-            for variable in self.optimizer.built_variables
-            if self.optimizer.is_eligible(variable)
-        ]
+    def _weights(self) -> dict[str, tf.Tensor]:
+        optimizer = self.optimizer
+        return {
+            optimizer.variable_key(variable): tf.convert_to_tensor(
+                backend_variable(variable)
+            )
+            for variable in optimizer.compressed_variables
+        }
 
 
 def _ratio(dividend: float, divisor: float) -> float:

@@ -1,6 +1,7 @@
 """How many bytes a replica sends."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,15 +15,25 @@ from tf_optimizers.weight_decay import path_of
 def summarize(
     step: int,
     variables: Sequence[Any],
-    is_eligible: Callable[[Any], bool],
+    compressed: Sequence[Any],
+    rows: dict[int, int],
     sparsity: float | None,
     wire: Wire,
 ) -> dict[str, Any]:
-    """Return what one replica sends; see `DGCMomentum`."""
+    """Return what one replica sends; see `DGCMomentum`.
+
+    Args:
+        step: From 0.
+        variables: All of the optimizer's.
+        compressed: Those of which entries are selected.
+        rows: Bytes of sparse gradients, by position in `variables`.
+        sparsity: The share held back, or None while all is dense.
+        wire: How entries travel.
+    """
     dense = {path_of(v): _dense_bytes(v) for v in variables}
-    sent = dense.copy()
+    sent = dense | {path_of(variables[i]): rows[i] for i in rows}
     if sparsity is not None:
-        sizes = {path_of(v): _size(v) for v in variables if is_eligible(v)}
+        sizes = {path_of(v): _size(v) for v in compressed}
         counts = [kept(size, sparsity) for size in sizes.values()]
         taken = wire.sent_bytes(list(sizes.values()), counts)
         sent |= dict(zip(sizes, taken, strict=True))
@@ -43,4 +54,5 @@ def _dense_bytes(variable: Any) -> int:
 
 
 def _row(dense: int, sent: int) -> dict[str, float]:
-    return {"dense_bytes": dense, "sent_bytes": sent, "ratio": dense / sent}
+    ratio = dense / sent if sent else math.inf
+    return {"dense_bytes": dense, "sent_bytes": sent, "ratio": ratio}

@@ -35,7 +35,11 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.compression.selection import Selection
-from tf_optimizers.distribute.entries import SortedEntries, packed_bytes
+from tf_optimizers.distribute.entries import (
+    SortedEntries,
+    narrow_indices,
+    packed_bytes,
+)
 from tf_optimizers.distribute.kind import is_sparse
 from tf_optimizers.distribute.owners import Owners
 from tf_optimizers.replicas import place_among
@@ -155,6 +159,14 @@ class Wire(NamedTuple):
             for end in itertools.accumulate(counts, initial=0)
         ]
         return [end - start for start, end in itertools.pairwise(ends)]
+
+    def row_bytes(self, gradient: tf.IndexedSlices) -> int:
+        """Return what a row of a sparse gradient takes, with its index."""
+        indices = gradient.indices
+        if self.is_packed:
+            indices = narrow_indices(gradient)
+        width = gradient.values.shape[1:].num_elements()
+        return gradient.values.dtype.size * width + indices.dtype.size
 
     def message(self, selection: Selection, shape: tf.TensorShape) -> Gradient:
         """Return a variable's entries as they travel without owners.

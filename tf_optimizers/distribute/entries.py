@@ -26,6 +26,16 @@ class SortedEntries(tf.IndexedSlices):
     """
 
 
+def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
+    """Return the indices, as int32 where it is known to hold them."""
+    shape = None
+    if part.dense_shape is not None:
+        shape = tf.get_static_value(part.dense_shape)
+    if shape is not None and shape[0] <= tf.int32.max:
+        return tf.cast(part.indices, tf.int32)
+    return part.indices
+
+
 def packed_bytes(size: int, count: int, value_dtype: tf.DType) -> int:
     """Return what `count` of `size` entries take, but for filling a word."""
     return count * (value_dtype.size + 2) + 4 * _blocks(size)

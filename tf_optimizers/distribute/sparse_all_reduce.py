@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers.distribute.entries import (
     SortedEntries,
+    narrow_indices,
     pack_entries,
     unpack_entries,
 )
@@ -109,7 +110,7 @@ def pack(
     words += [
         to_words(pad_rows(tensor, tf.reduce_max(counts)))
         for part, counts in zip(uneven, rows, strict=True)
-        for tensor in (part.values, _narrow_indices(part))
+        for tensor in (part.values, narrow_indices(part))
     ]
     return tf.concat(words, 0)
 
@@ -138,7 +139,7 @@ def unpack(
             tf.IndexedSlices(
                 _read(words, part.values, counts),
                 tf.cast(
-                    _read(words, _narrow_indices(part), counts),
+                    _read(words, narrow_indices(part), counts),
                     part.indices.dtype,
                 ),
                 part.dense_shape,
@@ -163,16 +164,6 @@ def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     most = tf.reduce_max(counts)
     tensor = words.read(like.dtype, [most, *like.shape[1:]])
     return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
-
-
-def _narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices, as int32 where it is known to hold them."""
-    shape = None
-    if part.dense_shape is not None:
-        shape = tf.get_static_value(part.dense_shape)
-    if shape is not None and shape[0] <= tf.int32.max:
-        return tf.cast(part.indices, tf.int32)
-    return part.indices
 
 
 def _divide(part: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
