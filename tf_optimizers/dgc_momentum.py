@@ -66,11 +66,11 @@ class DGCMomentum(Optimizer):
     the devices of a worker sum their gradients first, and are one replica.
 
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is small or not float32. (Of a large
-    embedding v_i is there, and 0: the optimizer is built, or loaded, before
-    gradients show that they are sparse.) Several devices
-    of a worker hold equal parts of u_i and v_i, of that shape. Outside of
-    replicas they read as the sum over i, which is what checkpoints hold.
+    parameter; u_i only, 4 bytes, where w is small or not float32. Of a large
+    embedding v_i is there, too, and 0: the optimizer may be built, or loaded,
+    before gradients show that they are sparse. Several devices of a worker hold
+    equal parts of u_i and v_i, of that shape. Outside of replicas they read as
+    the sum over i, which is what checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
     variable. Under TensorFlow's own strategies a position takes 4. If that,
@@ -298,7 +298,7 @@ class DGCMomentum(Optimizer):
         entries are then passed on N - 1 times, and dense tensors, which are
         summed, 2 (N - 1) / N times.
         Of sparse gradients it is what the last step sent, whatever `step` is;
-        before the first one they count as dense.
+        before the first one they count like any others.
 
         Args:
             step: int >= 0, from 0. Defaults to the next step.
