@@ -93,12 +93,10 @@ def test_other_resolvers_and_options_are_refused(monkeypatch, value):
         tfo.SparseMultiWorkerMirroredStrategy(communication_options=value)
 
 
-def test_dynamic_loss_scaling_is_refused(monkeypatch):
+def test_variable_may_be_called_dynamic_scale(monkeypatch):
+    """As that of Keras's loss scaling is; but it may be a user's."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
     with strategy.scope():
-        variable = keras.Variable([1.0])
-        optimizer = keras.optimizers.LossScaleOptimizer(tfo.Lamb())
-        with pytest.raises(RuntimeError, match="auto_scale_loss=False"):
-            optimizer.build([variable])
+        variable = keras.Variable([1.0], name="dynamic_scale")
+    assert len(strategy.experimental_local_results(variable.value)) == 2

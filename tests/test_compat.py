@@ -19,7 +19,6 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
-    mirrored_strategy,
     values,
 )
 from tensorflow.python.eager import context
@@ -45,6 +44,11 @@ ATTRIBUTES = [
     "_trainable_variables",
 ]
 MODEL = ["_initial_epoch", "_symbolic_build"]
+LOSS_SCALING = [
+    "_stateful_handle_finite_grads",
+    "_stateful_handle_non_finite_grads",
+    "_tf_apply",
+]
 TENSORFLOW = {
     cross_device_ops.CollectiveAllReduce: [
         "_all_reduce",
@@ -78,7 +82,6 @@ TENSORFLOW = {
         "_std_server_started",
         "_use_merge_call",
     ],
-    mirrored_strategy.MirroredExtended: ["_create_variable"],
     values.DistributedVariable: ["values"],
     dataset_ops.DatasetV2: ["_functions", "_inputs"],
     shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
@@ -123,6 +126,14 @@ def test_keras_model_has_private_name(name):
     )
 
 
+@pytest.mark.parametrize("name", LOSS_SCALING)
+def test_keras_loss_scaling_has_private_method(name):
+    assert hasattr(keras.optimizers.LossScaleOptimizer, name), (
+        f"keras.optimizers.LossScaleOptimizer has no {name} any more: see "
+        "_compat/ for what it was needed for."
+    )
+
+
 def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
     class Start(keras.callbacks.Callback):
         epochs = []
@@ -160,6 +171,8 @@ def test_keras_still_calls_the_hooks():
         keras.optimizers.Optimizer.finalize_variable_values
     )
     assert "self._overwrite_model_variables_with_average_value(" in source
+    source = inspect.getsource(keras.optimizers.LossScaleOptimizer.apply)
+    assert "self._tf_apply(" in source
 
 
 def test_keras_still_calls_what_the_batch_hooks_replace():
@@ -242,6 +255,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *METHODS,
         *ATTRIBUTES,
         *MODEL,
+        *LOSS_SCALING,
         *itertools.chain(*TENSORFLOW.values()),
     }
     private = {name for name in listed if re.match("_[a-z]", name)}
@@ -249,14 +263,20 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_counter", "_first_key", "_host_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_is_installed"),
-        *("_averages", "_is_first", "_shared_average", "_variable"),
+        *(
+            "_apply_together",
+            "_averages",
+            "_is_first",
+            "_shared_average",
+            "_variable",
+        ),
     }
     assert used - ours == private
 
 
 def test_private_names_are_used_in_compat_only():
     """Keras's and TensorFlow's; our own underscores are ours."""
-    names = [*METHODS, *ATTRIBUTES, *MODEL, "__internal__"]
+    names = [*METHODS, *ATTRIBUTES, *MODEL, *LOSS_SCALING, "__internal__"]
     names += [r"keras\.src", r"tensorflow\.python"]
     private = re.compile(rf"(?<!\w)(?:{'|'.join(names)})")
     for path in COMPAT.parent.rglob("*.py"):

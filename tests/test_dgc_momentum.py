@@ -249,6 +249,26 @@ def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
     assert dgc.worst(run.weights(), weights) < 1e-6
 
 
+def test_overflow_on_one_replica_is_not_accumulated(mirrored):
+    """Of the second one: Keras's loss scaling asks the first."""
+    run = dgc.Run(mirrored, {"kernel": np.zeros(4)}, sparsity=(0.5,))
+    inner = run.optimizer
+    with mirrored.scope():
+        run.optimizer = keras.optimizers.LossScaleOptimizer(inner)
+        run.optimizer.build(run.variables)
+    gradients = 2.0**15 * np.ones((2, 1, 4), "float32")
+    gradients[1, 0, 3] = np.inf
+    run.step(gradients, eager=True)
+    run.optimizer, scaled = inner, run.optimizer
+    assert scaled.dynamic_scale.numpy() == 2.0**14
+    assert inner.iterations.numpy() == 0
+    for values in (run.weights(), run.memory("momentum")[0]):
+        np.testing.assert_array_equal(values, np.zeros_like(values))
+    run.step(np.ones((2, 1, 4), "float32"), eager=True)
+    assert np.isfinite(run.memory("residual")).all()
+    np.testing.assert_allclose(run.weights()[0], [-0.2, -0.2, 0, 0])
+
+
 def test_only_k_entries_of_the_weights_change(mirrored):
     run = dgc.Run(mirrored, {"kernel": np.zeros((40, 50))}, sparsity=(0.999,))
     run.step(dgc.make_gradients(0, [(40, 50)], 2))

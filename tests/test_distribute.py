@@ -122,6 +122,28 @@ def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
     )
 
 
+def test_replicas_skip_an_overflow_together(case, mirrored):
+    """Of the second one: Keras asks the first."""
+
+    def gradient(replica):
+        rank = replica.replica_id_in_sync_group
+        return tf.constant([2.0**15, [1.0, np.inf][rank]])
+
+    distribute = mirrored.experimental_distribute_values_from_function
+    with mirrored.scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.LossScaleOptimizer(case.make())
+    mirrored.run(optimizer.apply, ([distribute(gradient)], [variable]))
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+    for component in mirrored.experimental_local_results(
+        optimizer.dynamic_scale.value
+    ):
+        assert float(component) == 2.0**14
+    mirrored.run(optimizer.apply, ([tf.ones(2)], [variable]))
+    assert np.isfinite(variable.numpy()).all()
+    assert np.abs(variable.numpy() - [1.0, 2.0]).min() > 1e-3
+
+
 @cases.needs_groups
 def test_two_replicas_equal_one_with_groups(case, mirrored):
     def make():

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient, switch_across_replicas
+from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.clipping import clip
 from tf_optimizers.distribute.same_optimizer import check_same_optimizer
@@ -55,6 +56,7 @@ class Optimizer(WeightKeeper):
         for variable in variables:
             if not self.is_overwritten(variable):
                 check_floating(variable)
+        agree_on_overflow()
         super().build(variables)
         self.add_master_weights(variables)
 

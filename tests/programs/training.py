@@ -106,6 +106,60 @@ def monitored(strategy):
     return result | {"event_files": len([*folder.iterdir()])}
 
 
+class Scale(keras.callbacks.Callback):
+    """The loss scale and the updates so far, in the logs."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        optimizer = self.model.optimizer
+        logs["scale"] = float(optimizer.dynamic_scale.numpy())
+        logs["updates"] = int(optimizer.iterations.numpy())
+
+
+def half(strategy, name, **kwargs):
+    """One row, of the last worker, overflows at the first loss scale.
+
+    The loss is linear, and float16 holds all gradients exactly.
+    """
+    targets = (ROWS[:24, :1] + np.arange(8)) % 5 - 2.0
+    targets[6] = 128
+    execution = {
+        key: kwargs.pop(key)
+        for key in ("run_eagerly", "steps_per_execution")
+        if key in kwargs
+    }
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            rows = keras.Input((4,), dtype="int32")
+            table = keras.layers.Embedding(50, 2)(rows)
+            ones = keras.Input((3,))
+            outputs = keras.layers.Add()(
+                [keras.layers.Flatten()(table), keras.layers.Dense(8)(ones)]
+            )
+            model = keras.Model([rows, ones], outputs)
+            model.compile(
+                OPTIMIZERS[name](**kwargs),
+                lambda y, prediction: keras.ops.mean(y * prediction, -1),
+                **execution,
+            )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    history = model.fit(
+        [ROWS[:24, :4], np.ones((24, 3))],
+        targets,
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Scale()],
+    )
+    return {
+        "history": history.history,
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
+
+
 def train_on_batch(strategy):
     """Each worker passes its own share, as with any custom input."""
     workers = strategy.num_replicas_in_sync
@@ -186,6 +240,12 @@ SCENARIOS = {
     ),
     "sample_weight": lambda s: fit(
         s, "sgd", sample_weight=np.linspace(0, 2, len(ROWS))
+    ),
+    "half": lambda s: half(s, "sgd"),
+    "half eager": lambda s: half(s, "adam", run_eagerly=True),
+    "half dgc": lambda s: half(s, "dgc"),
+    "half offload": lambda s: half(
+        s, "adam_offload", gradient_accumulation_steps=2, steps_per_execution=2
     ),
     "monitored": monitored,
     "normalized": lambda s: fit(s, "dgc", normalized=True),

@@ -4,7 +4,7 @@ They stand apart, for the optimizers to do without these modules.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -152,20 +152,11 @@ class MultiWorkerExtendedHooks(
     """The extension of `MultiWorkerMirroredStrategy`, to be adapted.
 
     A strategy does its work in such an object, which has no public name.
-    Subclasses set `collectives` and implement `check_variable`.
+    Subclasses set `collectives`.
     """
 
     collectives: type[CollectiveAllReduceHooks]
     number: int  # Of the strategies of this process, in order, from 1.
-
-    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
-        # A strategy has no public hook for the variables created under it.
-        self.check_variable(str(kwargs.get("name")))
-        return super()._create_variable(next_creator, **kwargs)
-
-    def check_variable(self, name: str) -> None:
-        """Raise if there must not be a variable of such a name."""
-        raise NotImplementedError
 
     def _use_merge_call(self) -> bool:
         # Without merge calls, collectives may stand inside a `tf.cond`, and

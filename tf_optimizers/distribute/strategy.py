@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
+from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute import batch
 from tf_optimizers.distribute.agreement import (
     START_ALIKE,
@@ -103,6 +104,7 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         batch.install()
+        agree_on_overflow()
         self._trained = TrainedModels(self)
         self._scalars = ScalarsOfRun([], self.experimental_local_results)
         self._agree()
@@ -288,20 +290,3 @@ class SparseExtended(MultiWorkerExtendedHooks):
     """Does the work of the strategy."""
 
     collectives = SparseCollectiveAllReduce
-
-    def check_variable(self, name: str) -> None:
-        """Refuse dynamic loss scaling, which would part the replicas.
-
-        Keras's `LossScaleOptimizer` has no base class or name of its own that
-        could be asked for in a step, but this variable. Each replica looks at
-        its own gradients, and one that skips the step leaves the others alone
-        in the exchange.
-        """
-        if name == "dynamic_scale" and self.replicas > 1:
-            raise RuntimeError(
-                "Replicas must scale the loss alike. Received a "
-                "`keras.optimizers.LossScaleOptimizer`, which skips a step on "
-                "the replica that overflows, and not on others. Use the policy "
-                '"mixed_bfloat16"; or compile with `auto_scale_loss=False` and '
-                "pass `loss_scale_factor` to the optimizer."
-            )
