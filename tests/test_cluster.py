@@ -100,3 +100,27 @@ def test_variable_may_be_called_dynamic_scale(monkeypatch):
     with strategy.scope():
         variable = keras.Variable([1.0], name="dynamic_scale")
     assert len(strategy.experimental_local_results(variable.value)) == 2
+
+
+def all_reduce():
+    replica = tf.distribute.get_replica_context()
+    return replica.all_reduce("SUM", tf.constant(1.0))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: tf.function(lambda: s.run(all_reduce), jit_compile=True),
+        lambda s: lambda: s.run(tf.function(all_reduce, jit_compile=True)),
+        lambda s: tf.function(
+            lambda: s.reduce("SUM", s.run(lambda: tf.constant(1.0)), None),
+            jit_compile=True,
+        ),
+    ],
+    ids=["step", "replica", "reduce"],
+)
+def test_xla_is_refused_with_the_way_out(monkeypatch, step):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    step = step(tfo.SparseMultiWorkerMirroredStrategy())
+    with pytest.raises(RuntimeError, match="`jit_compile=False` to `compile`"):
+        step()

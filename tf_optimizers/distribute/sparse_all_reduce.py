@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import in_xla
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers.distribute.entries import (
     SortedEntries,
@@ -44,7 +45,18 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
     def all_reduce(
         self, reduce_op: Any, value: Any, replica_id: int, options: Any
     ) -> Any:
-        """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
+        """Reduce a nest of tensors and `IndexedSlices` over all replicas.
+
+        Raises:
+            RuntimeError: If it will be compiled by XLA.
+        """
+        if in_xla():
+            # It compiles for one device, and knows no collectives of CPUs.
+            raise RuntimeError(
+                "`SparseMultiWorkerMirroredStrategy` cannot exchange values "
+                "under XLA. Received: a step that is compiled by XLA. Pass "
+                "`jit_compile=False` to `compile` or `tf.function`."
+            )
         values = tf.nest.flatten(value)
         results = list(values)
         for positions in _groups(values):
