@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 LIKE_ONE = [
     *("sgd", "adam", "lamb", "lans", "adam_offload"),
     *("accumulated adam", "accumulated offload"),
-    *("class_weight", "sample_weight", "uneven adam"),
+    *("class_weight", "sample_weight", "uneven adam", "compiled"),
 ]
 # Float32 sums in another order, over 12 steps that move each variable by more
 # than 1e-2 of its largest element.
@@ -28,7 +28,7 @@ TOLERANCE = 3e-5
 HALF = ["half", "half eager", "half dgc", "half offload"]
 
 GROUPS = {
-    "1 worker": (1, 1, ["sgd", "dgc"]),
+    "1 worker": (1, 1, ["sgd", "dgc", "compiled"]),
     "2 workers": (2, 1, [*training.SCENARIOS]),
     "2 workers of 2 devices": (
         2,

@@ -67,7 +67,11 @@ def fit(strategy, name, **kwargs):
     """Return everything that a user sees of a training."""
     normalized = kwargs.pop("normalized", False)
     callbacks = kwargs.pop("callbacks", [])
-    execution = {"steps_per_execution": kwargs.pop("steps_per_execution", 1)}
+    execution = {
+        key: kwargs.pop(key)
+        for key in ("steps_per_execution", "jit_compile")
+        if key in kwargs
+    }
     data = {"batch_size": 24} | {
         key: kwargs.pop(key)
         for key in ("class_weight", "sample_weight", "batch_size")
@@ -253,10 +257,14 @@ SCENARIOS = {
     "custom_loop": custom_loop,
 }
 
+# There are no collectives under XLA.
+ONE_REPLICA = {"compiled": lambda s: fit(s, "lamb", jit_compile=True)}
+
 
 def run(strategy, names):
     """Return the results of scenarios by name."""
-    return {name: SCENARIOS[name](strategy) for name in names}
+    scenarios = SCENARIOS | ONE_REPLICA
+    return {name: scenarios[name](strategy) for name in names}
 
 
 def main():

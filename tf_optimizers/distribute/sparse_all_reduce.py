@@ -50,6 +50,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
         Raises:
             RuntimeError: If it will be compiled by XLA.
         """
+        if self.replicas == 1:
+            return value
         if in_xla():
             # It compiles for one device, and knows no collectives of CPUs.
             raise RuntimeError(
