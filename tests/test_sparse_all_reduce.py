@@ -66,6 +66,18 @@ def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
         np.testing.assert_array_equal(result.dense_shape, parts[0].dense_shape)
 
 
+def test_no_rows_on_any_replica_are_padded():
+    """TensorFlow's all-gather of nothing is a segmentation fault."""
+    slices = tf.IndexedSlices(
+        tf.zeros([0, 3]), tf.zeros([0], tf.int64), tf.constant([100, 3])
+    )
+    rows = [tf.constant([0, 0])]
+    assert tf.size(pack([slices], rows)) == 4  # A row and its index.
+    (result,) = gather([[slices], [slices]])
+    assert result.values.shape == [0, 3]
+    assert result.indices.shape == [0]
+
+
 def test_bits_survive():
     """Denormal numbers and the payload of a NaN are not arithmetic's."""
     bits = tf.constant([0x7FC12345, 1, -(2**31), 0x7F800000], tf.int32)

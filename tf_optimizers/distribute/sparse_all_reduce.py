@@ -122,7 +122,7 @@ def pack(
     entries, uneven = _by_kind(slices)
     words = pack_entries(entries) if entries else []
     words += [
-        to_words(pad_rows(tensor, tf.reduce_max(counts)))
+        to_words(pad_rows(tensor, _most(counts)))
         for part, counts in zip(uneven, rows, strict=True)
         for tensor in (part.values, narrow_indices(part))
     ]
@@ -175,9 +175,17 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Return the rows of every replica, without padding."""
-    most = tf.reduce_max(counts)
+    most = _most(counts)
     tensor = words.read(like.dtype, [most, *like.shape[1:]])
     return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
+
+
+def _most(counts: tf.Tensor) -> tf.Tensor:
+    """Return the rows to pad to: one at least.
+
+    TensorFlow (2.21) ends the process in an all-gather of nothing.
+    """
+    return tf.maximum(tf.reduce_max(counts), 1)
 
 
 def _divide(part: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
