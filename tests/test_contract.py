@@ -1,5 +1,7 @@
 """Properties that every optimizer has, one test each over all of them."""
 
+import copy
+
 import cases
 import keras
 import numpy as np
@@ -278,6 +280,62 @@ def test_half_precision_survives_a_tf_checkpoint(case, tmp_path):
     optimizer, variables, checkpoint = make()
     checkpoint.restore(path).assert_consumed()
     actual = cases.run(optimizer, variables, 30, first=3)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_tf_checkpoint_is_restored_before_the_optimizer_is_built(
+    case, tmp_path
+):
+    def make():
+        variables = cases.make_variables()
+        optimizer = case.make(use_ema=True)
+        values = [v.value for v in variables]
+        checkpoint = tf.train.Checkpoint(optimizer=optimizer, variables=values)
+        return optimizer, variables, checkpoint
+
+    optimizer, variables, checkpoint = make()
+    cases.run(optimizer, variables, 3)
+    path = checkpoint.save(tmp_path / "checkpoint")
+    cases.run(optimizer, variables, 2, first=3)
+    restored, others, checkpoint = make()
+    checkpoint.restore(path)
+    cases.run(restored, others, 2, first=3)
+    pairs = zip(
+        [*variables, *optimizer.variables],
+        [*others, *restored.variables],
+        strict=True,
+    )
+    for a, b in pairs:
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_variables_are_in_keras_s_order(case):
+    """Files of Keras hold them by position."""
+    adam = keras.optimizers.Adam(use_ema=True, name="same")
+    optimizer = case.make(use_ema=True, name="same")
+    for each in (adam, optimizer):
+        each.build(cases.make_variables())
+    expected = [variable.path for variable in adam.variables]
+    assert [variable.path for variable in optimizer.variables] == expected
+
+
+def test_keras_gets_the_optimizer_by_name_config_and_object(case):
+    optimizer = case.make(0.5)
+    get = keras.optimizers.get
+    assert get(optimizer) is optimizer
+    assert type(get(f"tf_optimizers>{case.optimizer.__name__}")) is (
+        case.optimizer
+    )
+    config = keras.optimizers.serialize(optimizer)
+    assert get(config).get_config() == optimizer.get_config()
+
+
+def test_deep_copy_trains_on_its_own(case):
+    optimizer = case.make()
+    actual = cases.run(copy.deepcopy(optimizer), cases.make_variables(), 3)
+    assert not optimizer.built
+    expected = cases.run(optimizer, cases.make_variables(), 3)
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -218,6 +218,20 @@ def test_custom_loop_builds_the_optimizer_in_its_first_step(case, mirrored):
     assert cases.error(variables, expected) < TOLERANCE
 
 
+def test_copy_made_in_the_scope_trains_on_its_own(case, mirrored):
+    with mirrored.scope():
+        variables = cases.make_variables()
+        optimizer = case.make()
+        optimizer.build(cases.make_variables())
+        copy = case.optimizer.from_config(optimizer.get_config())
+        copy.build(variables)
+    # Half a gradient each: replicas' gradients are summed.
+    gradients = [tf.constant(g / 2) for g in cases.make_gradients(0)]
+    mirrored.run(copy.apply, (gradients, variables))
+    expected = cases.run_reference(case.reference_step(), 1)
+    assert cases.error(variables, expected) < TOLERANCE
+
+
 def test_replicas_exclude_from_weight_decay_what_the_first_does(case, mirrored):
     values = {"kernel": np.ones(2), "bias": np.ones(2)}
     zeros = [tf.zeros(2), tf.zeros(2)]
