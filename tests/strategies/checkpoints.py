@@ -1,0 +1,91 @@
+"""What one strategy has trained and saved, the same or the other restores."""
+
+import os
+import pathlib
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+from strategies.table import Table, in_graph, replica_number
+
+import tf_optimizers as tfo
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "lamb": lambda: tfo.Lamb(0.1),
+    "lans": lambda: tfo.LANS(0.1),
+    "adam_offload": lambda: tfo.AdamOffload(0.1),
+    "dgc": lambda: tfo.DGCMomentum(0.1, min_compress_size=8, sparsity=(0.5,)),
+}
+TABLE = Table()
+
+
+class Training:
+    """A table and a kernel, an optimizer, and a count of rows by replica."""
+
+    def __init__(self, strategy, name):
+        self.strategy = strategy
+        with strategy.scope():
+            self.variables = [
+                keras.Variable(np.linspace(-1, 1, 18).reshape(6, 3), name="t"),
+                keras.Variable(np.linspace(0, 1, 9).reshape(3, 3), name="k"),
+            ]
+            self.optimizer = OPTIMIZERS[name]()
+            self.optimizer.build(self.variables)
+            self.rows = tf.Variable(
+                0,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+
+    def step(self):
+        rows = tf.constant([replica_number(), 3, 3])
+        with tf.GradientTape() as tape:
+            table, kernel = (v.value for v in self.variables)
+            outputs = tf.gather(table, rows) @ kernel
+            loss = tf.reduce_mean(outputs**2) * (replica_number() + 1)
+        gradients = tape.gradient(loss, [v.value for v in self.variables])
+        self.optimizer.apply(gradients, self.variables)
+        self.rows.assign_add(replica_number() + 1)
+
+    def train(self, steps):
+        for _ in range(steps):
+            in_graph(self.strategy, self.step)
+        # Some of the optimizer's are a replica's own, which is their sum.
+        return [
+            *(v.numpy().tolist() for v in self.variables),
+            *(np.array(v).tolist() for v in self.optimizer.variables),
+            int(self.rows.numpy()),
+        ]
+
+    def checkpoint(self):
+        return tf.train.Checkpoint(
+            variables=[v.value for v in self.variables],
+            optimizer=self.optimizer,
+            rows=self.rows,
+        )
+
+
+def restored(strategy, other, name):
+    """Train, save, restore under the other, train there."""
+    folder = tempfile.mkdtemp(dir=os.environ["FOLDER"])
+    training = Training(strategy, name)
+    before = training.train(2)
+    path = training.checkpoint().save(pathlib.Path(folder) / "checkpoint")
+    following = Training(other, name)
+    following.checkpoint().restore(path).assert_consumed()
+    assert following.train(0) == before
+    return [before, following.train(2)]
+
+
+for _name in OPTIMIZERS:
+    TABLE.add(
+        f"{_name}, same strategy",
+        lambda s, other, name=_name: restored(s, s, name),
+    )
+    TABLE.add(
+        f"{_name}, other strategy",
+        lambda s, other, name=_name: restored(s, other, name),
+    )

@@ -1,0 +1,166 @@
+"""What replicas exchange.
+
+Not compared: an all-gather of nothing, in which TensorFlow (2.21) ends the
+process; under ours, sparse gradients without any row are no such.
+"""
+
+import functools
+import itertools
+
+import tensorflow as tf
+from strategies.table import (
+    Table,
+    context,
+    in_graph,
+    matrix,
+    per_replica,
+    replica_number,
+)
+
+TABLE = Table()
+OPS = ("SUM", "MEAN")
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+
+
+def _all_reduced(op, dtypes):
+    """Return tensors of some dtypes, reduced together."""
+    tensors = [matrix(replica_number(), dtype=dtype) for dtype in dtypes]
+    return context().all_reduce(op, {"b": tensors, "a": tensors[0][0, 0]})
+
+
+def _add_all_reduces():
+    for op in OPS:
+        for dtype in DTYPES:
+            TABLE.in_replica(
+                f"all_reduce {dtype}, {op}",
+                lambda op=op, dtype=dtype: _all_reduced(op, [dtype]),
+            )
+        several = functools.partial(_all_reduced, op, DTYPES[:4])
+        TABLE.add(
+            f"all_reduce several dtypes, {op}, eager",
+            lambda s, other, several=several: s.run(several),
+        )
+        TABLE.add(
+            f"all_reduce several dtypes, {op}, graph",
+            lambda s, other, several=several: in_graph(s, several),
+            error="TypeError",
+            instead=lambda s, other, several=several: s.run(several),
+            reason="TensorFlow packs tensors of one dtype only, in graphs.",
+        )
+
+
+_add_all_reduces()
+
+
+def slices(rows, start=0, dense_rows=6):
+    """Return rows of a table; of more than three, some twice."""
+    return tf.IndexedSlices(
+        matrix(replica_number() + start, rows),
+        tf.range(rows, dtype=tf.int64) % 3,
+        tf.constant([dense_rows, 3], tf.int64),
+    )
+
+
+def _add_slices():
+    makes = {
+        "alike": lambda: slices(2),
+        "duplicates": lambda: slices(6),
+        "uneven rows": lambda: slices(5 * replica_number() + 1),
+        "none on one": lambda: slices(2 * replica_number()),
+        "several": lambda: [slices(4), slices(3 * replica_number(), 4, 9)],
+        "beside dense": lambda: (
+            [slices(4), matrix(replica_number()), slices(1)]
+        ),
+    }
+    for (name, make), op in itertools.product(makes.items(), OPS):
+        TABLE.in_replica(
+            f"all_reduce slices, {name}, {op}",
+            lambda make=make, op=op: context().all_reduce(op, make()),
+        )
+
+
+_add_slices()
+
+
+def _add_gathers():
+    makes = {
+        "alike, axis=0": (matrix, 0),
+        "alike, axis=1": (matrix, 1),
+        "uneven rows": (lambda i: matrix(i, rows=2 * i + 1), 0),
+        "uneven columns": (lambda i: tf.transpose(matrix(i, i + 1)), 1),
+        "none on one": (lambda i: matrix(i, rows=i), 0),
+        "integers": (lambda i: matrix(i, i + 1, "int32"), 0),
+        "scalars": (lambda i: tf.constant(1.0), 0),
+    }
+    for name, (make, axis) in makes.items():
+        error = "ValueError" if name == "scalars" else None
+        TABLE.in_replica(
+            f"all_gather {name}",
+            lambda make=make, axis=axis: context().all_gather(
+                make(replica_number()), axis
+            ),
+            error=error,
+        )
+        TABLE.add(
+            f"gather {name}",
+            lambda s, other, make=make, axis=axis: s.gather(
+                per_replica(s, make), axis
+            ),
+            error=error,
+        )
+
+
+_add_gathers()
+TABLE.in_replica(
+    "all_gather nest",
+    lambda: context().all_gather([matrix(replica_number())] * 2, 0),
+)
+
+
+def _gradient(exchange):
+    def replica():
+        value = matrix(replica_number())
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            weights = tf.constant([[1.0, 2.0, 4.0]]) * (replica_number() + 1)
+            total = tf.reduce_sum(exchange(value) ** 2 * weights)
+        return tape.gradient(total, value)
+
+    return replica
+
+
+for _op in OPS:
+    TABLE.in_replica(
+        f"gradient of all_reduce, {_op}",
+        _gradient(lambda v, op=_op: context().all_reduce(op, v)),
+    )
+TABLE.in_replica(
+    "gradient of all_gather", _gradient(lambda v: context().all_gather(v, 0))
+)
+
+
+def _merged():
+    return context().merge_call(
+        lambda strategy, value: strategy.reduce("SUM", value, None),
+        args=(matrix(replica_number()),),
+    )
+
+
+TABLE.in_replica("merge_call", _merged)
+
+
+def _summed():
+    return context().all_reduce("SUM", matrix(replica_number()))
+
+
+def _conditional():
+    return tf.cond(tf.constant(True), _summed, lambda: tf.zeros([2, 3]))
+
+
+TABLE.add(
+    "all_reduce in tf.cond",
+    lambda s, other: in_graph(s, _conditional),
+    error="RuntimeError",
+    instead=lambda s, other: in_graph(s, _summed),
+    reason="Keras accumulates gradients in a `tf.cond`.",
+)
