@@ -213,7 +213,8 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If it is read on some workers only.
         """
-        if isinstance(value, tf.Variable) and tf.executing_eagerly():
+        is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
+        if is_read and self.extended.workers > 1:
             self._check_all_read(value)
         return tf.nest.map_structure(
             lambda value: self._reduce(reduce_op, value, axis), value
