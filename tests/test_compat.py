@@ -3,12 +3,14 @@
 A failure here names what a new version took away.
 """
 
+import copy
 import inspect
 import itertools
 import pathlib
 import re
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.losses import loss as keras_losses
@@ -22,8 +24,11 @@ from tensorflow.python.distribute import (
     values,
 )
 from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
+from tf_optimizers._compat.lazy import LazyZeros, lazy_zeros
 
 COMPAT = pathlib.Path(_compat.__file__).parent
 METHODS = [
@@ -85,6 +90,11 @@ TENSORFLOW = {
     values.DistributedVariable: ["values"],
     dataset_ops.DatasetV2: ["_functions", "_inputs"],
     shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
+    ops.Graph: ["_variable_creator_scope"],
+    resource_variable_ops.BaseResourceVariable: [
+        "_read_variable_op",
+        "_restore_from_tensors",
+    ],
     context: ["global_seed"],
     context.Context: [
         "_collective_ops_server_def",
@@ -222,6 +232,51 @@ def test_plain_variable_is_not_captured(mirrored):
         plain = _compat.plain_variable(lambda: tf.ones([2]))
         assert len(mirrored.experimental_local_results(tf.Variable(1.0))) == 2
     assert mirrored.experimental_local_results(plain) == (plain,)
+
+
+def make_lazy(shape=(2, 3)):
+    with lazy_zeros(shape):
+        return tf.Variable(lambda: tf.ones([]), dtype=tf.float32)
+
+
+def test_lazy_zeros_take_no_memory_whoever_reads_or_clears_them(tmp_path):
+    lazy, zeros = make_lazy(), np.zeros((2, 3))
+    checkpoint = tf.train.Checkpoint(lazy=lazy)
+    checkpoint.read(checkpoint.write(tmp_path / "c")).assert_consumed()
+    clear = tf.function(lambda: lazy.assign(tf.zeros([2, 3])) + 0.0)
+    read = tf.function(lambda: (lazy + 0.0, lazy.read_value(), lazy[:]))
+    for value in (
+        *(lazy, lazy.value(), lazy.numpy(), tf.concat([lazy], 0)),
+        *(copy.deepcopy(lazy), lazy.assign(zeros), clear(), *read()),
+    ):
+        np.testing.assert_array_equal(value, zeros)
+    assert not lazy.has_value()
+    with pytest.raises(ValueError, match="incompatible"):
+        lazy.assign(zeros[0])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_lazy_zeros_take_what_is_assigned(graph, tmp_path):
+    lazy, other = make_lazy(), make_lazy()
+    value = tf.constant([[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
+    assign = tf.function(lazy.assign) if graph else lazy.assign
+    np.testing.assert_array_equal(assign(value), value)
+    path = tf.train.Checkpoint(lazy=lazy).write(tmp_path / "c")
+    tf.train.Checkpoint(lazy=other).read(path).assert_consumed()
+    np.testing.assert_array_equal(other, value)
+    lazy.assign(0.0 * value)
+    np.testing.assert_array_equal(lazy, 0.0 * value)
+
+
+def test_lazy_zeros_are_made_for_every_replica_and_in_functions(mirrored):
+    made = []
+    with mirrored.scope():
+        made += mirrored.experimental_local_results(make_lazy())
+    tf.function(lambda: made.append(make_lazy()))()
+    assert [type(variable) for variable in made] == [LazyZeros] * 3
+    assert made[1].device != made[0].device
+    with tf.Graph().as_default():
+        assert not isinstance(make_lazy(()), LazyZeros)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """DGCMomentum against its reference, its limits and its promises."""
 
+import contextlib
+
 import dgc
 import keras
 import numpy as np
@@ -13,6 +15,7 @@ from tf_optimizers.compression.schedule import SparsitySchedule, kept
 
 SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
 L = keras.regularizers
+NONE = tf.distribute.get_strategy()
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:DGCMomentum saves traffic:UserWarning"
@@ -476,6 +479,103 @@ def test_sparse_gradients_are_exchanged_whole(mirrored):
     assert sent == {"dense_bytes": 240, "sent_bytes": 60, "ratio": 4.0}
 
 
+def run_of_a_table(strategy):
+    """A table, of 256 KiB, beside a kernel."""
+    rng = np.random.default_rng(0)
+    shapes = {"table": (16384, 4), "kernel": (6, 8)}
+    values = {name: rng.standard_normal(s) for name, s in shapes.items()}
+    return dgc.Run(strategy, values, sparsity=(0.75,))
+
+
+def step_of_a_table(run):
+    """Apply two rows, and a dense gradient."""
+    slices = tf.IndexedSlices(
+        tf.ones([2, 4]), tf.constant([3, 7]), tf.constant([16384, 4])
+    )
+    dense = tf.reshape(tf.range(48.0), [6, 8])
+    run.strategy.run(run.optimizer.apply, ([slices, dense], run.variables))
+
+
+def have_v(run):
+    """Tell which replicas have memory for v, by variable."""
+    return [
+        [
+            bool(tf.raw_ops.VarIsInitializedOp(resource=component.handle))
+            for component in run.strategy.experimental_local_results(v.value)
+        ]
+        for v in run.optimizer.residuals
+    ]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_v_of_a_table_takes_no_memory(mirrored, replicas):
+    run = run_of_a_table(mirrored if replicas == 2 else NONE)
+    assert have_v(run) == 2 * [replicas * [False]]
+    step_of_a_table(run)
+    assert have_v(run) == [replicas * [False], replicas * [True]]
+    table, kernel = run.memory("residual")
+    assert [np.abs(v).max() for v in table] == replicas * [0.0]
+    assert min(np.abs(v).max() for v in kernel) > 1
+    names = [v.name for v in run.optimizer.variables[2:]]
+    assert names == [
+        f"{variable}_{memory}"
+        for variable in ("table", "kernel")
+        for memory in ("momentum", "residual")
+    ]
+
+
+@pytest.mark.parametrize("old", ["reader", "writer", "neither"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_files_do_not_tell_whether_v_takes_memory(
+    mirrored, replicas, old, tmp_path, monkeypatch
+):
+    """As it did once; nor do they let it."""
+
+    def make(who):
+        with monkeypatch.context() as patch:
+            if who == old:
+                name = "tf_optimizers.dgc_momentum.lazy_zeros"
+                patch.setattr(name, contextlib.nullcontext)
+            return run_of_a_table(mirrored if replicas == 2 else NONE)
+
+    writer, reader, loader = make("writer"), make("reader"), make("reader")
+    step_of_a_table(writer)
+    path = tf.train.Checkpoint(o=writer.optimizer).write(tmp_path / "c")
+    restored = tf.train.Checkpoint(o=reader.optimizer).read(path)
+    restored.assert_existing_objects_matched().assert_consumed()
+    store = {}
+    writer.optimizer.save_own_variables(store)
+    loader.optimizer.load_own_variables(store)
+    for run in (reader, loader):
+        assert have_v(run)[0] == replicas * [old == "reader"]
+        for name in ("momentum", "residual"):
+            for actual, expected in zip(
+                run.memory(name), writer.memory(name), strict=True
+            ):
+                np.testing.assert_array_equal(sum(actual), sum(expected))
+        for mine, others in zip(run.variables, writer.variables, strict=True):
+            mine.assign(others)
+    for run in (writer, reader, loader):
+        step_of_a_table(run)
+        for actual, expected in zip(
+            run.weights(), writer.weights(), strict=True
+        ):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_v_of_a_table_that_was_compressed_is_kept(mirrored, tmp_path):
+    """As where an embedding is trained densely, and then by rows."""
+    writer, reader = run_of_a_table(mirrored), run_of_a_table(mirrored)
+    unsent = np.zeros((16384, 4), "float32")
+    unsent[5, 2] = 4.0
+    writer.optimizer.residuals[0].assign(unsent)
+    path = tf.train.Checkpoint(o=writer.optimizer).write(tmp_path / "c")
+    tf.train.Checkpoint(o=reader.optimizer).read(path).assert_consumed()
+    for run in (writer, reader):
+        step_of_a_table(run)
+        np.testing.assert_array_equal(sum(run.memory("residual")[0]), unsent)
+
+
 def test_accumulated_gradients_equal_their_mean(mirrored):
     values = start()
     once = dgc.Run(mirrored, values, sparsity=(0.75,))
@@ -567,16 +667,23 @@ def test_config_round_trip():
 
 
 def test_model_with_it_is_saved_and_loaded(tmp_path):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(50, 2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
     model.compile(
         tfo.DGCMomentum(0.1, min_compress_size=1, sparsity=(0.5,)), "mse"
     )
-    x, y = np.random.default_rng(0).random((2, 8, 4)).astype("float32")
-    model.fit(x, y[:, :3], verbose=0)
+    x, y = np.arange(32).reshape(8, 4), np.ones((8, 3), "float32")
+    model.fit(x, y, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     for m in (model, loaded):
-        m.fit(x, y[:, :3], verbose=0, shuffle=False)
+        m.fit(x, y, verbose=0, shuffle=False)
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient, in_xla, switch_across_replicas
+from tf_optimizers._compat.lazy import lazy_zeros
 from tf_optimizers.base import Optimizer
 from tf_optimizers.checks import (
     check_boolean,
@@ -66,11 +67,12 @@ class DGCMomentum(Optimizer):
     the devices of a worker sum their gradients first, and are one replica.
 
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is small or not float32. Of a large
-    embedding v_i is there, too, and 0: the optimizer may be built, or loaded,
-    before gradients show that they are sparse. Several devices of a worker hold
-    equal parts of u_i and v_i, of that shape. Outside of replicas they read as
-    the sum over i, which is what checkpoints hold.
+    parameter; u_i only, 4 bytes, where w is small, not float32, or has sparse
+    gradients. v_i of a large embedding is among `variables`, too, and reads as
+    0, but takes no memory until a dense gradient needs it; only files hold its
+    zeros. Several devices of a worker hold equal parts of u_i and v_i, of that
+    shape. Outside of replicas they read as the sum over i, which is what
+    checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
     variable. Under TensorFlow's own strategies a position takes 4. If that,
@@ -241,6 +243,9 @@ class DGCMomentum(Optimizer):
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
 
+        for memory, is_compressed in zip(memories, compressed, strict=True):
+            if is_compressed:
+                memory.allocate()
         for i, gradient, variable in zip(
             indices, gradients, variables, strict=True
         ):
@@ -365,6 +370,10 @@ class DGCMomentum(Optimizer):
                 variable, name, state_dtype(variable.dtype)
             )
 
+        momentum, residual = add("momentum"), None
+        if self.is_eligible(variable):
+            with lazy_zeros(variable.shape):
+                residual = add("residual")
         # A regularizer of its own is part of the loss already.
         is_regularized = getattr(variable, "regularizer", None) is not None
         return Memory(
@@ -377,6 +386,6 @@ class DGCMomentum(Optimizer):
             self.clipnorm,
             self.momentum_masking,
             self._wire,
-            add("momentum"),
-            add("residual") if self.is_eligible(variable) else None,
+            momentum,
+            residual,
         )

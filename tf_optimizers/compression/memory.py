@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.lazy import LazyZeros
 from tf_optimizers.clipping import clip, clip_factor
 from tf_optimizers.compression.penalty import Penalty
 from tf_optimizers.compression.scatter import set_entries
@@ -59,7 +60,8 @@ class Memory(NamedTuple):
         masking: Whether u becomes 0 where v is sent.
         wire: How v is sent.
         momentum: u, a variable of the shape of w.
-        residual: v, likewise; None if the variable is never compressed.
+        residual: v, likewise; None if the variable is never compressed. It has
+            no value before `allocate`, and reads as zeros.
     """
 
     rule: Momentum
@@ -73,6 +75,13 @@ class Memory(NamedTuple):
         """Tell whether a replica sends only entries of this gradient."""
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         return self.residual is not None and not is_sparse
+
+    def allocate(self) -> None:
+        """Give v of the replica that asks a value, before its step runs."""
+        residual = own_component(self.residual)
+        if isinstance(residual, LazyZeros):
+            with tf.init_scope():
+                residual.allocate()
 
     def select(
         self,
