@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import BatchHooks, merge_mask
-from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
+from tf_optimizers.distribute.kind import is_sparse
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
@@ -206,7 +206,7 @@ def _is_ours() -> bool:
     """Tell whether this is one of several replicas of our strategy."""
     strategy = tf.distribute.get_strategy()
     return (
-        isinstance(strategy.extended, MultiWorkerExtendedHooks)
+        is_sparse(strategy)
         and strategy.num_replicas_in_sync > 1
         and not tf.distribute.in_cross_replica_context()
     )
