@@ -131,14 +131,23 @@ def test_lengths_must_be_the_same(alone):
 
 
 def test_generators_of_the_host_follow_the_first_worker(alone):
+    data = tf.data.Dataset.range(8)
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()
-    agree(None, 3, [None] * 3)
+    agree(data, 3, [None] * 3)
     assert np.random.get_state()[1].tolist() == expected
-    agree(None, 3, [None, None, [5, 6, 7]])
+    agree(data, 3, [None, None, [5, 6, 7]])
     changed = np.random.get_state()[1].tolist()
     assert changed != expected
     np.random.seed(1)
     tf.random.set_seed(1)  # The user's wish.
+    agree(data, 3, [None, None, [5, 6, 7]])
+    assert np.random.get_state()[1].tolist() == expected
+
+
+def test_generators_of_workers_with_data_of_their_own_are_left_alone(alone):
+    """Drawn by the same numbers, all would have the same rows."""
+    np.random.seed(1)
+    expected = np.random.get_state()[1].tolist()
     agree(None, 3, [None, None, [5, 6, 7]])
     assert np.random.get_state()[1].tolist() == expected

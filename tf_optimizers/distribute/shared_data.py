@@ -121,16 +121,21 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."
         )
-    follow_order(proposals)
+    # Workers with data of their own may draw them by seeds of their own.
+    if _is_shared(dataset):
+        follow_order(proposals)
 
 
 def _shuffles(dataset: Any) -> list[list[int]]:
+    return seeds_of_shuffles(dataset) if _is_shared(dataset) else []
+
+
+def _is_shared(dataset: Any) -> bool:
+    """Tell whether every worker goes through all of it."""
     if dataset is None:
-        return []
+        return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy not in (_POLICIES.AUTO, _POLICIES.DATA):
-        return []
-    return seeds_of_shuffles(dataset)
+    return policy in (_POLICIES.AUTO, _POLICIES.DATA)
 
 
 def _by_worker(values: Sequence[Any]) -> str:
