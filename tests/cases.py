@@ -11,7 +11,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.layerwise import LayerwiseOptimizer
+from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
 
 needs_groups = pytest.mark.skipif(
     not hasattr(keras.optimizers, "MultiOptimizer"),

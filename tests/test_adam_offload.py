@@ -11,8 +11,8 @@ import tensorflow as tf
 import test_golden as golden
 
 import tf_optimizers as tfo
-from tf_optimizers import host_step
-from tf_optimizers.host_step import Coefficients, adam, step_size
+from tf_optimizers.offload import step as host_step
+from tf_optimizers.offload.step import Coefficients, adam, step_size
 
 GOLDEN = [
     "default",

@@ -28,7 +28,13 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
+from tf_optimizers._compat.keras import (
+    global_seed,
+    set_global_seed,
+    start_at_epoch,
+)
 from tf_optimizers._compat.lazy import LazyZeros, lazy_zeros
+from tf_optimizers._compat.replicas import in_xla, plain_variable
 
 COMPAT = pathlib.Path(_compat.__file__).parent
 METHODS = [
@@ -149,7 +155,7 @@ def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
         epochs = []
 
         def on_train_begin(self, logs=None):
-            _compat.start_at_epoch(self.model, 2)
+            start_at_epoch(self.model, 2)
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epochs.append(epoch)
@@ -163,12 +169,12 @@ def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
 
 def test_keras_still_draws_from_the_global_seed():
     keras.utils.clear_session()
-    assert _compat.global_seed() is None
+    assert global_seed() is None
     first = keras.random.normal([3])
-    seed = _compat.global_seed()
+    seed = global_seed()
     second = keras.random.normal([3])
     keras.utils.clear_session()
-    _compat.set_global_seed(seed)
+    set_global_seed(seed)
     assert keras.random.normal([3]).numpy().tolist() == second.numpy().tolist()
     assert first.numpy().tolist() != second.numpy().tolist()
 
@@ -216,7 +222,7 @@ def test_xla_is_noticed_while_tracing(xla):
     seen = []
 
     def note(x):
-        seen.append(_compat.in_xla())
+        seen.append(in_xla())
         return x
 
     function = tf.function(
@@ -229,7 +235,7 @@ def test_xla_is_noticed_while_tracing(xla):
 
 def test_plain_variable_is_not_captured(mirrored):
     with mirrored.scope():
-        plain = _compat.plain_variable(lambda: tf.ones([2]))
+        plain = plain_variable(lambda: tf.ones([2]))
         assert len(mirrored.experimental_local_results(tf.Variable(1.0))) == 2
     assert mirrored.experimental_local_results(plain) == (plain,)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.lans import gradient_direction, normalize
-from tf_optimizers.layerwise_step import (
+from tf_optimizers.layerwise.step import (
     Coefficients,
     bias_correction,
     momentum_direction,

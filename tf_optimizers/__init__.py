@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_optimizers import callbacks, schedules
     from tf_optimizers.adam_offload import AdamOffload
+    from tf_optimizers.base.weight_decay import BIAS_AND_NORM
     from tf_optimizers.dgc_momentum import DGCMomentum
     from tf_optimizers.distribute.strategy import (
         SparseMultiWorkerMirroredStrategy,
     )
     from tf_optimizers.lamb import Lamb
     from tf_optimizers.lans import LANS
-    from tf_optimizers.weight_decay import BIAS_AND_NORM
 
 __version__ = "0.1.0"
 
@@ -31,7 +31,7 @@ __all__ = [
 # Imported when a name is asked for: the strategy needs private modules of
 # `tf.distribute`, which the optimizers must do without.
 _MODULES = {
-    "BIAS_AND_NORM": "weight_decay",
+    "BIAS_AND_NORM": "base.weight_decay",
     "AdamOffload": "adam_offload",
     "DGCMomentum": "dgc_momentum",
     "LANS": "lans",

@@ -6,23 +6,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers.base.replicas import components
 from tf_optimizers.checks import (
     check_boolean,
     check_decay_rate,
     check_epsilon,
 )
-from tf_optimizers.host import value_of
-from tf_optimizers.host_optimizer import HostOptimizer
-from tf_optimizers.host_step import (
+from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers.offload.host import value_of
+from tf_optimizers.offload.memory_usage import Summary, summarize
+from tf_optimizers.offload.optimizer import HostOptimizer
+from tf_optimizers.offload.step import (
     Coefficients,
     move,
     move_master,
     step_size,
     update,
 )
-from tf_optimizers.kernels import compiled
-from tf_optimizers.memory import Summary, summarize
-from tf_optimizers.replicas import components
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

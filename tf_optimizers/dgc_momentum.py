@@ -7,9 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient, in_xla, switch_across_replicas
+from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.lazy import lazy_zeros
-from tf_optimizers.base import Optimizer
+from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.precision import state_dtype
+from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import (
     check_boolean,
     check_choice,
@@ -19,14 +22,12 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.compression.exchange import exchange
 from tf_optimizers.compression.memory import Memory, Momentum
-from tf_optimizers.compression.penalty import penalty_of
 from tf_optimizers.compression.rows import SentRows
 from tf_optimizers.compression.scatter import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
 from tf_optimizers.compression.summary import summarize
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.precision import state_dtype
-from tf_optimizers.replicas import backend_variable, own_component
+from tf_optimizers.dgc.penalty import penalty_of
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",

@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from tf_optimizers.layerwise import LayerwiseOptimizer
-from tf_optimizers.layerwise_step import Rule, momentum_direction
+from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
+from tf_optimizers.layerwise.step import Rule, momentum_direction
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

@@ -6,16 +6,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers.base.clipping import clip_elements
 from tf_optimizers.checks import TINY, check_positive
-from tf_optimizers.clipping import clip_elements
-from tf_optimizers.layerwise import LayerwiseOptimizer
-from tf_optimizers.layerwise_step import (
+from tf_optimizers.kernels.norms import scaled
+from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
+from tf_optimizers.layerwise.step import (
     Coefficients,
     Rule,
     inverse_denominator,
     momentum_direction,
 )
-from tf_optimizers.norms import scaled
 
 
 def normalize(

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import OptimizerHooks
+from tf_optimizers._compat.keras import OptimizerHooks
 
 
 class SharedAverages(OptimizerHooks):

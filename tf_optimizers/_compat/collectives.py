@@ -15,7 +15,7 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_optimizers._compat import joined_cluster
+from tf_optimizers._compat.coordination import joined_cluster
 
 
 class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat import global_seed, set_global_seed
+from tf_optimizers._compat.keras import global_seed, set_global_seed
 from tf_optimizers.callbacks.files import DamagedError, Folder
 from tf_optimizers.callbacks.inspection import Inspection
 from tf_optimizers.callbacks.reader import Reader

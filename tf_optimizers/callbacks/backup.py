@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tf_optimizers._compat import start_at_epoch
+from tf_optimizers._compat.keras import start_at_epoch
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.arguments import (
     check_folder,

@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
-from tf_optimizers.replicas import backend_variable, own_component
 
 
 class CompressionMonitor(Monitor):

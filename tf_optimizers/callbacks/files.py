@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tf_optimizers.digests import as_bytes
+from tf_optimizers.distribute.digests import as_bytes
 
 _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 

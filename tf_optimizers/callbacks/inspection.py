@@ -3,7 +3,7 @@
 import numpy as np
 
 from tf_optimizers.callbacks.state import State
-from tf_optimizers.digests import digests
+from tf_optimizers.distribute.digests import digests
 from tf_optimizers.distribute.workers import Workers
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tf_optimizers._compat import build_metrics
+from tf_optimizers._compat.keras import build_metrics
 
 
 def before_next_training(model: keras.Model, undo: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.replicas import backend_variable
+from tf_optimizers.base.replicas import backend_variable
 
 
 class State:

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.base.weight_decay import path_of
 from tf_optimizers.callbacks.monitor import Monitor
-from tf_optimizers.layerwise import LayerwiseOptimizer
-from tf_optimizers.norms import norm
-from tf_optimizers.replicas import backend_variable
-from tf_optimizers.weight_decay import path_of
+from tf_optimizers.kernels.norms import norm
+from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
 
 
 class TrustRatioMonitor(Monitor):

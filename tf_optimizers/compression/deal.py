@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_optimizers.base.replicas import place_among
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.wire import Wire, position_dtype
 from tf_optimizers.distribute.owners import Owners
@@ -18,7 +19,6 @@ from tf_optimizers.distribute.reduce_scatter import (
     rising,
     slots_of,
 )
-from tf_optimizers.replicas import place_among
 
 
 class Deal:

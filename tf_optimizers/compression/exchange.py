@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.base.replicas import place_among
 from tf_optimizers.compression.deal import Deal
 from tf_optimizers.compression.memory import Memory
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.replicas import place_among
 
 
 def exchange(

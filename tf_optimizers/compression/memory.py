@@ -10,17 +10,17 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.lazy import LazyZeros
-from tf_optimizers.clipping import clip, clip_factor
-from tf_optimizers.compression.penalty import Penalty
+from tf_optimizers.base.clipping import clip, clip_factor
+from tf_optimizers.base.gradients import as_dense
+from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.scatter import set_entries
 from tf_optimizers.compression.schedule import kept
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Wire, position_dtype, rounded
-from tf_optimizers.gradients import as_dense
-from tf_optimizers.kernels import assign, compiled, read
-from tf_optimizers.norms import norm, scaled
-from tf_optimizers.replicas import own_component
+from tf_optimizers.dgc.penalty import Penalty
+from tf_optimizers.kernels.compiled import assign, compiled, read
+from tf_optimizers.kernels.norms import norm, scaled
 
 
 class Momentum(NamedTuple):

@@ -4,9 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient, plain_variable
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers.base.replicas import components, own_component, place_among
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.replicas import components, own_component, place_among
 
 
 class SentRows:

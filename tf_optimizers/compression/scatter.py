@@ -7,7 +7,7 @@ end is dropped.
 
 import tensorflow as tf
 
-from tf_optimizers.kernels import assign, compiled, read
+from tf_optimizers.kernels.compiled import assign, compiled, read
 
 
 def set_entries(

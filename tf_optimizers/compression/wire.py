@@ -34,6 +34,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.base.replicas import place_among
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.distribute.entries import (
     SortedEntries,
@@ -42,7 +43,6 @@ from tf_optimizers.distribute.entries import (
 )
 from tf_optimizers.distribute.kind import is_sparse
 from tf_optimizers.distribute.owners import Owners
-from tf_optimizers.replicas import place_among
 
 _DENSE = tf.float32.size
 

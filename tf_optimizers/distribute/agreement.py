@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import Coordination
+from tf_optimizers._compat.coordination import Coordination
 
 START_ALIKE = (
     "See their output, and start the same script with the same arguments on "

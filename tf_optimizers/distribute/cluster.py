@@ -6,7 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import has_tensorflow_started, joined_cluster
+from tf_optimizers._compat.coordination import (
+    has_tensorflow_started,
+    joined_cluster,
+)
 
 _JOBS = ("chief", "worker", "evaluator")
 _EXAMPLE = (

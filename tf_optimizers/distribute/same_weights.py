@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers.digests import digests
+from tf_optimizers.base.replicas import backend_variable, components
 from tf_optimizers.distribute.agreement import check_agreement
-from tf_optimizers.replicas import backend_variable, components
+from tf_optimizers.distribute.digests import digests
 
 
 class TrainedModels:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat import plain_variable
+from tf_optimizers._compat.replicas import plain_variable
 from tf_optimizers._compat.shuffles import (
     replace_shuffles,
     seeds_of_shuffles,

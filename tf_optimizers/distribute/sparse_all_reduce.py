@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import in_xla
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
+from tf_optimizers._compat.replicas import in_xla
 from tf_optimizers.distribute.entries import (
     SortedEntries,
     narrow_indices,

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.precision import state_dtype
+from tf_optimizers.base.precision import state_dtype
 
 
 def as_gradient(value: Any) -> Gradient | None:

@@ -6,15 +6,15 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.averages import SharedAverages
-from tf_optimizers.host import (
+from tf_optimizers.base.precision import refreshed
+from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.base.weight_decay import DecayedOptimizer
+from tf_optimizers.offload.host import (
     HOST,
     OncePerWorker,
     value_of,
     variables_on_host,
 )
-from tf_optimizers.precision import refreshed
-from tf_optimizers.replicas import backend_variable
-from tf_optimizers.weight_decay import DecayedOptimizer
 
 
 class HostKeeper(SharedAverages, DecayedOptimizer):

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import eager_context
+from tf_optimizers._compat.replicas import eager_context
 
 
 def compiled(

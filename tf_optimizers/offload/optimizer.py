@@ -5,19 +5,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient, call_across_replicas
-from tf_optimizers.clipping import clip
-from tf_optimizers.gradients import in_state_dtype
-from tf_optimizers.host import (
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.replicas import call_across_replicas
+from tf_optimizers.base.clipping import clip
+from tf_optimizers.base.gradients import in_state_dtype
+from tf_optimizers.base.precision import is_half
+from tf_optimizers.base.replicas import backend_variable, components
+from tf_optimizers.offload.host import (
     HOST,
     HostGradient,
     check_not_compiled,
     is_host,
     on_host,
 )
-from tf_optimizers.host_weights import HostKeeper
-from tf_optimizers.precision import is_half
-from tf_optimizers.replicas import backend_variable, components
+from tf_optimizers.offload.weights import HostKeeper
 
 
 class HostOptimizer(HostKeeper):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import call_across_replicas
+from tf_optimizers._compat.replicas import call_across_replicas
 
 
 def backend_variable(variable: Any) -> tf.Variable:

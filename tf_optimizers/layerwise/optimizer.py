@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.base.replicas import backend_variable, local_component
+from tf_optimizers.base.weight_decay import DecayedOptimizer, is_match
 from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
@@ -12,15 +14,13 @@ from tf_optimizers.checks import (
     check_patterns,
     check_positive,
 )
-from tf_optimizers.kernels import compiled
-from tf_optimizers.layerwise_step import (
+from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers.layerwise.step import (
     Coefficients,
     Rule,
     layerwise_step,
     momentum_ratio,
 )
-from tf_optimizers.replicas import backend_variable, local_component
-from tf_optimizers.weight_decay import DecayedOptimizer, is_match
 
 
 class LayerwiseOptimizer(DecayedOptimizer):

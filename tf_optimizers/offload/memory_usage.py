@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.host import is_host
-from tf_optimizers.replicas import components
+from tf_optimizers.base.replicas import components
+from tf_optimizers.offload.host import is_host
 
 Summary = dict[str, dict[str, dict[str, int]]]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_optimizers.kernels import compiled
-from tf_optimizers.norms import norm, norm_of, scaled
+from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers.kernels.norms import norm, norm_of, scaled
 
 
 def clip(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tf_optimizers.base import Optimizer
+from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_non_negative, check_patterns
 
 # Biases, and scales and offsets of normalisations, by the last part of a path.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_optimizers.kernels import compiled
+from tf_optimizers.kernels.compiled import compiled
 
 # Elements in a block, at most: its sums stay in the cache, and each block is
 # work enough for all threads.

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient, in_xla, plain_variable
-from tf_optimizers.gradients import as_dense
-from tf_optimizers.replicas import components, place_among
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.replicas import in_xla, plain_variable
+from tf_optimizers.base.gradients import as_dense
+from tf_optimizers.base.replicas import components, place_among
 
 # Of this worker process: job and task are those of the scope around it.
 HOST = "/CPU:0"

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import OptimizerHooks
-from tf_optimizers.precision import is_half, refresh_master_weight
-from tf_optimizers.replicas import (
+from tf_optimizers._compat.keras import OptimizerHooks
+from tf_optimizers.base.precision import is_half, refresh_master_weight
+from tf_optimizers.base.replicas import (
     backend_variable,
     local_component,
     update_each,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.kernels import assign, read
-from tf_optimizers.moments import bias_correction, update_moments
-from tf_optimizers.precision import refreshed
+from tf_optimizers.base.precision import refreshed
+from tf_optimizers.kernels.compiled import assign, read
+from tf_optimizers.kernels.moments import bias_correction, update_moments
 
 
 class Coefficients(NamedTuple):

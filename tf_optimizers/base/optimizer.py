@@ -6,12 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient, switch_across_replicas
+from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
-from tf_optimizers.checks import check_base_arguments, check_learning_rate
-from tf_optimizers.clipping import clip
-from tf_optimizers.distribute.same_optimizer import check_same_optimizer
-from tf_optimizers.gradients import (
+from tf_optimizers._compat.replicas import switch_across_replicas
+from tf_optimizers.base.clipping import clip
+from tf_optimizers.base.gradients import (
     as_gradient,
     check_gradients,
     check_not_empty,
@@ -19,9 +18,11 @@ from tf_optimizers.gradients import (
     densify,
     in_state_dtype,
 )
-from tf_optimizers.precision import check_floating, state_dtype
-from tf_optimizers.replicas import backend_variable, update_each
-from tf_optimizers.weights import WeightKeeper
+from tf_optimizers.base.precision import check_floating, state_dtype
+from tf_optimizers.base.replicas import backend_variable, update_each
+from tf_optimizers.base.weights import WeightKeeper
+from tf_optimizers.checks import check_base_arguments, check_learning_rate
+from tf_optimizers.distribute.same_optimizer import check_same_optimizer
 
 
 class Optimizer(WeightKeeper):

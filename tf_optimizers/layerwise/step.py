@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.kernels import assign, read
-from tf_optimizers.moments import bias_correction, update_moments
-from tf_optimizers.norms import norms
+from tf_optimizers.kernels.compiled import assign, read
+from tf_optimizers.kernels.moments import bias_correction, update_moments
+from tf_optimizers.kernels.norms import norms
 
 # (coefficients, weight, gradient, m, v, step) -> a tensor like these
 Direction = Callable[..., tf.Tensor]

@@ -1,0 +1,1 @@
+"""What every optimizer does with a gradient before its own mathematics."""

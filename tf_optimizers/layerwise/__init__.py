@@ -1,0 +1,1 @@
+"""What Lamb and LANS share."""

@@ -1,0 +1,1 @@
+"""What AdamOffload keeps and computes on the host."""
