@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import types
 
 import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute import agreement, strategy
+from tf_optimizers.distribute import agreement
 
 TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
 
@@ -49,8 +50,14 @@ def store(monkeypatch):
     return store
 
 
-def hear_all(worker=0, timeout=30.0):
-    return agreement.hear_all("lunch", "soup", worker, TASKS, timeout, "Eat.")
+def gather(worker=0, timeout=30.0):
+    extended = types.SimpleNamespace(
+        workers=len(TASKS), worker_index=worker, tasks=TASKS
+    )
+    strategy = types.SimpleNamespace(
+        extended=extended, agreement_seconds=timeout
+    )
+    return agreement.gather_statements(strategy, "lunch", "soup", "Eat.")
 
 
 def say(store, worker, statement, subject="lunch", serial=0):
@@ -58,17 +65,17 @@ def say(store, worker, statement, subject="lunch", serial=0):
     store.write(f"tf_optimizers/{serial}/{worker}", note)
 
 
-def test_all_hear_all(store):
+def test_all_are_heard(store):
     say(store, 1, "rice")
     say(store, 2, ["figs"])
-    assert hear_all() == ["soup", "rice", ["figs"]]
+    assert gather() == ["soup", "rice", ["figs"]]
     assert store.asked == []
 
 
 def test_all_who_say_nothing_are_named(store):
     message = r"come to lunch. Received nothing from worker 1, worker 2 in 30 s"
     with pytest.raises(RuntimeError, match=f"{message}. Eat."):
-        hear_all()
+        gather()
     assert 30 <= store.now < 31
     assert TASKS[0] not in store.asked
 
@@ -78,7 +85,7 @@ def test_dead_worker_is_noticed(store):
     store.dead.add(TASKS[2])
     say(store, 1, "rice")
     with pytest.raises(tf.errors.UnavailableError, match="task:2"):
-        hear_all(timeout=1800.0)
+        gather(timeout=1800.0)
     assert store.now <= 10
 
 
@@ -88,21 +95,21 @@ def test_long_wait_is_told(store):
         pytest.warns(UserWarning, match="for worker 2 to come to lunch. Eat."),
         pytest.raises(RuntimeError),
     ):
-        hear_all(timeout=90.0)
+        gather(timeout=90.0)
 
 
 def test_worker_elsewhere_is_named(store):
     say(store, 1, "rice")
     say(store, 2, "figs", subject="supper")
     with pytest.raises(RuntimeError, match="worker 2 to supper"):
-        hear_all()
+        gather()
 
 
 def test_workers_meet_before_every_error_they_share(store):
     """TensorFlow lets them meet once in a place."""
     for _ in range(2):
         with pytest.raises(RuntimeError, match="size=1 on worker 0, size=2"):
-            agreement.compare("lunch", [{"size": 1}, {"size": 2}])
+            agreement.check_alike("lunch", [{"size": 1}, {"size": 2}])
     assert len(set(store.met)) == 2
 
 
@@ -110,7 +117,7 @@ def test_others_are_told_by_the_first(store):
     say(store, 0, "soup")
     notes = [json.dumps(["lunch", what]) for what in ("soup", "rice", "figs")]
     store.write("tf_optimizers/0/all", json.dumps(notes))
-    assert hear_all(worker=2) == ["soup", "rice", "figs"]
+    assert gather(worker=2) == ["soup", "rice", "figs"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -119,7 +126,7 @@ def test_first_worker_is_named(store, is_there):
     if is_there:
         say(store, 0, "soup")
     with pytest.raises(RuntimeError, match="nothing from worker 0 in 30 s"):
-        hear_all(worker=2)
+        gather(worker=2)
     assert 30 <= store.now <= 41
 
 
@@ -127,20 +134,21 @@ def test_notes_do_not_pile_up(store):
     for serial in range(5):
         for worker in (1, 2):
             say(store, worker, serial, serial=serial)
-        hear_all()
+        gather()
     assert all(key.startswith("tf_optimizers/4/") for key in store.notes)
 
 
-def test_timeout_of_collectives_is_not_that_of_agreements(monkeypatch):
+def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     options = tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=5.0
     )
     alone = tfo.SparseMultiWorkerMirroredStrategy(communication_options=options)
-    monkeypatch.setattr(strategy, "hear_all", lambda *arguments: arguments)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(alone.extended), "workers", 2)
-        patch.setattr(type(alone.extended), "tasks", TASKS)
-        assert alone.hear_all("lunch", "soup")[4] == 1800.0
-        alone.agreement_seconds = 7.0
-        assert alone.hear_all("lunch", "soup")[4] == 7.0
+    monkeypatch.setattr(type(alone.extended), "workers", 2)
+    monkeypatch.setattr(type(alone.extended), "tasks", TASKS[:2])
+    monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 3600.0)
+    with pytest.raises(RuntimeError, match="from worker 1 in 1800 s"):
+        agreement.gather_statements(alone, "lunch", "soup")
+    alone.agreement_seconds = 7.0
+    with pytest.raises(RuntimeError, match="from worker 1 in 7 s"):
+        agreement.gather_statements(alone, "lunch", "soup")

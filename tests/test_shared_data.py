@@ -101,7 +101,7 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
 def agree(dataset, batches, *others):
     """Be worker 0; the others say something else of a statement."""
 
-    def hear_all(subject, statement, way_out):
+    def gather(strategy, subject, statement, way_out):
         change = [
             [
                 value if other is None else other
@@ -111,8 +111,9 @@ def agree(dataset, batches, *others):
         ]
         return json.loads(json.dumps([statement, *change]))
 
-    strategy = types.SimpleNamespace(hear_all=hear_all)
-    shared_data.agree_on_data(strategy, dataset, batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_data, "gather_statements", gather)
+        shared_data.agree_on_data(None, dataset, batches)
 
 
 @pytest.fixture

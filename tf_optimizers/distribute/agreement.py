@@ -34,13 +34,11 @@ _serial = itertools.count()
 _disagreements = itertools.count()
 
 
-def hear_all(
+def gather_statements(
+    strategy: Any,
     subject: str,
     statement: Any,
-    worker: int,
-    tasks: Sequence[str],
-    timeout: float,
-    way_out: str,
+    way_out: str = START_ALIKE,
     rule: str | None = None,
 ) -> list[Any]:
     """Return the statements of all workers, by worker.
@@ -49,12 +47,10 @@ def hear_all(
     one collects what they say, and tells it to all.
 
     Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
         subject: What the statement is about.
         statement: What JSON can hold; of other values, the class is told.
-        worker: This process.
-        tasks: TensorFlow's names of all workers.
-        timeout: Seconds to wait for the others.
-        way_out: What to do if they do not come.
+        way_out: What to do if a worker does not come.
         rule: How an error begins; None is that all must come to the subject.
 
     Raises:
@@ -62,15 +58,17 @@ def hear_all(
             else.
         tf.errors.OpError: If a worker has died.
     """
+    if strategy.extended.workers == 1:
+        return [statement]
     note = json.dumps([subject, statement], default=_class_name)
-    notes = _gather(note, worker, tasks, timeout, f"{subject}. {way_out}")
+    notes = _gather(strategy, note, f"{subject}. {way_out}")
     absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
     rule = rule or f"All workers must come to {subject}."
     if absent:
         raise RuntimeError(
             f"{rule} Received nothing from {', '.join(absent)} in "
-            f"{timeout:g} s. {way_out} If it is only late, set the "
-            "strategy's `agreement_seconds`."
+            f"{strategy.agreement_seconds:g} s. {way_out} If it is only late, "
+            "set the strategy's `agreement_seconds`."
         )
     heard = [json.loads(note) for note in notes if note is not None]
     for other, (others_subject, _) in enumerate(heard):
@@ -82,18 +80,18 @@ def hear_all(
     return [statement for _, statement in heard]
 
 
-def _gather(
-    note: str, worker: int, tasks: Sequence[str], timeout: float, purpose: str
-) -> Sequence[str | None]:
+def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     """Return the notes of all workers, None for those who did not come."""
+    worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
+    timeout = strategy.agreement_seconds
     store, serial = Coordination(), next(_serial)
-    place = f"tf_optimizers/{serial}"
-    store.write(f"{place}/{worker}", note)
+    prefix = f"tf_optimizers/{serial}"
+    store.write(f"{prefix}/{worker}", note)
 
     def hear(who: str, key: str, other: int, until: float) -> str | None:
         return _wait(
             f"Waiting for {who} to come to {purpose}",
-            lambda seconds: store.read(f"{place}/{key}", seconds),
+            lambda seconds: store.read(f"{prefix}/{key}", seconds),
             lambda: store.check_alive(tasks[other], _ANSWERING_SECONDS),
             until,
         )
@@ -104,7 +102,7 @@ def _gather(
             hear(f"worker {other}", str(other), other, until)
             for other in range(len(tasks))
         ]
-        store.write(f"{place}/all", json.dumps(notes))
+        store.write(f"{prefix}/all", json.dumps(notes))
         if serial:  # Who has come here has read all that was before.
             store.delete(f"tf_optimizers/{serial - 1}")
         return notes
@@ -155,11 +153,11 @@ def check_agreement(
     Raises:
         RuntimeError: If a worker says otherwise, or nothing in time.
     """
-    statements = strategy.hear_all(subject, statement, way_out, rule)
-    compare(subject, statements, way_out, rule)
+    statements = gather_statements(strategy, subject, statement, way_out, rule)
+    check_alike(subject, statements, way_out, rule)
 
 
-def compare(
+def check_alike(
     subject: str,
     statements: list[dict[str, Any]],
     way_out: str = START_ALIKE,
@@ -181,8 +179,8 @@ def raise_together(message: str) -> None:
     """Raise an error that all workers have found."""
     # A worker that raised at once might take the store away from the others.
     with contextlib.suppress(tf.errors.OpError):
-        place = f"tf_optimizers/disagreement/{next(_disagreements)}"
-        Coordination().meet(place, _LISTENING_SECONDS)
+        key = f"tf_optimizers/disagreement/{next(_disagreements)}"
+        Coordination().meet(key, _LISTENING_SECONDS)
     raise RuntimeError(message)
 
 

@@ -21,7 +21,10 @@ from tf_optimizers._compat.shuffles import (
     seeds_of_shuffles,
     tensorflow_seed,
 )
-from tf_optimizers.distribute.agreement import raise_together
+from tf_optimizers.distribute.agreement import (
+    gather_statements,
+    raise_together,
+)
 
 _POLICIES = tf.data.experimental.AutoShardPolicy
 _BATCHES = {
@@ -100,7 +103,8 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
     Raises:
         RuntimeError: If a worker has others, or says nothing in time.
     """
-    heard = strategy.hear_all(
+    heard = gather_statements(
+        strategy,
         "the distribution of data",
         [int(batches), _shuffles(dataset), propose_order()],
         "`fit`, `evaluate` and `predict` must be called on every worker.",

@@ -10,10 +10,9 @@ from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute import batch
 from tf_optimizers.distribute.agreement import (
-    START_ALIKE,
     check_agreement,
-    compare,
-    hear_all,
+    check_alike,
+    gather_statements,
 )
 from tf_optimizers.distribute.cluster import (
     check_cluster,
@@ -117,30 +116,10 @@ class SparseMultiWorkerMirroredStrategy(
             "devices": len(self.extended.worker_devices),
             "strategies so far": self.extended.number,
         }
-        heard = self.hear_all("the strategy", [statement, propose_order()])
-        compare("the strategy", [statement for statement, _ in heard])
+        subject = "the strategy"
+        heard = gather_statements(self, subject, [statement, propose_order()])
+        check_alike(subject, [statement for statement, _ in heard])
         follow_order([proposal for _, proposal in heard])
-
-    def hear_all(
-        self,
-        subject: str,
-        statement: Any,
-        way_out: str = START_ALIKE,
-        rule: str | None = None,
-    ) -> list[Any]:
-        """Return what all workers say, by worker; see `agreement.hear_all`."""
-        extended = self.extended
-        if extended.workers == 1:
-            return [statement]
-        return hear_all(
-            subject,
-            statement,
-            extended.worker_index,
-            extended.tasks,
-            self.agreement_seconds,
-            way_out,
-            rule,
-        )
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None

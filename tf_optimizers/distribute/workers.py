@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.distribute.agreement import gather_statements
 from tf_optimizers.distribute.kind import is_sparse
 
 
@@ -39,7 +40,8 @@ class Workers:
         """
         if self.count == 1:
             return [statement]
-        return self._strategy.hear_all(
+        return gather_statements(
+            self._strategy,
             "a backup",
             statement,
             "Pass `BackupAndRestore` to `fit` on every worker.",
