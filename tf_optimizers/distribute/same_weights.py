@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers.base.replicas import backend_variable, components
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.digests import digests
 
@@ -42,17 +41,17 @@ class TrainedModels:
         for model in list(self._models):
             # One of its metrics will do.
             metrics = model.metrics_variables[:1]
-            if any(backend_variable(metric) is variable for metric in metrics):
+            if any(metric.value is variable for metric in metrics):
                 self._check(model)
 
     def _check(self, model: keras.Model) -> None:
-        with self._strategy.scope():
-            weights = {
-                weight.path: digests(
-                    part.numpy() for part in components(weight)
-                )
-                for weight in model.trainable_variables
-            }
+        components = self._strategy.experimental_local_results
+        weights = {
+            weight.path: digests(
+                part.numpy() for part in components(weight.value)
+            )
+            for weight in model.trainable_variables
+        }
         check_agreement(
             self._strategy,
             "the weights and the learning rate after an epoch",
