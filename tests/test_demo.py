@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tf_optimizers.demo import large_batch, large_batch_report
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import (
     SPLIT_SIZES,
@@ -17,7 +16,8 @@ from tf_optimizers.demo.data import (
     load_splits,
     prepare,
 )
-from tf_optimizers.demo.large_batch import Budget, Plan, Study
+from tf_optimizers.demo.large_batch import report, study
+from tf_optimizers.demo.large_batch.study import Budget, Plan, Study
 from tf_optimizers.demo.parts import EXTRAS
 from tf_optimizers.demo.report import write_json
 from tf_optimizers.demo.trainer import (
@@ -126,10 +126,10 @@ def test_schedule_warms_up_and_decays():
     np.testing.assert_allclose(np.diff(rates[2:]), -0.5 / 28, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", large_batch.OPTIMIZERS)
+@pytest.mark.parametrize("name", study.OPTIMIZERS)
 def test_reset_trainer_equals_fresh_one(data_dir, name):
     data = shuffled_batches(load_splits(data_dir)["train"], 256, seed=3)
-    used, fresh = (Trainer(large_batch.OPTIMIZERS[name]) for _ in range(2))
+    used, fresh = (Trainer(study.OPTIMIZERS[name]) for _ in range(2))
     used.train(data, rate=0.1, steps=5, seed=1)
     once = used.model.get_weights()
     for trainer in (used, fresh):
@@ -206,14 +206,14 @@ class SilentProgress:
 def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
     plan = Plan((Budget(1024, 1),), (0.1, 0.2, 0.3), tuning_seeds=(11, 12))
     trainer = StubTrainer()
-    study = Study(plan, (0, 1, 2), load_splits(data_dir), SilentProgress())
-    (cell,) = study.cells("stub", trainer)
+    tuned = Study(plan, (0, 1, 2), load_splits(data_dir), SilentProgress())
+    (cell,) = tuned.cells("stub", trainer)
     assert cell["learning_rate"] == 0.1 and cell["at_edge_of_grid"]
     assert cell["test_accuracy"] == [0.1] * 3
     assert trainer.measured == {"validation": {11, 12}, "test": {0, 1, 2}}
 
 
-@pytest.mark.parametrize("plan", [large_batch.FULL, large_batch.QUICK])
+@pytest.mark.parametrize("plan", [study.FULL, study.QUICK])
 def test_plan_keeps_its_promises(plan):
     assert min(plan.tuning_seeds) > 1000  # test seeds count from 0
     assert list(plan.rates) == sorted(plan.rates)
@@ -243,15 +243,15 @@ def cell(name, mean, std, at_edge=False):
 
 def test_findings_follow_the_numbers():
     cells = [cell("A", 0.90, 0.01), cell("B", 0.93, 0.02), cell("C", 0.92, 0)]
-    (line,) = large_batch_report.findings({"cells": cells})
+    (line,) = report.findings({"cells": cells})
     assert "B has the best mean, 93.0 %" in line
     assert line.endswith(": C.")
 
 
 def test_edge_note_names_cells_at_the_edge_only():
     inside, at_edge = cell("A", 0.9, 0), cell("B", 0.9, 0, at_edge=True)
-    assert "None" in large_batch_report.edge_note([inside])
-    note = large_batch_report.edge_note([inside, at_edge])
+    assert "None" in report.edge_note([inside])
+    note = report.edge_note([inside, at_edge])
     assert note.endswith("outside: B at batch 1,024, 10 steps.")
 
 
@@ -294,8 +294,8 @@ def markdown_tables(text):
 
 def test_quick_run_fills_every_cell(results):
     cells = results["parts"]["large-batch"]["cells"]
-    assert {cell["optimizer"] for cell in cells} == set(large_batch.OPTIMIZERS)
-    assert len(cells) == len(large_batch.OPTIMIZERS) * 3
+    assert {cell["optimizer"] for cell in cells} == set(study.OPTIMIZERS)
+    assert len(cells) == len(study.OPTIMIZERS) * 3
     for entry in cells:
         assert len(entry["test_accuracy"]) == 3
         means = {
@@ -325,7 +325,7 @@ def test_quick_run_records_curves_of_one_budget(results):
 def test_report_tables_equal_the_json(report_dir, results):
     accuracies, rates = markdown_tables((report_dir / "report.md").read_text())
     cells = results["parts"]["large-batch"]["cells"]
-    for name in large_batch.OPTIMIZERS:
+    for name in study.OPTIMIZERS:
         own = [entry for entry in cells if entry["optimizer"] == name]
         percent = [100 * np.array(entry["test_accuracy"]) for entry in own]
         assert accuracies[name] == [

@@ -11,12 +11,9 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from tf_optimizers.demo import (
-    gradient_compression,
-    gradient_compression_report,
-)
 from tf_optimizers.demo.__main__ import main
-from tf_optimizers.demo.gradient_compression import (
+from tf_optimizers.demo.gradient_compression import report, study
+from tf_optimizers.demo.gradient_compression.study import (
     FULL,
     QUICK,
     SPARSITY,
@@ -25,7 +22,7 @@ from tf_optimizers.demo.gradient_compression import (
     summarize,
 )
 from tf_optimizers.demo.loopback import sent_bytes
-from tf_optimizers.demo.workers import WorkersError, follow, run_workers
+from tf_optimizers.demo.processes import WorkersError, follow, run_workers
 
 # A real table, of a machine on which each column of `lo` was told apart.
 COUNTERS = """\
@@ -124,7 +121,7 @@ def test_overdue_workers_are_ended(module, tmp_path):
 
 def test_failing_workers_fail_the_demo(module, monkeypatch, tmp_path, capfd):
     (command,) = module("raise SystemExit('this worker has no data')")
-    monkeypatch.setattr(gradient_compression, "WORKER", command)
+    monkeypatch.setattr(study, "WORKER", command)
     arguments = ["--parts", "gradient-compression", "--quick"]
     folder = tmp_path / "report"
     assert main([*arguments, "--report-dir", str(folder)]) == 1
@@ -223,9 +220,7 @@ def test_rows_are_computed_from_the_result():
     result = made_up_result([5000] * 6, [1000] * 4 + [50, 50])
     result["optimizers"][0]["bytes_per_run"] = 7.04e6
     result["optimizers"][1]["bytes_per_run"] = 1.0e6
-    heading, dense, sparse, ratio = gradient_compression_report.comparison_rows(
-        result
-    )
+    heading, dense, sparse, ratio = report.comparison_rows(result)
     assert {len(row) for row in (dense, sparse, ratio)} == {len(heading)}
     assert dense[:5] == ["SGD", "96.0 ± 1.4", "5,000", "4,000", "7.0"]
     assert sparse[:5] == ["tfo.DGCMomentum", "95.0 ± 1.4", "50", "32", "1.0"]
@@ -234,7 +229,7 @@ def test_rows_are_computed_from_the_result():
 
 def test_findings_follow_the_numbers():
     result = made_up_result([5000] * 6, [1000] * 4 + [50, 50])
-    accuracy, traffic, _ = gradient_compression_report.findings(result)
+    accuracy, traffic, _ = report.findings(result)
     # Seed by seed +1 and -3: of the means alone, the spread would be lost.
     assert "-1.0 ± 2.8 percentage points" in accuracy
     assert "behind in 1 of 2 seeds" in accuracy
@@ -249,7 +244,7 @@ def test_findings_follow_the_numbers():
 def test_report_without_counted_bytes_says_so(counts, tmp_path):
     result = made_up_result(counts, counts)
     json.dumps(result, allow_nan=False)
-    text = gradient_compression_report.section(result, tmp_path)
+    text = report.section(result, tmp_path)
     assert "| 96.0 ± 1.4 | not counted | 4,000 | not counted |" in text
     assert "| ratio |  | not counted | 125 | not counted |  |" in text
     assert "none were counted, as there is no `/proc/net/dev`" in text
@@ -319,7 +314,7 @@ def test_quick_run_counts_what_was_calculated(result):
 def test_quick_report_equals_the_json(report_dir, result):
     text = (report_dir / "report.md").read_text()
     assert "## Gradient compression" in text and "reduced run" in text
-    for row in gradient_compression_report.comparison_rows(result):
+    for row in report.comparison_rows(result):
         assert f"| {' | '.join(row)} |" in text
     names = set(re.findall(r"\]\(([^)]+)\)", text))
     assert names == {"results.json", "gradient_compression.png"}

@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     # Only now: bad arguments should not wait for slow imports.
+    from tf_optimizers.demo.processes import WorkersError
     from tf_optimizers.demo.report import report_on
-    from tf_optimizers.demo.workers import WorkersError
 
     with tempfile.TemporaryDirectory() as temporary:
         settings = Settings(

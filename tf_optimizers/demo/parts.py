@@ -6,23 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-# Each part has a module that does the work and one that shows the outcome:
-#   run(settings, progress) -> result        table(result) -> rich.table.Table
-#                                            section(result, folder) -> Markdown
-PARTS = {
-    "large-batch": (
-        "tf_optimizers.demo.large_batch",
-        "tf_optimizers.demo.large_batch_report",
-    ),
-    "gradient-compression": (
-        "tf_optimizers.demo.gradient_compression",
-        "tf_optimizers.demo.gradient_compression_report",
-    ),
-    "offload": (
-        "tf_optimizers.demo.offload",
-        "tf_optimizers.demo.offload_report",
-    ),
-}
+# Each has a folder, with a module that does the work and one that shows it:
+#   study.run(settings, progress) -> result
+#   report.table(result) -> rich.table.Table
+#   report.section(result, folder) -> Markdown
+PARTS = ("large-batch", "gradient-compression", "offload")
 
 # import name -> name to install
 EXTRAS = {
@@ -54,8 +42,12 @@ class Settings:
 
 def load_part(name: str) -> tuple[ModuleType, ModuleType]:
     """Import a part's two modules; not earlier, because they are slow."""
-    study, show = PARTS[name]
-    return importlib.import_module(study), importlib.import_module(show)
+    folder = f"tf_optimizers.demo.{name.replace('-', '_')}"
+    study, report = (
+        importlib.import_module(f"{folder}.{module}")
+        for module in ("study", "report")
+    )
+    return study, report
 
 
 def missing_extras() -> list[str]:

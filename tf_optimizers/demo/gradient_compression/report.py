@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from tf_optimizers.demo.gradient_compression_plots import draw, is_counted
+from tf_optimizers.demo.gradient_compression.plots import draw, is_counted
 from tf_optimizers.demo.tables import markdown_table, terminal_table
 
 _NOT_COUNTED = "not counted"

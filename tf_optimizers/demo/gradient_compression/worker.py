@@ -3,7 +3,7 @@
 The study starts two at once, by the launcher:
 
     python -m tf_optimizers.launch --workers 2 \
-        -m tf_optimizers.demo.gradient_compression_worker task.json
+        -m tf_optimizers.demo.gradient_compression.worker task.json
 
 All workers do all that follows together; the first one reports.
 """
@@ -21,12 +21,12 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import SPLIT_SIZES, load_splits
-from tf_optimizers.demo.gradient_compression import Plan, make_optimizers
+from tf_optimizers.demo.gradient_compression.study import Plan, make_optimizers
 from tf_optimizers.demo.loopback import sent_bytes
+from tf_optimizers.demo.processes import BEGIN, END
 from tf_optimizers.demo.report import write_json
 from tf_optimizers.demo.trainer import Trainer, shuffled_batches
 from tf_optimizers.demo.tuning import Trial, choose_trial
-from tf_optimizers.demo.workers import BEGIN, END
 from tf_optimizers.distribute.agreement import check_agreement
 
 

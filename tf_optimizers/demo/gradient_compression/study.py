@@ -1,6 +1,6 @@
 """The gradient compression study: what DGC saves, and what it costs.
 
-Two worker processes, which `gradient_compression_worker` is the code of, train
+Two worker processes, which `worker.py` is the code of, train
 with dense momentum SGD and with DGC. The learning rate is chosen for the dense
 one, by mean validation accuracy; networks with fresh seeds are then trained
 with it by both, and only they meet the test split.
@@ -19,10 +19,10 @@ from tqdm import tqdm
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import SPLIT_SIZES, prepare
 from tf_optimizers.demo.parts import Settings
+from tf_optimizers.demo.processes import run_workers
 from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer
-from tf_optimizers.demo.workers import run_workers
 
-WORKER = "tf_optimizers.demo.gradient_compression_worker"
+WORKER = "tf_optimizers.demo.gradient_compression.worker"
 
 # The paper's warm-up, one epoch each, and the sparsity that remains.
 SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)

@@ -1,0 +1,1 @@
+"""What DGC saves on two workers, and what it costs."""
