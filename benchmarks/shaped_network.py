@@ -126,7 +126,7 @@ DEALING = {
 ALL = CONTENDERS | DEALING
 
 
-class Worker:
+class HostSteps:
     """One host's part: a step of every contender of one strategy."""
 
     def __init__(self, strategy: str, model: str) -> None:
@@ -217,8 +217,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.work:
-        worker = Worker(arguments.work, arguments.models[0])
-        hosts.answer({"prepare": worker.prepare, "measure": worker.measure})
+        steps = HostSteps(arguments.work, arguments.models[0])
+        hosts.answer({"prepare": steps.prepare, "measure": steps.measure})
         return
     hosts.end_on_signals()
     for count in arguments.hosts:

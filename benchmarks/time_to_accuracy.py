@@ -37,7 +37,7 @@ CONTENDERS = {
 }
 
 
-class Worker:
+class HostTraining:
     """One host's part of a training."""
 
     def __init__(self, contender: str) -> None:
@@ -81,9 +81,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.work:
-        worker = Worker(arguments.work)
+        training = HostTraining(arguments.work)
         hosts.answer(
-            {"train": worker.train, "train_first_step": worker.train_first_step}
+            {
+                "train": training.train,
+                "train_first_step": training.train_first_step,
+            }
         )
         return
     hosts.end_on_signals()

@@ -41,13 +41,13 @@ def main(task_path: str) -> None:
     plan = Plan(**task["plan"])
     is_first = not strategy.cluster_resolver.task_id
     data = load_splits(Path(task["data_dir"]))
-    outcome = Worker(strategy, plan, data, is_first).work(task["seeds"])
+    outcome = SharedStudy(strategy, plan, data, is_first).work(task["seeds"])
     if is_first:
         write_json(outcome, Path(task["outcome"]))
 
 
-class Worker:
-    """Trains what the plan asks for, each optimizer in a model of its own.
+class SharedStudy:
+    """The study, as all workers do it together, a model per optimizer.
 
     Args:
         strategy: That of all workers.
