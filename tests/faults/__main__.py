@@ -15,7 +15,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = map(str, (HERE.parent, HERE.parent / "support", HERE.parents[1]))
 
 from faults import soak, table  # noqa: E402
 

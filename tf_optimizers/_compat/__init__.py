@@ -1,8 +1,8 @@
 """Private names of TensorFlow and Keras that the package depends on.
 
 Tried with TensorFlow 2.16 and 2.21 and Keras 3.10, 3.12 and 3.15.
-tests/test_compat.py names the one that is gone when a new version no longer
-has it.
+tests/base/test_compat.py names the one that is gone when a new version no
+longer has it.
 """
 
 from typing import TypeAlias

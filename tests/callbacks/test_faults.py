@@ -1,0 +1,52 @@
+"""A few of the faults of tests/faults, which tries all, and again."""
+
+import json
+import pathlib
+
+import pytest
+from faults import soak, table, training
+
+# At a step each. That workers die in the midst of a training stands in
+# test_resume.py; damaged backups and NaN, in one process, in test_backup.py.
+CASES = {
+    "chief killed as it writes its part": 31,
+    "network down for good": 58,
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The weights of a training that nothing happens to."""
+    return training.reference(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_fault_ends_as_it_should(case, expected):
+    if reason := soak.missing(case):
+        pytest.skip(reason)
+    trial = soak.attempt(case, CASES[case], expected)
+    assert trial["passed"], trial
+
+
+def test_others_are_tried_on_demand():
+    others = ", ".join(case for case in soak.CASES if case not in CASES)
+    pytest.skip(f"`python tests/faults --minutes 20` tries: {others}")
+
+
+@pytest.mark.parametrize("figure", ["detected", "resumed", "steps_lost"])
+def test_table_holds_medians_and_ranges(figure):
+    trials = [
+        {"case": "a", "passed": True, "weights_equal": True, figure: value}
+        for value in (1.5, 4, 2)
+    ]
+    assert "| 2 (1.5-4) |" in table.make(trials)
+    assert "| a | 3 | 3 |" in table.make(trials)
+
+
+def test_table_in_docs_is_that_of_the_trials():
+    root = pathlib.Path(__file__).parents[2]
+    trials = json.loads((root / "tests/faults/results.json").read_text())
+    text = (root / "docs" / "faults.md").read_text()
+    assert f"<!-- faults -->\n\n{table.make(trials)}\n" in text
+    assert {trial["case"] for trial in trials} == set(soak.CASES)

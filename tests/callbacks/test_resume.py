@@ -1,0 +1,132 @@
+"""Real workers that are killed, and others that go on in their place."""
+
+import pathlib
+import shutil
+
+import keras
+import launched
+import numpy as np
+import pytest
+import tensorflow as tf
+from programs import resume
+
+pytestmark = [
+    pytest.mark.slow,
+    # One process alone goes on with what two have left, and the reverse.
+    pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic"),
+]
+STEPS_OF_EPOCH = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    """What trainings report, by name, and worker by worker.
+
+    Of elastic ones, the name tells who wrote the backup, and who took it up.
+    Processes cost more than steps, so that each does much.
+    """
+
+    def run(count, *tasks, **kwargs):
+        outcome = launched.run("resume", folder, count, *tasks, **kwargs)
+        assert outcome.exit_code == 0, outcome.output[-5000:]
+        deaths = outcome.output.count("was killed by signal 9")
+        assert deaths == kwargs.get("restarts", 0)
+        return {
+            name: [result[name] for result in outcome.results]
+            for name in outcome.results[0]
+        }
+
+    def alone(name, epochs):
+        strategy = tf.distribute.get_strategy()
+        return [resume.elastic(strategy, folder / name, epochs)[1]]
+
+    found = {"1": alone("1", 1), "4": run(4, "4:1")["4:1"]}
+    shutil.copytree(folder / "1", folder / "1-2")
+    shutil.copytree(folder / "4", folder / "4-2")
+    two = run(2, "equal", "2:1", "2:2", "1-2:2", restarts=1)
+    found |= {"killed": two["killed"], "alone": two["alone"]}
+    found |= {"2 once": two["2:1"], "2": two["2:2"]}
+    found["1-2"] = two["1-2:2"]
+    # As many replicas as four workers are, but two share a memory.
+    found["4-2"] = run(2, "4-2:2", devices=2)["4-2:2"]
+    shutil.copytree(folder / "2", folder / "2-1")
+    found |= {"2-1": alone("2-1", 3), "2-3": run(3, "2:3")["2:3"]}
+    return found
+
+
+@pytest.mark.parametrize("name", resume.NAMES)
+def test_killed_training_equals_an_uninterrupted_one(results, name):
+    step = resume.STEPS[name]
+    for killed, alone in zip(results["killed"], results["alone"], strict=True):
+        killed, alone = dict(killed[name]), dict(alone[name])
+        saved = step // resume.SAVE_EVERY * resume.SAVE_EVERY
+        assert (killed.pop("start"), alone.pop("start")) == (saved, 0)
+        assert killed == alone
+
+
+def sums(results, when):
+    """What all workers hold together, by variable."""
+    return [
+        np.sum(parts, axis=0)
+        for parts in zip(
+            *(map(np.array, result[when]["sums"]) for result in results),
+            strict=True,
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", ["1-2", "4-2", "2-1", "2-3"])
+def test_memory_is_shared_out_among_other_workers(results, name):
+    """DGC's unsent gradient and momentum are all there, and used."""
+    source, target = results[name[0]], results[name]
+    assert len(target) == int(name[-1])
+    before, after = sums(source, "end"), sums(target, "start")
+    for a, b in zip(before, after, strict=True):
+        assert np.abs(a).max() > 1e-3
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-8)
+    last = source[0]["end"]["step"]
+    for result in target:
+        assert result["start"]["step"] == last
+        assert result["end"]["step"] == last + STEPS_OF_EPOCH
+        assert result["weights"] == target[0]["weights"]
+        assert result["start"]["own"] == target[0]["start"]["own"]
+        assert result["start"]["alike"]
+        assert result["end"]["alike"]
+
+
+def test_each_of_as_many_workers_goes_on_with_its_own_memory(results):
+    ends = [result["end"]["own"] for result in results["2 once"]]
+    starts = [result["start"]["own"] for result in results["2"]]
+    assert starts == ends
+    assert ends[0] != ends[1]
+
+
+@pytest.mark.parametrize("kind", ["keras", "weights.h5", "checkpoint"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_keras_saves_on_each_worker_holds_the_sum(
+    results, folder, kind, place
+):
+    saves = pathlib.Path(folder / f"saves-{place}")
+    if kind == "keras":
+        model = keras.saving.load_model(saves / "model.keras")
+    else:
+        model = resume.make_model(tf.distribute.get_strategy())
+        if kind == "weights.h5":
+            model.load_weights(saves / "model.weights.h5")
+        else:
+            checkpoint = tf.train.Checkpoint(model=model)
+            checkpoint.read(str(saves / "checkpoint")).assert_consumed()
+    for found, expected in zip(
+        resume.memory(model)["sums"],
+        sums(results["2"], "end"),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+    expected = results["2"][place]["weights"]
+    for found, weight in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, weight)

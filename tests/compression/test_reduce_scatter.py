@@ -1,0 +1,261 @@
+"""Sums by owners: who owns what, what is kept, and that nothing is lost."""
+
+import dgc
+import launched
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from programs import scatter, transport
+
+from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.wire import Wire
+from tf_optimizers.distribute.owners import Owners
+from tf_optimizers.distribute.reduce_scatter import (
+    DealtEntries,
+    fill,
+    kept_sums,
+    pack_rows,
+    slots_of,
+)
+
+SIZES = (3000, 504, 70_000)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 100])
+def test_every_entry_has_one_owner_and_a_place_of_its_own(count):
+    owners = Owners(SIZES, (1, 1, 1), count)
+    positions = [np.arange(size) for size in SIZES]
+    places = owners.places(positions).numpy()
+    assert len(set(places)) == sum(SIZES)
+    # Places rise within what an owner has, and none has more than its share.
+    for owner in range(count):
+        own = places[places // owners.span == owner]
+        assert (np.diff(own) > 0).all()
+        assert len(own) <= sum(-(-size // count) for size in SIZES)
+
+
+def test_positions_are_found_again():
+    rng = np.random.default_rng(0)
+    owners = Owners(SIZES, (4, 2, 9), 8)
+    positions = [rng.integers(0, s, 200) for s in SIZES]
+    parts = np.split(owners.places(positions).numpy(), [200, 400])
+    rows, expected = [], [[], [], []]
+    for owner in range(8):
+        for t, part in enumerate(parts):
+            own = np.flatnonzero(part // owners.span == owner)[: owners.kept[t]]
+            rows.append(part[own])
+            expected[t].append(positions[t][own])
+    places = tf.reshape(tf.constant(np.concatenate(rows)), [8, -1])
+    for found, part in zip(owners.positions(places), expected, strict=True):
+        np.testing.assert_array_equal(found, np.concatenate(part))
+
+
+@pytest.mark.parametrize("width", [8, 64, 1000, 1414])
+def test_a_column_is_dealt_to_all_owners(width):
+    owners = Owners((width * 1000,), (1,), 8)
+    column = np.arange(3, width * 1000, width)
+    counts = np.bincount(owners.places([column]).numpy() // owners.span)
+    assert len(counts) == 8
+    # What a replica has room for; see `Wire.room`.
+    assert counts.max() < 125 + 3 * 125**0.5
+
+
+def test_the_largest_of_each_group_find_room():
+    nan, inf = np.nan, np.inf
+    values = [1, -3, 2, 3, 0, 5, nan, -inf, 7, 0.5]
+    groups = [0, 0, 0, 0, 1, 1, 3, 3, 3, 3]
+    slots = slots_of(
+        tf.constant(values, tf.float32), tf.constant(groups), (2, 3, 1, 2)
+    )
+    nowhere = 8
+    expected = [8, 0, 8, 1, 8, 4, 6, 7, 8, 8]
+    np.testing.assert_array_equal(slots, expected)
+    places = fill(slots, tf.range(10), nowhere)
+    np.testing.assert_array_equal(places, [1, 3, 0, 0, 5, 0, 6, 7])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_owners_keep_their_largest_sums(dtype):
+    """With an all-to-all by hand."""
+    rng = np.random.default_rng(0)
+    owners, capacity = Owners(SIZES, (3, 1, 40), 4), 90
+    first = owners.first_groups
+    per_replica = []
+    for _ in range(4):
+        values = rng.integers(-9, 9, [4, capacity])
+        groups = np.sort(rng.integers(0, first[-1] // 5, [4, capacity]) * 5, 1)
+        values *= np.diff(groups, prepend=-1) != 0  # One at each place.
+        per_replica.append((values, groups))
+    dealt = [
+        DealtEntries(tf.cast(values, dtype), tf.constant(groups), owners)
+        for values, groups in per_replica
+    ]
+    rows = tf.stack([pack_rows(each) for each in dealt], 1)
+    for owner in range(4):
+        sums = np.zeros(first[-1])
+        for values, groups in per_replica:
+            np.add.at(sums, groups[owner], values[owner])
+        found = kept_sums(rows[owner], dealt[owner])
+        parts = zip(
+            tf.split(found.values, owners.kept),
+            tf.split(found.indices, owners.kept),
+            strict=True,
+        )
+        for t, (values, groups) in enumerate(parts):
+            own = np.abs(sums[first[t] : first[t + 1]])
+            largest = np.sort(own)[::-1][: owners.kept[t]]
+            np.testing.assert_array_equal(
+                np.sort(np.abs(values))[::-1], largest
+            )
+            np.testing.assert_array_equal(
+                np.where(values == 0, 0, sums[groups.numpy()]), values
+            )
+            assert (np.diff(groups) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("millions", "dtype", "most"),
+    [
+        (4, "float32", 1024),
+        (20, "float32", 22),
+        (100, "float32", 4),
+        (100, "float16", 6),
+        (10_000, "float32", 4),
+        (10_000, "bfloat16", 5),
+    ],
+)
+def test_few_replicas_gather_and_many_deal(millions, dtype, most):
+    """From when on depends on how much there is to send."""
+    sizes, counts = 2 * [millions * 500_000], 2 * [millions * 500]
+
+    def owners(replicas, is_packed=True):
+        wire = Wire(replicas, tf.as_dtype(dtype), is_packed)
+        return wire.owners(sizes, counts)
+
+    assert not any(owners(n) for n in range(2, most + 1))
+    assert all(owners(n) for n in range(most + 1, 300) if most < 300)
+    assert not owners(100, is_packed=False)
+
+
+def test_bytes_do_not_grow_with_replicas():
+    def passed_on(replicas):
+        wire = Wire(replicas, tf.float32, is_packed=True)
+        owners = wire.owners([10**8], [10**5])
+        return (replicas - 1) * sum(wire._dealt_bytes(owners, [10**5]))
+
+    gathered = 7 * Wire(8, tf.float32, True)._entry_bytes(10**8, 10**5)
+    assert passed_on(8) < gathered / 3.5
+    assert passed_on(64) < 1.2 * passed_on(8)
+
+
+GROUPS = {"8 devices": (1, 8), "2 workers of 2": (2, 2)}
+
+
+@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS.keys())
+def group(request, tmp_path_factory):
+    """What workers report, and how many there are, of how many devices."""
+    count, devices = request.param
+    folder = tmp_path_factory.mktemp("scatter")
+    results = launched.results("scatter", folder, count, devices=devices)
+    return results, count, devices
+
+
+@pytest.mark.slow
+def test_training_matches_reference(group):
+    results, count, devices = group
+    replicas = count * devices
+    memories = count if count > 1 else devices
+    share = replicas // memories
+    shapes = list(transport.SHAPES.values())[:2]
+    wire = Wire(replicas, tf.float32, True, share)
+    counts = [kept(int(np.prod(shape)), 0.93) for shape in shapes]
+    oracle = reference.DealtDGC(
+        [np.zeros(s) for s in shapes],
+        memories,
+        replicas,
+        wire.room(counts),
+        1.0,
+        0.93,
+    )
+    for step in range(scatter.STEPS):
+        drawn = dgc.make_gradients(step, transport.SHAPES.values(), replicas)
+        sums = [
+            [sum(parts) for parts in zip(*drawn[i : i + share], strict=True)][
+                :2
+            ]
+            for i in range(0, replicas, share)
+        ]
+        oracle.step(sums)
+    for result in results:
+        for found, expected in zip(
+            result["few steps"]["sent"], oracle.ws, strict=True
+        ):
+            assert np.abs(expected).max() > 1
+            np.testing.assert_allclose(found, -expected, atol=1e-5)
+    for t in range(2):
+        unsent = sum(np.array(r["few steps"]["unsent"][t]) for r in results)
+        expected = sum(v[t] for v in oracle.vs)
+        np.testing.assert_allclose(unsent, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_replicas_agree_to_the_bit(group):
+    """Of all workers, and of one; those of a host in what they hold, too."""
+    results, count, _ = group
+    for result in results:
+        assert result["not finite"]["alike"]
+        for name in ("few steps", "many steps"):
+            assert result[name]["sent"] == results[0][name]["sent"]
+            assert result[name]["alike"] is (count > 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", ["few steps", "many steps"])
+def test_nothing_is_lost(group, steps):
+    """Sum of everything sent + sum of v = sum of everything accumulated.
+
+    In many steps with values of float16 and without masking.
+    """
+    results, *_ = group
+    balances = [result[steps] for result in results]
+    dgc.assert_nothing_is_lost(balances, atol=4e-4)
+
+
+@pytest.mark.slow
+def test_what_one_owner_has_no_room_for_follows_largest_first(group):
+    results, *_ = group
+    found = results[0]["drain"]
+    total, weights = np.array(found["total"]), np.array(found["weights"])
+    order = np.argsort(-np.abs(total), kind="stable")
+    for step, after in enumerate(weights):
+        expected = total.copy()
+        expected[order[(step + 1) * found["kept"] :]] = 0
+        np.testing.assert_allclose(after, expected, rtol=1e-6)
+    assert found["left"] == 0
+
+
+@pytest.mark.slow
+def test_not_finite_is_seen_by_all_and_not_kept(group):
+    results, *_ = group
+    for result in results:
+        found = result["not finite"]
+        weights = np.array(found["weights"])
+        assert np.isnan(weights[17]) and weights[1234] == -np.inf
+        assert np.isfinite(weights).sum() == 3998
+        assert found["alike"] and found["finite"]
+
+
+@pytest.mark.slow
+def test_a_step_is_two_collectives_and_the_bytes_that_are_said(group):
+    """Besides the dense ones, of a small variable and of hosts."""
+    results, count, devices = group
+    for result in results:
+        found = result["bytes"]
+        assert found["collectives"] == {
+            "CollectiveAllToAllV2": devices,
+            "CollectiveGatherV2": devices,
+            "CollectiveReduceV2": devices * min(count, 2),
+        }
+        sent = sum(found["sent"].values())
+        assert found["said"] <= sent <= found["said"] + 4 * devices

@@ -1,0 +1,102 @@
+"""Keras's guide to several workers, as it is written, and what it rests on."""
+
+import itertools
+
+import launched
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What two workers report."""
+    folder = tmp_path_factory.mktemp("guide")
+    parts = ["guide", "interleaved", "another_cluster"]
+    parts += ["order", "counts", "seeds"]
+    return launched.results("guide", folder, 2, *parts)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def order(request, tmp_path_factory):
+    """What some workers see of data that they share."""
+    if request.param == 2:
+        results = request.getfixturevalue("results")
+    else:
+        folder = tmp_path_factory.mktemp("order")
+        results = launched.results("guide", folder, request.param, "order")
+    return [result["order"] for result in results]
+
+
+def test_guide_runs(results):
+    """A strategy, then others that go on from the last one's checkpoint."""
+    first, second = (result["guide"] for result in results)
+    assert first == second
+    assert first["loss"][-1] < first["loss"][0]
+    runs = first["runs"]
+    assert [run["start"] for run in runs] == [0, 20]
+    assert runs[1]["loss"][0] < runs[0]["loss"][0]
+
+
+def test_strategies_of_one_process_do_not_meet(results):
+    """Their variables and collectives are of different shapes."""
+    for result in results:
+        for total, size in zip(
+            result["interleaved"], (2, 7, 3, 8), strict=True
+        ):
+            np.testing.assert_array_equal(total, np.full(size, 4.0))
+
+
+def test_another_cluster_is_refused(results):
+    for result in results:
+        assert "must have the same cluster" in result["another_cluster"]
+
+
+def test_every_row_is_seen_once_an_epoch(order):
+    for kind, first in order[0]["epochs"].items():
+        for epoch in range(len(first)):
+            rows = [result["epochs"][kind][epoch] for result in order]
+            assert sorted(itertools.chain(*rows)) == [*range(24)], kind
+
+
+def test_order_changes_from_epoch_to_epoch(order):
+    """But for Keras's shuffling by a seed of TensorFlow."""
+    for kind, epochs in order[0]["epochs"].items():
+        different = 1 if kind == "seeded" else len(epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == different, kind
+
+
+def test_generators_of_the_host_draw_alike(order):
+    for result in order:
+        assert result["drawn"] == order[0]["drawn"]
+
+
+def test_different_seeds_are_an_error_that_names_them(results):
+    for result in results:
+        messages = result["seeds"]
+        assert messages.pop("not shared") is None
+        for message in messages.values():
+            assert "must shuffle shared data alike" in message
+        expected = "the seeds [[3, 0]] on worker 0, [[3, 1]] on worker 1"
+        assert expected in messages["shuffle"]
+        assert "[[1, 0]] on worker 1" in messages["arrays"]
+
+
+def test_different_numbers_of_batches_are_an_error_that_names_them(results):
+    for result in results:
+        messages = result["counts"]
+        assert "3 on worker 0, 5 on worker 1" in messages["known"]
+        expected = "3 on worker 0, infinitely many on worker 1"
+        assert expected in messages["infinite"]
+
+
+def test_unknown_numbers_of_batches_end_together(results):
+    """Whoever has no rows left waits for those that have."""
+    first, second = (result["counts"] for result in results)
+    assert [first["epochs"], second["epochs"]] == [
+        [[*range(6)]] * 2,
+        [[*range(10)]] * 2,
+    ]
+    assert first["evaluate"] == second["evaluate"] > 0
+    assert first["predict"] == second["predict"] == 16

@@ -1,0 +1,132 @@
+"""Keras's methods in real processes under our strategy.
+
+What N workers compute equals what one computes on the same global batch, and
+workers agree to the bit.
+"""
+
+import warnings
+
+import launched
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import error
+from programs import training
+
+pytestmark = pytest.mark.slow
+
+# Those without compression.
+LIKE_ONE = [
+    *("sgd", "adam", "lamb", "lans", "adam_offload"),
+    *("accumulated adam", "accumulated offload"),
+    *("class_weight", "sample_weight", "uneven adam", "compiled"),
+]
+# Float32 sums in another order, over 12 steps that move each variable by more
+# than 1e-2 of its largest element.
+TOLERANCE = 3e-5
+# Those that overflow once, with gradients that float16 holds exactly.
+HALF = ["half", "half eager", "half dgc", "half offload"]
+
+GROUPS = {
+    "1 worker": (1, 1, ["sgd", "dgc", "compiled"]),
+    "2 workers": (2, 1, [*training.SCENARIOS]),
+    "2 workers of 2 devices": (
+        2,
+        2,
+        [
+            *("adam_offload", "accumulated offload", "half offload"),
+            *("dgc", "custom_loop"),
+        ],
+    ),
+    "3 workers": (3, 1, ["adam", "dgc", "uneven", "accumulated"]),
+    "4 workers": (4, 1, ["sgd", "dgc"]),
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process without a strategy does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "DGCMomentum saves traffic")
+        return training.run(tf.distribute.get_strategy(), [*LIKE_ONE, *HALF])
+
+
+@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS.keys())
+def group(request, tmp_path_factory):
+    """What the workers of a group report, by scenario."""
+    count, devices, names = request.param
+    results = launched.results(
+        "training",
+        tmp_path_factory.mktemp("group"),
+        count,
+        "sparse",
+        *names,
+        devices=devices,
+    )
+    return {name: [result[name] for result in results] for name in names}
+
+
+def test_workers_report_the_same(group):
+    """Weights to the bit after every epoch, history, losses, predictions."""
+    for name, (first, *others) in group.items():
+        for other in others:
+            assert other == first, name
+
+
+def test_workers_equal_one_process(group, alone):
+    found = set(group) & set(LIKE_ONE)
+    assert found
+    start = training.make_model().get_weights()
+    for name in found:
+        actual, expected = group[name][0], alone[name]
+        assert (
+            min(
+                error([a], [b])
+                for a, b in zip(start, expected["weights"], strict=True)
+            )
+            > 1e-2
+        )
+        assert error(actual["weights"], expected["weights"]) < TOLERANCE, name
+        for result in ("evaluate", "predict"):
+            assert error([actual[result]], [expected[result]]) < TOLERANCE, name
+        for key, values in expected["history"].items():
+            assert error([actual["history"][key]], [values]) < TOLERANCE, name
+
+
+def test_workers_skip_an_overflow_together(group, alone):
+    """And update the weights, to the bit, as one process does."""
+    for name in set(group) & set(HALF):
+        for actual in group[name]:
+            assert actual["weights"] == alone[name]["weights"], name
+            history = actual["history"]
+            assert history["scale"] == [2.0**14] * 2, name
+            updates = [1, 2] if "offload" in name else [2, 5]
+            assert history["updates"] == updates, name
+
+
+def test_training_learns(group):
+    """A model that does not move would agree with itself as well."""
+    for name, (result, *_) in group.items():
+        losses = (
+            result.get("losses")
+            or result.get("history", {}).get("loss")
+            or [log[0] for log in result["logs"]]
+        )
+        assert losses[-1] < losses[0], name
+        if "hashes" in result:
+            assert len(set(result["hashes"])) == 3, name
+
+
+def test_one_worker_writes_what_all_measure(group):
+    for result in group.get("monitored", []):
+        assert result["event_files"] == 1
+        assert result["history"]["residual_norm"][-1] > 0
+
+
+def test_predictions_are_in_the_order_of_the_rows(group):
+    for name, (result, *_) in group.items():
+        if "predict" in result:
+            model = training.make_model(normalized=name == "normalized")
+            model.set_weights([np.array(w) for w in result["weights"]])
+            expected = model.predict(training.ROWS, verbose=0)
+            assert error([result["predict"]], [expected]) < 1e-5, name

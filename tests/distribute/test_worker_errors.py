@@ -1,0 +1,101 @@
+"""Worker processes that cannot go on say so, in time."""
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import launched
+import pytest
+
+from tf_optimizers.launch.group import environment, reserve_addresses
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = launched.PROGRAMS / "faults.py"
+
+
+@pytest.mark.parametrize(
+    ("case", "messages"),
+    [
+        ("model", ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]),
+        ("settings", ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"]),
+        ("step", ["step=0 on worker 0, step=7 on worker 1"]),
+        ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
+        (
+            "parted",
+            [
+                "rate: All workers must have the weights and the learning rate",
+                "learning_rate='0.1' on worker 0, "
+                "learning_rate='0.2' on worker 1",
+                "RuntimeError: All workers must have the weights",
+                "dense/kernel=['",
+            ],
+        ),
+        ("absent", ["Received nothing from worker 1 in 5 s"]),
+        ("silent", ["Collective", "timed out"]),
+        ("killed", ["Worker 1 was killed by signal 9"]),
+        ("too late", ["must be created before any tensor"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
+    outcome = launched.run("faults", tmp_path, 2, case, timeout=120)
+    assert outcome.exit_code != 0
+    assert "trained to the end" not in outcome.output
+    for message in messages:
+        assert message in outcome.output
+
+
+def test_worker_that_saves_alone_is_told_so(tmp_path):
+    """The other has gone on; it ends too, with nobody there to end it."""
+    with contextlib.ExitStack() as stack:
+        addresses = reserve_addresses("127.0.0.1", 2, stack)
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, PROGRAM, "saves alone"],
+                    env=environment(addresses, place)
+                    | launched.environment(tmp_path),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for place in range(2)
+        ]
+        for process in processes:
+            stack.callback(process.kill)
+        outputs = [p.communicate(timeout=120)[0] for p in processes]
+    assert all(process.returncode for process in processes), outputs
+    for way in ("save", "save_weights", "checkpoint"):
+        error = (
+            r"All workers must read `\S+` together\. "
+            "Received nothing from worker 1 in 2 s"
+        )
+        assert re.search(f"^{way}: {error}", outputs[0], re.M), outputs
+    assert "nothing could be saved" in outputs[0]
+    assert "trained to the end" not in outputs[1]
+
+
+def test_taken_port_is_an_error(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        addresses = [f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"]
+        config = {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": 0},
+        }
+        result = subprocess.run(
+            [sys.executable, PROGRAM, "port"],
+            env=launched.environment(tmp_path)
+            | {"TF_CONFIG": json.dumps(config)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert result.returncode != 0
+    assert "Could not start gRPC server" in result.stderr

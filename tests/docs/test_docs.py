@@ -1,0 +1,213 @@
+"""What README and docstrings say is executed and compared with the code."""
+
+import ast
+import configparser
+import doctest
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import tables
+
+import tf_optimizers as tfo
+from tf_optimizers import callbacks, schedules
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+CLASSES = [
+    tfo.AdamOffload,
+    tfo.DGCMomentum,
+    tfo.Lamb,
+    tfo.LANS,
+    callbacks.BackupAndRestore,
+    callbacks.CompressionMonitor,
+    callbacks.OffloadMonitor,
+    callbacks.TrustRatioMonitor,
+    schedules.LansSchedule,
+]
+
+
+def arguments_section(cls):
+    docstring = inspect.getdoc(cls)
+    return re.search(r"\nArgs:\n(.*?)\n\n", docstring, re.S).group(1)
+
+
+@pytest.mark.parametrize(
+    "code", re.findall(r"```python\n(.*?)```", README, re.S)
+)
+def test_readme_code_runs(code):
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300
+    )
+
+
+def test_readme_has_both_commands():
+    for name in ("demo", "tests"):
+        assert re.search(rf"<!-- {name} -->\n```bash\n[^\n]+\n```", README)
+
+
+def test_latest_release_of_the_changelog_is_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    first, *rest = re.findall(r"^## (\S+)", changelog, re.M)
+    latest = rest[0] if first == "Unreleased" else first
+    assert latest == tfo.__version__
+
+
+def test_oldest_versions_are_stated_alike():
+    """In setup.cfg, as the least, in tox.ini, and in the README."""
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    least = dict(
+        line.split(">=")
+        for line in metadata["options"]["install_requires"].split()
+    )
+    least["python"] = metadata["options"]["python_requires"].removeprefix(">=")
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    oldest = tox["testenv:oldest"]
+    tested = dict(line.split("==") for line in oldest["deps"].split())
+    tested["python"] = oldest["base_python"].removeprefix("python")
+    for name, version in least.items():
+        assert tested[name] in (version, f"{version}.0")
+    assert (
+        f"Python {least['python']}, TensorFlow {least['tensorflow']}, "
+        f"Keras {least['keras']}, or newer" in README
+    )
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) < 200
+
+
+def test_readme_links_exist():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_readme_names_every_optimizer():
+    for name in tfo.__all__:
+        assert name in README
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
+def test_tables_are_those_of_the_measured_json(page):
+    text = page.read_text()
+    assert tables.MARKED_TABLE.search(text)
+    assert tables.fill_in(text) == text
+
+
+@pytest.mark.parametrize(
+    "cls", [*CLASSES, tfo.SparseMultiWorkerMirroredStrategy]
+)
+def test_every_argument_is_documented_with_its_default(cls):
+    section = arguments_section(cls)
+    entries = dict(
+        re.findall(r"^    (\**\w+): (.*?)(?=\n    \S|\Z)", section, re.S | re.M)
+    )
+    parameters = inspect.signature(cls).parameters
+    names = [
+        f"**{name}" if p.kind is p.VAR_KEYWORD else name
+        for name, p in parameters.items()
+    ]
+    assert list(entries) == names
+    for name, parameter in parameters.items():
+        documented = re.search(
+            r"Defaults\s+to\s+`(.*?)`", entries.get(name, "")
+        )
+        if parameter.default is parameter.empty:
+            assert documented is None
+        else:
+            assert ast.literal_eval(documented.group(1)) == parameter.default
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_example_in_docstring_runs(cls):
+    examples = doctest.DocTestFinder(recurse=False).find(cls, globs={})
+    assert examples[0].examples
+    results = doctest.DocTestRunner().run(examples[0])
+    assert results.failed == 0
+
+
+def test_interface_is_the_agreed_one():
+    """Names and defaults that users and saved configs rely on."""
+    shared = (
+        "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-06, "
+        "weight_decay={}, exclude_from_weight_decay=None, "
+        "exclude_from_layer_adaptation=None, lower_bound=None, "
+        "upper_bound=None, "
+    )
+    expected = {
+        tfo.AdamOffload: "learning_rate=0.001, beta_1=0.9, beta_2=0.999, "
+        "epsilon=1e-08, nesterov=False, weight_decay=0.0, "
+        "exclude_from_weight_decay=('beta', 'gamma'), **kwargs",
+        tfo.DGCMomentum: "learning_rate, momentum=0.9, rampup_begin_step=0, "
+        "rampup_step=1, sparsity=(0.999,), nesterov=False, regularizer=None, "
+        "min_compress_size=16384, momentum_masking=True, "
+        "value_dtype='float32', **kwargs",
+        tfo.SparseMultiWorkerMirroredStrategy: "cluster_resolver=None, "
+        "communication_options=None",
+        tfo.Lamb: shared.format(0.01) + "**kwargs",
+        tfo.LANS: shared.format(0.0)
+        + "clip_normalized_gradient=None, **kwargs",
+    }
+    for cls, arguments in expected.items():
+        signature = inspect.signature(cls)
+        bare = signature.replace(
+            parameters=[
+                p.replace(annotation=p.empty)
+                for p in signature.parameters.values()
+            ],
+            return_annotation=signature.empty,
+        )
+        assert str(bare) == f"({arguments})"
+
+
+@pytest.mark.parametrize(
+    ("path", "matches"),
+    [
+        ("dense/bias", True),
+        ("encoder/layer_0/attention/query/bias", True),
+        ("batch_normalization_3/gamma", True),
+        ("layer_normalization/beta", True),
+        ("rms_normalization/scale", True),
+        ("dense/kernel", False),
+        ("embedding/embeddings", False),
+        ("alphabeta/kernel", False),
+        ("bias/kernel", False),
+        ("upscale", False),
+    ],
+)
+def test_bias_and_norm_patterns(path, matches):
+    found = any(re.search(pattern, path) for pattern in tfo.BIAS_AND_NORM)
+    assert found is matches
+
+
+def messages():
+    """Return what strings of the package say, with gaps where values go."""
+    for path in (ROOT / "tf_optimizers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [getattr(part, "value", "") for part in node.values]
+                yield "".join(p if isinstance(p, str) else "..." for p in parts)
+            elif isinstance(node, ast.Constant):
+                yield str(node.value)
+
+
+def test_errors_in_docs_are_those_of_the_code():
+    """Those of the package; others are said to be another's words."""
+    text = (ROOT / "docs" / "errors.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text, re.M)
+    documented = [
+        message.strip("` ")
+        for cell, meaning in rows
+        if "words for" not in meaning and "from Keras" not in meaning
+        for message in re.findall(r"`` .*? ``|`.*?`", cell)
+    ]
+    assert len(documented) > 20
+    corpus = "\n".join(messages())
+    for message in documented:
+        for piece in message.split("..."):
+            assert piece.strip() in corpus, message

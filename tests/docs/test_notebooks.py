@@ -1,0 +1,134 @@
+"""The notebooks run, and show what their code says."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+import run_notebooks
+
+import tf_optimizers
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
+PATHS = sorted((ROOT / "colab").glob("*.ipynb"))
+BADGE = (
+    "https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/"
+)
+INSTALL = """\
+import sys
+
+if "google.colab" in sys.modules:
+    %pip install -q "tf_optimizers[demo]\""""
+MACHINE_PATH = re.compile(
+    r"(?<![\w.:/])/(tmp|home|root|work|usr|opt|var|content)/|site-packages"
+)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def texts(cell):
+    """Return what a cell shows, but for plots."""
+    for output in cell.outputs:
+        yield output.get("text", "")
+        yield output.get("data", {}).get("text/plain", "")
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path.stem)
+def notebook(request):
+    read = nbformat.read(request.param, as_version=4)
+    nbformat.validate(read)
+    return read
+
+
+def test_there_are_four():
+    assert [path.stem for path in PATHS] == [
+        "gradient_compression",
+        "large_batch",
+        "offload",
+        "quickstart",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_runs_at_reduced_size(path, tmp_path):
+    done = subprocess.run(
+        [sys.executable, run_notebooks.__file__, "--check", path],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGE),
+            "JUPYTER_PLATFORM_DIRS": "1",
+            "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
+            "IPYTHONDIR": str(tmp_path / "ipython"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_begins_with_a_badge_of_its_own(notebook, request):
+    path = request.node.callspec.params["notebook"]
+    badges = re.findall(re.escape(BADGE) + r"(.+)\)", notebook.cells[0].source)
+    assert [badge.split("/main/")[1] for badge in badges] == [
+        f"colab/{path.name}"
+    ]
+
+
+def test_installs_in_colab_alone(notebook):
+    assert code_cells(notebook)[0].source == INSTALL
+    for cell in code_cells(notebook)[1:]:
+        assert "pip" not in cell.source.split()
+
+
+def test_outputs_are_of_this_code_run_from_top_to_bottom(notebook):
+    cells = code_cells(notebook)
+    counts = [cell.execution_count for cell in cells]
+    assert counts == list(range(1, len(cells) + 1))
+    expected = run_notebooks.digest(notebook)
+    assert notebook.metadata[run_notebooks.DIGEST] == expected, (
+        f"Run `python {ROOT / 'colab' / 'run_notebooks.py'}`."
+    )
+
+
+def test_outputs_have_plots_and_no_errors(notebook):
+    outputs = [o for cell in code_cells(notebook) for o in cell.outputs]
+    assert sum("image/png" in o.get("data", {}) for o in outputs) >= 2
+    assert not [o for o in outputs if o.output_type == "error"]
+    assert not [o for o in outputs if o.get("name") == "stderr"]
+
+
+def test_outputs_name_the_data(notebook):
+    shown = "".join(t for cell in code_cells(notebook) for t in texts(cell))
+    assert re.search(r"\b(digits|mnist)\b", shown)
+
+
+def test_outputs_name_no_path_of_a_machine(notebook):
+    for cell in code_cells(notebook):
+        for text in [cell.source, *texts(cell)]:
+            assert not MACHINE_PATH.search(text), text
+
+
+def test_links_lead_to_files(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", cell.source):
+                assert (ROOT / "colab" / target).exists(), target
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_file_is_small(path):
+    assert path.stat().st_size < 400_000
+
+
+def test_readme_links_to_them():
+    assert "(colab)" in (ROOT / "README.md").read_text()

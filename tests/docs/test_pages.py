@@ -1,0 +1,91 @@
+"""The page of each optimizer agrees with its docstring and its signature."""
+
+import ast
+import inspect
+import pathlib
+import re
+import textwrap
+
+import pytest
+
+import tf_optimizers as tfo
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGES = {
+    "lamb": tfo.Lamb,
+    "lans": tfo.LANS,
+    "adam_offload": tfo.AdamOffload,
+    "dgc_momentum": tfo.DGCMomentum,
+}
+
+each_page = pytest.mark.parametrize(
+    ("page", "cls"), PAGES.items(), ids=PAGES.keys()
+)
+
+
+def read(page):
+    return (DOCS / f"{page}.md").read_text()
+
+
+@each_page
+def test_formula_is_that_of_the_docstring(page, cls):
+    formulas = re.findall(r"```text\n(.*?)```", read(page), re.S)
+    assert formulas
+    for formula in formulas:
+        assert textwrap.indent(formula, "    ") in inspect.getdoc(cls)
+
+
+@each_page
+def test_arguments_are_those_of_the_signature(page, cls):
+    table = read(page).split("## Arguments")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|(?: `(.+?)`)? \|", table, re.M)
+    documented = {name: default or None for name, default in rows}
+    parameters = {
+        name: parameter.default
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    assert list(documented) == list(parameters)
+    for name, default in parameters.items():
+        if default is inspect.Parameter.empty:
+            assert documented[name] is None
+        else:
+            assert ast.literal_eval(documented[name]) == default
+
+
+@each_page
+def test_page_says_what_it_must(page, cls):
+    text = read(page)
+    assert text.startswith(f"# {cls.__name__}\n")
+    for heading in ("Arguments", "When, and when not", "Differences"):
+        assert f"\n## {heading}\n" in text
+    papers = re.findall(r"arXiv:([\d.]+\d)", inspect.getdoc(cls))
+    assert papers
+    assert all(f"arxiv.org/abs/{paper}" in text for paper in papers)
+
+
+@each_page
+def test_code_of_the_page_runs(page, cls):
+    (code,) = re.findall(r"```python\n(.*?)```", read(page), re.S)
+    space = {}
+    exec(code, space)
+    assert isinstance(space["optimizer"], cls)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(DOCS.glob("**/*.md")), ids=lambda path: path.stem
+)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem
+)
+def test_public_names_in_prose_exist(path):
+    names = re.findall(r"\btfo((?:\.\w+)+)", path.read_text())
+    for name in names:
+        value = tfo
+        for part in name.split(".")[1:]:
+            value = getattr(value, part)

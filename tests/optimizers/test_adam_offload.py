@@ -1,0 +1,341 @@
+"""AdamOffload's mathematics, in place and from afar, and what it reports."""
+
+import math
+
+import cases
+import golden
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.offload import step as host_step
+from tf_optimizers.offload.step import Coefficients, adam, step_size
+
+GOLDEN = [
+    "default",
+    "betas_eps",
+    "loss_scale",
+    "lr_list",
+    "nesterov",
+    "wd",
+    "wd_nesterov",
+]
+
+# Where the weights are: on the host, or on what stands for an accelerator.
+both_places = pytest.mark.parametrize("place", ["CPU:0", "CPU:1"])
+
+
+def arguments(config):
+    """Translate a recorded configuration into our arguments."""
+    names = {
+        "beta1": "beta_1",
+        "beta2": "beta_2",
+        "eps": "epsilon",
+        "use_nesterov": "nesterov",
+        "weight_decay": "weight_decay",
+    }
+    result = {ours: config[theirs] for theirs, ours in names.items()}
+    if config["loss_scale"] != 1.0:
+        result["loss_scale_factor"] = config["loss_scale"]
+    return result
+
+
+def schedule(rates):
+    """Return the schedule that is MindSpore's list of rates."""
+    steps = list(range(len(rates) - 1))
+    return keras.optimizers.schedules.PiecewiseConstantDecay(steps, rates)
+
+
+def run_golden(name, **changes):
+    record = golden.load(f"adamoffload_{name}")
+    config = record["config"]
+    rate = config["learning_rate"]
+    optimizer = tfo.AdamOffload(
+        schedule(rate) if isinstance(rate, list) else rate,
+        **arguments(config) | changes,
+    )
+    return golden.worst_error(record, optimizer)
+
+
+@both_places
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_trajectory_is_matched(name, place):
+    with tf.device(place):
+        assert run_golden(name) < golden.TOLERANCE
+
+
+@cases.needs_groups
+def test_golden_groups_are_matched_through_multi_optimizer():
+    record = golden.load("adamoffload_groups")
+    config = record["config"]
+    optimizers = {}
+    for group in config["groups"]:
+        optimizer = tfo.AdamOffload(
+            group.get("lr", config["learning_rate"]),
+            # MindSpore decays every variable of a group that has a decay.
+            **arguments(config)
+            | {
+                "weight_decay": group.get("weight_decay", 0.0),
+                "exclude_from_weight_decay": None,
+            },
+        )
+        optimizers |= {f"^{name}$": optimizer for name in group["params"]}
+    optimizer = keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(tfo.AdamOffload(), optimizers)
+    )
+    assert golden.worst_error(record, optimizer) < golden.TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("default", {"nesterov": True}),
+        ("default", {"beta_2": 0.9985}),
+        ("nesterov", {"nesterov": False}),
+        ("wd", {"weight_decay": 0.09}),
+        ("wd", {"exclude_from_weight_decay": ["beta", "gamma", "alpha"]}),
+        ("wd", {"exclude_from_weight_decay": None}),
+        ("loss_scale", {"loss_scale_factor": 127.0}),
+        ("betas_eps", {"epsilon": 1e-8}),
+    ],
+    ids=str,
+)
+def test_golden_tells_a_wrong_setting(name, changes):
+    assert run_golden(name, **changes) > 5 * golden.TOLERANCE
+
+
+# What AdamOffload is not: each must differ by far more than what it passes.
+
+
+def epsilon_after_bias_correction(w, g, state, lr):
+    m_hat, v_hat = reference.moments(state, g + 0.05 * w, 0.9, 0.999)
+    return w - lr * m_hat / (np.sqrt(v_hat) + 1e-3)
+
+
+def decay_beside_the_gradient(w, g, state, lr):
+    decayed = w - lr * 0.05 * w
+    return reference.adam_offload(decayed, g, state, lr, epsilon=1e-3)
+
+
+def without_bias_correction(w, g, state, lr):
+    state = {"t": 10**6} | state
+    return ours(w, g, state, lr)
+
+
+def with_nesterov(w, g, state, lr):
+    return ours(w, g, state, lr, nesterov=True)
+
+
+def ours(w, g, state, lr, **kwargs):
+    kwargs = {"weight_decay": 0.05, "epsilon": 1e-3} | kwargs
+    return reference.adam_offload(w, g, state, lr, **kwargs)
+
+
+@both_places
+@pytest.mark.parametrize(
+    "neighbour",
+    [
+        epsilon_after_bias_correction,
+        decay_beside_the_gradient,
+        without_bias_correction,
+        with_nesterov,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_neighbour_fails_where_the_optimizer_passes(neighbour, place):
+    with tf.device(place):
+        optimizer = tfo.AdamOffload(0.02, weight_decay=0.05, epsilon=1e-3)
+        actual = cases.run(optimizer, cases.make_variables(), 10)
+    assert cases.error(actual, cases.run_reference(ours, 10)) < 1e-6
+    assert cases.error(actual, cases.run_reference(neighbour, 10)) > 1e-4
+
+
+def in_float64(optimizer):
+    """Return its weights after ten steps, and how far they are from it."""
+    return cases.run(optimizer, cases.make_variables("float64"), 10)
+
+
+def test_step_is_that_of_keras_adam():
+    """Which has epsilon before the bias correction as well.
+
+    Its bias corrections are float32 numbers of 1 - 0.999^t, so that early
+    steps differ by up to 1e-5 of themselves: here, 1e-5 of 0.02.
+    """
+    theirs = keras.optimizers.Adam(0.02, epsilon=1e-8)
+    expected = cases.run(theirs, cases.make_variables(), 10)
+    actual = cases.run(tfo.AdamOffload(0.02), cases.make_variables(), 10)
+    assert cases.error(actual, expected) < 1e-6
+
+
+def test_step_is_exactly_that_of_keras_adam_where_nothing_is_rounded():
+    """With decay rates whose powers float32 holds."""
+    rates = {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-8}
+    theirs = keras.optimizers.Adam(0.02, **rates)
+    expected = in_float64(theirs)
+    actual = in_float64(tfo.AdamOffload(0.02, **rates))
+    assert cases.error(actual, expected) < 1e-12
+
+
+def test_keras_adam_with_decay_is_a_neighbour():
+    theirs = keras.optimizers.Adam(0.02, epsilon=1e-8, weight_decay=0.05)
+    expected = cases.run(theirs, cases.make_variables(), 10)
+    ours = tfo.AdamOffload(0.02, weight_decay=0.05)
+    actual = cases.run(ours, cases.make_variables(), 10)
+    assert cases.error(actual, expected) > 1e-4
+
+
+def test_zero_gradient_moves_decayed_weights_as_any_gradient():
+    """L2: the decay is the gradient, and a step has one size."""
+    variables = cases.make_variables()
+    zeros = [np.zeros_like(v) for v in cases.make_values()]
+    tfo.AdamOffload(0.01, weight_decay=0.05).apply(zeros, variables)
+    expected = [v - 0.01 * np.sign(v) for v in cases.make_values()]
+    assert cases.error(variables, expected) < 1e-6
+
+
+def test_default_patterns_are_searched_in_the_path():
+    names = ["dense/kernel", "norm/beta", "norm/gamma", "alphabeta/bias"]
+    layers = [
+        keras.layers.Dense(2, name="dense"),
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.Dense(2, name="alphabeta"),
+    ]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    optimizer = tfo.AdamOffload(weight_decay=0.1)
+    optimizer.build(model.trainable_variables)
+    for name, is_decayed in zip(
+        names, [True, False, False, False], strict=True
+    ):
+        (variable,) = [v for v in model.weights if v.path.endswith(name)]
+        assert optimizer.is_decayed(variable) is is_decayed
+
+
+def test_pure_step_matches_formula():
+    rng = np.random.default_rng(0)
+    g, m, v, w = (rng.random((4, 5)) + 0.1 for _ in range(4))
+    state = {"t": 2, "m": m, "v": v}
+    expected = reference.adam_offload(
+        w, g, state, 0.02, epsilon=1e-3, nesterov=True, weight_decay=0.1
+    )
+    size = step_size(0.9, 0.999, *tf.constant([0.02, 3.0], "float64"))
+    change, new_m, new_v = adam(
+        Coefficients(0.9, 0.999, 1e-3, True, 0.1),
+        *map(tf.constant, (g, m, v)),
+        size,
+        tf.constant(w),
+    )
+    np.testing.assert_allclose(w - change, expected, rtol=1e-13)
+    np.testing.assert_allclose(new_m, state["m"], rtol=1e-13)
+    np.testing.assert_allclose(new_v, state["v"], rtol=1e-13)
+
+
+@pytest.mark.parametrize("step", [1, 10, 100_000])
+def test_step_size_keeps_all_digits(step):
+    exact = 0.1 * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+    single = step_size(0.9, 0.999, tf.constant(0.1), tf.constant(float(step)))
+    assert float(single) == pytest.approx(exact, rel=5e-7)
+
+
+@both_places
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nonfinite_gradient_stays_in_its_element(value, place):
+    with tf.device(place):
+        variables = cases.make_variables()
+    gradients = cases.make_gradients(0)
+    gradients[0][1, 2] = value
+    tfo.AdamOffload().apply(gradients, variables)
+    finite = np.isfinite(variables[0].numpy())
+    assert not finite[1, 2] and finite.sum() == 19
+
+
+@both_places
+def test_traces_once(place, monkeypatch):
+    traces = []
+
+    def counted(*args):
+        traces.append("kernel")
+        return adam(*args)
+
+    monkeypatch.setattr(host_step, "adam", counted)
+    with tf.device(place):
+        variables = cases.make_variables()
+    # An epsilon of its own: kernels are shared with other tests.
+    optimizer = tfo.AdamOffload(epsilon=1.5e-7 if place == "CPU:0" else 2e-7)
+    optimizer.build(variables)
+
+    @tf.function
+    def step(gradients):
+        traces.append("step")
+        optimizer.apply(gradients, variables)
+
+    for i in range(3):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+    assert sorted(traces) == ["kernel", "kernel", "step"]  # two shapes
+
+
+def test_memory_summary_counts_bytes():
+    """23 parameters."""
+    with tf.device("CPU:1"):
+        variables = cases.make_variables()
+    optimizer = tfo.AdamOffload(use_ema=True, gradient_accumulation_steps=2)
+    optimizer.build(variables)
+    nothing = {"weights": 0, "state": 0, "master_weights": 0}
+    assert optimizer.memory_summary() == {
+        "AdamOffload": {
+            "device": nothing | {"weights": 92},
+            "host": nothing | {"state": 4 * 92},
+        },
+        "keras.optimizers.Adam": {
+            "device": nothing | {"weights": 92, "state": 184},
+            "host": nothing,
+        },
+    }
+
+
+def test_memory_summary_of_half_precision_counts_master_weights():
+    with tf.device("CPU:1"):
+        variables = cases.make_variables("bfloat16")
+    optimizer = tfo.AdamOffload()
+    optimizer.build(variables)
+    summary = optimizer.memory_summary()
+    assert summary["AdamOffload"] == {
+        "device": {"weights": 46, "state": 0, "master_weights": 0},
+        "host": {"weights": 0, "state": 184, "master_weights": 92},
+    }
+    theirs = summary["keras.optimizers.Adam"]["device"]
+    assert theirs == {"weights": 46, "state": 92, "master_weights": 0}
+
+
+def test_memory_summary_equals_what_keras_adam_makes():
+    variables = cases.make_variables()
+    theirs = keras.optimizers.Adam()
+    ours = tfo.AdamOffload()
+    for optimizer in (theirs, ours):
+        optimizer.build(variables)
+    size = sum(v.numpy().nbytes for v in theirs.variables[2:])
+    summary = ours.memory_summary()["keras.optimizers.Adam"]
+    assert summary["host"]["state"] == size
+    assert summary["device"]["state"] == 0
+
+
+def test_memory_summary_of_replicas_counts_each(mirrored):
+    with mirrored.scope():
+        variables = cases.make_variables()
+        optimizer = tfo.AdamOffload()
+        optimizer.build(variables)
+    summary = optimizer.memory_summary()
+    assert summary["AdamOffload"]["device"]["weights"] == 92
+    assert summary["AdamOffload"]["host"] == {
+        "weights": 92,  # the first of the replicas is on the host
+        "state": 184,
+        "master_weights": 0,
+    }
+    assert summary["keras.optimizers.Adam"]["device"]["state"] == 184
+
+
+def test_memory_summary_before_build_is_refused():
+    with pytest.raises(RuntimeError, match="Call it after the first `fit`"):
+        tfo.AdamOffload().memory_summary()

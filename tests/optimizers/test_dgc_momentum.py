@@ -1,0 +1,821 @@
+"""DGCMomentum against its reference, its limits and its promises."""
+
+import contextlib
+
+import dgc
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from golden import TOLERANCE, load
+
+import tf_optimizers as tfo
+from tf_optimizers.compression.schedule import SparsitySchedule, kept
+
+SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
+L = keras.regularizers
+NONE = tf.distribute.get_strategy()
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:DGCMomentum saves traffic:UserWarning"
+)
+
+
+def start(seed=5):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(shape).astype("float32")
+        for name, shape in SHAPES.items()
+    }
+
+
+def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
+    """Return the largest error of weights, u and v of any step."""
+    values = start()
+    run = dgc.Run(strategy, values, **(ours or {}), **kwargs)
+    replicas = strategy.num_replicas_in_sync
+    oracles = [
+        reference.DGC(value, replicas, 0.1, **(theirs or {}), **kwargs)
+        for value in values.values()
+    ]
+    error = 0.0
+    for step in range(steps):
+        gradients = dgc.make_gradients(step, SHAPES.values(), replicas)
+        run.step(gradients, eager)
+        for i, oracle in enumerate(oracles):
+            oracle.step([replica[i].astype("float64") for replica in gradients])
+        error = max(error, dgc.worst(run.weights(), [o.w for o in oracles]))
+        for name, side in (("momentum", "u"), ("residual", "v")):
+            if run.optimizer.min_compress_size > 1 and side == "v":
+                continue  # There is none.
+            for memory, oracle in zip(run.memory(name), oracles, strict=True):
+                error = max(error, dgc.worst(memory, getattr(oracle, side)))
+    return error
+
+
+SETTINGS = {
+    "plain": ({"sparsity": (0.75,)}, {}),
+    "nesterov": ({"sparsity": (0.75,), "nesterov": True}, {"nesterov": True}),
+    "no masking": (
+        {"sparsity": (0.75,), "momentum_masking": False},
+        {"masking": False},
+    ),
+    "clip": ({"sparsity": (0.75,), "clipnorm": 0.5}, {"clipnorm": 0.5}),
+    "l1": (
+        {"sparsity": (0.75,), "regularizer": L.L1(0.1)},
+        {"penalty": lambda w: 0.1 * np.sign(w)},
+    ),
+    "l2": (
+        {"sparsity": (0.75,), "regularizer": L.L2(0.1)},
+        {"penalty": lambda w: 0.2 * w},
+    ),
+    "l1l2, clip, nesterov": (
+        {
+            "sparsity": (0.75,),
+            "regularizer": L.L1L2(0.1, 0.2),
+            "clipnorm": 0.5,
+            "nesterov": True,
+        },
+        {
+            "penalty": lambda w: 0.1 * np.sign(w) + 0.4 * w,
+            "clipnorm": 0.5,
+            "nesterov": True,
+        },
+    ),
+    "warm-up": (
+        {
+            "sparsity": (0.5, 0.75, 0.9),
+            "rampup_begin_step": 3,
+            "rampup_step": 6,
+        },
+        {
+            "sparsity": lambda s: (
+                None if s < 3 else (0.5, 0.75, 0.9)[min((s - 3) * 3 // 6, 2)]
+            )
+        },
+    ),
+    "warm-up, clip, nesterov, l2": (
+        {
+            "sparsity": (0.5, 0.9),
+            "rampup_begin_step": 4,
+            "rampup_step": 3,
+            "clipnorm": 0.5,
+            "nesterov": True,
+            "regularizer": L.L2(0.1),
+        },
+        {
+            "sparsity": lambda s: (
+                None if s < 4 else (0.5, 0.9)[min((s - 4) * 2 // 3, 1)]
+            ),
+            "clipnorm": 0.5,
+            "nesterov": True,
+            "penalty": lambda w: 0.2 * w,
+        },
+    ),
+    "too small": (
+        {"min_compress_size": 10**6, "clipnorm": 0.5},
+        {"compressed": False, "clipnorm": 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_two_replicas_match_reference(mirrored, settings):
+    ours, theirs = settings
+    assert run_both(mirrored, ours=ours, theirs=theirs) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["plain", "warm-up", "too small"])
+def test_eager_matches_reference(mirrored, name):
+    ours, theirs = SETTINGS[name]
+    assert run_both(mirrored, 8, eager=True, ours=ours, theirs=theirs) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["plain", "no masking", "warm-up"])
+def test_one_replica_matches_reference(name):
+    ours, theirs = SETTINGS[name]
+    strategy = tf.distribute.get_strategy()
+    assert run_both(strategy, ours=ours, theirs=theirs) < 2e-6
+
+
+def test_reference_tells_each_setting_from_plain(mirrored):
+    """What a setting changes is far more than the tolerance above."""
+    for name, (ours, _) in SETTINGS.items():
+        if name != "plain":
+            assert run_both(mirrored, 5, ours=ours) > 1e-3, name
+
+
+@pytest.mark.parametrize("name", ["default", "l2", "rampup", "single"])
+def test_golden_of_two_workers(mirrored, name):
+    assert dgc.golden(f"dgc_paddle_{name}", mirrored).max() < TOLERANCE
+
+
+def test_golden_with_nesterov_up_to_the_switch(mirrored):
+    """From there Paddle's momentum is 1 / momentum too large, by its design."""
+    errors = dgc.golden("dgc_paddle_nesterov", mirrored)
+    begin = load("dgc_paddle_nesterov")["config"]["rampup_begin_step"]
+    assert errors[:begin].max() < TOLERANCE
+    assert errors[begin] > 1e-2
+
+
+@pytest.mark.parametrize("name", ["default", "nesterov_l2"])
+def test_golden_of_small_parameters(name):
+    errors = dgc.golden(
+        f"dgc_fluid185_dense_{name}", tf.distribute.get_strategy()
+    )
+    assert errors.max() < TOLERANCE
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_nothing_is_lost(mirrored, masking, nesterov):
+    """Sum of everything sent + sum of v = sum of everything accumulated."""
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(
+        mirrored,
+        zeros,
+        1.0,
+        sparsity=(0.9,),
+        momentum_masking=masking,
+        nesterov=nesterov,
+    )
+    accumulated = [np.zeros(shape) for shape in SHAPES.values()]
+    for step in range(300):
+        momentum = run.memory("momentum")
+        gradients = dgc.make_gradients(step, SHAPES.values(), 2)
+        run.step(gradients)
+        for i, total in enumerate(accumulated):
+            for replica in range(2):
+                u = momentum[i][replica].astype("float64")
+                g = gradients[replica][i].astype("float64")
+                added = 0.9 * (u + g) + g if nesterov else 0.9 * u + g
+                total += added
+    for sent, residual, total in zip(
+        run.weights(), run.memory("residual"), accumulated, strict=True
+    ):
+        kept_back = sum(r.astype("float64") for r in residual)
+        assert np.abs(kept_back).max() > 0.1
+        np.testing.assert_allclose(kept_back - sent, total, atol=2e-4)
+
+
+def momentum_sgd(values, gradients, rate, momentum):
+    """Return weights after Keras's momentum SGD, its rate outside of it."""
+    variables = [keras.Variable(v, name=k) for k, v in values.items()]
+    optimizer = keras.optimizers.SGD(rate, momentum=momentum)
+    for step in gradients:
+        sums = [sum(column) for column in zip(*step, strict=True)]
+        optimizer.apply(sums, variables)
+    return [variable.numpy() for variable in variables]
+
+
+@pytest.mark.parametrize(
+    ("settings", "momentum"),
+    [
+        ({"sparsity": (0.0,), "momentum_masking": False}, 0.9),
+        ({"sparsity": (0.0,)}, 0.0),
+        ({"rampup_begin_step": 100}, 0.9),
+        ({"min_compress_size": 1000}, 0.9),
+    ],
+    ids=["nothing held back", "nothing held back, masked", "never", "small"],
+)
+def test_limits_are_sgd(mirrored, settings, momentum):
+    values = start()
+    run = dgc.Run(mirrored, values, **settings)
+    gradients = [
+        dgc.make_gradients(step, SHAPES.values(), 2) for step in range(10)
+    ]
+    for step in gradients:
+        run.step(step)
+    expected = momentum_sgd(values, gradients, 0.1, momentum)
+    other = momentum_sgd(values, gradients, 0.1, 0.9 - momentum)
+    assert dgc.worst(run.weights(), expected) < 1e-6
+    assert dgc.worst(run.weights(), other) > 0.1
+
+
+def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
+    """Keras's velocity holds the rate; a schedule tells the two apart."""
+    rates = [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]
+    values = start()
+    run = dgc.Run(mirrored, values, rampup_begin_step=100)
+    weights = list(values.values())
+    velocity = [0.0] * len(weights)
+    for step, rate in enumerate(rates):
+        gradients = dgc.make_gradients(step, SHAPES.values(), 2)
+        run.optimizer.learning_rate = rate
+        run.step(gradients)
+        velocity = [
+            0.9 * u + a + b
+            for u, a, b in zip(velocity, *gradients, strict=True)
+        ]
+        weights = [w - rate * u for w, u in zip(weights, velocity, strict=True)]
+    assert dgc.worst(run.weights(), weights) < 1e-6
+
+
+def test_overflow_on_one_replica_is_not_accumulated(mirrored):
+    """Of the second one: Keras's loss scaling asks the first."""
+    run = dgc.Run(mirrored, {"kernel": np.zeros(4)}, sparsity=(0.5,))
+    inner = run.optimizer
+    with mirrored.scope():
+        run.optimizer = keras.optimizers.LossScaleOptimizer(inner)
+        run.optimizer.build(run.variables)
+    gradients = 2.0**15 * np.ones((2, 1, 4), "float32")
+    gradients[1, 0, 3] = np.inf
+    run.step(gradients, eager=True)
+    run.optimizer, scaled = inner, run.optimizer
+    assert scaled.dynamic_scale.numpy() == 2.0**14
+    assert inner.iterations.numpy() == 0
+    for values in (run.weights(), run.memory("momentum")[0]):
+        np.testing.assert_array_equal(values, np.zeros_like(values))
+    run.step(np.ones((2, 1, 4), "float32"), eager=True)
+    assert np.isfinite(run.memory("residual")).all()
+    np.testing.assert_allclose(run.weights()[0], [-0.2, -0.2, 0, 0])
+
+
+def test_only_k_entries_of_the_weights_change(mirrored):
+    run = dgc.Run(mirrored, {"kernel": np.zeros((40, 50))}, sparsity=(0.999,))
+    run.step(dgc.make_gradients(0, [(40, 50)], 2))
+    assert np.count_nonzero(run.weights()[0]) == 4  # Two of each replica.
+
+
+def test_communication_summary_is_of_the_next_step_by_default(mirrored):
+    run = dgc.Run(mirrored, start(), rampup_begin_step=2, sparsity=(0.9,))
+    # Of 48, 24 and 7 elements, dense or as 4, 2 and 1 pairs of 8 bytes.
+    for step, sent in enumerate([4 * 79, 4 * 79, 8 * 7]):
+        summary = run.optimizer.communication_summary()
+        assert summary["step"] == step
+        assert summary["total"]["sent_bytes"] == sent
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+
+
+def test_replicas_agree_to_the_bit(mirrored):
+    run = dgc.Run(mirrored, start(), sparsity=(0.5, 0.9), rampup_step=5)
+    for step in range(10):
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+    for variable in run.variables:
+        first, second = mirrored.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(first, second)
+    for first, second in run.memory("residual"):
+        assert np.abs(first - second).max() > 0.1  # Their own, by design.
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("clipnorm", [None, 0.5])
+@pytest.mark.parametrize("min_size", [1, 1000], ids=["compressed", "dense"])
+def test_nonfinite_gradient_is_visible_in_the_weights(
+    mirrored, value, clipnorm, min_size
+):
+    run = dgc.Run(
+        mirrored,
+        start(),
+        sparsity=(0.9,),
+        clipnorm=clipnorm,
+        min_compress_size=min_size,
+    )
+    run.step(dgc.make_gradients(0, SHAPES.values(), 2))
+    gradients = dgc.make_gradients(1, SHAPES.values(), 2)
+    gradients[1][0][2, 3] = value
+    run.step(gradients)
+    assert not np.isfinite(run.weights()[0]).all()
+    assert np.isfinite(run.weights()[1]).all()
+
+
+def test_gradient_that_float32_has_no_norm_for_is_clipped(mirrored):
+    weights = []
+    for scale in (np.float32(1), np.float32(1e38)):
+        run = dgc.Run(mirrored, start(), sparsity=(0.9,), clipnorm=0.1)
+        gradients = dgc.make_gradients(0, SHAPES.values(), 2)
+        run.step([[scale * g for g in replica] for replica in gradients])
+        weights.append(run.weights())
+    assert dgc.worst(*weights) < 1e-6
+    assert dgc.worst(weights[0], start().values()) > 1e-3
+
+
+def test_stages_and_schedule_share_the_clock_of_updates(mirrored):
+    schedule = tfo.schedules.LansSchedule(0.1, 2, 1, 2)
+    values, weights = {"kernel": start()["kernel"]}, []
+    for k, accumulation in (1, {}), (2, {"gradient_accumulation_steps": 2}):
+        settings = {"sparsity": (0.5,), "rampup_begin_step": 1} | accumulation
+        run = dgc.Run(mirrored, values, schedule, **settings)
+        for step in range(3):
+            for _ in range(k):
+                run.step(dgc.make_gradients(step, [(6, 8)], 2))
+        weights.append(run.weights())
+    assert dgc.worst(*weights) < 1e-6
+
+
+def test_sum_is_clipped_while_all_is_dense(mirrored):
+    """Large variables too, whose gradients are largest then."""
+    values = {"kernel": np.zeros((6, 8), "float32")}
+    run = dgc.Run(
+        mirrored, values, sparsity=(0.9,), rampup_begin_step=2, clipnorm=1.0
+    )
+    gradient = np.full((6, 8), 500 / np.sqrt(48), "float32")
+    run.step([[gradient], [gradient]])
+    assert np.linalg.norm(run.weights()[0]) == pytest.approx(0.1, rel=1e-6)
+
+
+def test_tensor_with_a_nan_is_sent_on(mirrored):
+    """Official DGC never sends a tensor again that had one NaN."""
+    run = dgc.Run(mirrored, {"kernel": np.zeros((6, 8))}, sparsity=(0.9,))
+    for step in range(30):
+        gradients = dgc.make_gradients(step, [(6, 8)], 2)
+        if step == 3:
+            gradients[0][0][2, 3] = np.nan
+        run.step(gradients)
+    weights = run.weights()[0]
+    assert np.isnan(weights).sum() == 1
+    assert np.count_nonzero(weights) == weights.size
+
+
+def test_zero_gradients_change_nothing(mirrored):
+    values = start()
+    run = dgc.Run(mirrored, values, sparsity=(0.9,))
+    zeros = [[np.zeros(s, "float32") for s in SHAPES.values()]] * 2
+    for _ in range(3):
+        run.step(zeros)
+    for actual, expected in zip(run.weights(), values.values(), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_momentum_of_an_entry_that_was_not_sent_is_kept(mirrored):
+    """Where v has fewer entries than are sent, the rest is padding."""
+    run = dgc.Run(mirrored, {"w": np.zeros(8)}, sparsity=(0.5,))
+    gradient = np.zeros(8, "float32")
+    gradient[:6] = [0, 1, 2, 3, 4, 5]
+    run.step([[gradient], [0 * gradient]])
+    np.testing.assert_array_equal(
+        run.memory("momentum")[0][0], [0, 1, 0, 0, 0, 0, 0, 0]
+    )
+    np.testing.assert_allclose(
+        run.weights()[0], [0, 0, -0.2, -0.3, -0.4, -0.5, 0, 0], rtol=1e-6
+    )
+
+
+def test_regularizer_leaves_variables_with_their_own_alone(mirrored):
+    with mirrored.scope():
+        layers = [
+            keras.layers.Dense(3, kernel_regularizer=regularizer)
+            for regularizer in (L.L2(0.3), None)
+        ]
+        for layer in layers:
+            layer.build((None, 4))
+        variables = [layer.kernel for layer in layers]
+        optimizer = tfo.DGCMomentum(0.1, regularizer=L.L2(0.5))
+        optimizer.build(variables)
+    before = [v.numpy() for v in variables]
+    zeros = [tf.zeros((4, 3))] * 2
+    mirrored.run(optimizer.apply, (zeros, variables))
+    np.testing.assert_array_equal(variables[0].numpy(), before[0])
+    np.testing.assert_allclose(
+        variables[1].numpy(), before[1] * (1 - 0.1), rtol=1e-5
+    )
+
+
+def test_only_large_float32_variables_are_compressed():
+    optimizer = tfo.DGCMomentum(0.1)
+    made = {
+        (shape, dtype): keras.Variable(np.zeros(shape), dtype=dtype)
+        for shape in ((128, 128), (127, 128))
+        for dtype in ("float16", "bfloat16", "float32", "float64")
+    }
+    eligible = {k for k, v in made.items() if optimizer.is_eligible(v)}
+    assert eligible == {((128, 128), "float32")}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_dtypes_are_momentum_sgd(mirrored, dtype):
+    values = start()
+    with mirrored.scope():
+        variables = [keras.Variable(v, dtype=dtype) for v in values.values()]
+        optimizer = tfo.DGCMomentum(0.01, min_compress_size=1)
+        optimizer.build(variables)
+    gradients = [
+        dgc.make_gradients(step, SHAPES.values(), 2) for step in range(10)
+    ]
+
+    @tf.function(autograph=False)
+    def apply(sums):
+        def each(sums):
+            optimizer.apply([g / 2 for g in sums], variables)
+
+        mirrored.run(each, (sums,))
+
+    for step in gradients:
+        sums = [sum(column) for column in zip(*step, strict=True)]
+        apply([tf.cast(g, dtype) for g in sums])
+    expected = momentum_sgd(values, gradients, 0.01, 0.9)
+    step_size = dgc.worst(expected, list(values.values()))
+    actual = [tf.cast(v.value, "float32").numpy() for v in variables]
+    rounding = {"float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-6}[dtype]
+    assert dgc.worst(actual, expected) < rounding < step_size / 5
+
+
+def test_sparse_gradients_are_exchanged_whole(mirrored):
+    """An embedding's rows, duplicates too, with dense momentum."""
+    table = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
+    run = dgc.Run(mirrored, {"table": table}, sparsity=(0.9,), clipnorm=1.0)
+    rows = [np.array([1, 1, 7]), np.array([7, 19, 0])]
+    rng = np.random.default_rng(1)
+    velocity, expected = 0.0, table.astype("float64")
+    for _ in range(5):
+        values = rng.standard_normal((2, 3, 3)).astype("float32")
+        slices = mirrored.experimental_distribute_values_from_function(
+            lambda c, values=values: tf.IndexedSlices(
+                tf.constant(values[c.replica_id_in_sync_group]),
+                tf.constant(rows[c.replica_id_in_sync_group]),
+                tf.constant([20, 3]),
+            )
+        )
+        mirrored.run(run.optimizer.apply, ([slices], run.variables))
+        dense = np.zeros((20, 3))
+        for replica in range(2):
+            np.add.at(dense, rows[replica], values[replica])
+        velocity = 0.9 * velocity + reference.clip_by_norm(dense, 1.0)
+        expected = expected - 0.1 * velocity
+    assert dgc.worst(run.weights(), [expected]) < 1e-6
+    # Three rows of three values, with indices of 8 bytes.
+    sent = run.optimizer.communication_summary()["variables"]["table"]
+    assert sent == {"dense_bytes": 240, "sent_bytes": 60, "ratio": 4.0}
+
+
+def run_of_a_table(strategy):
+    """A table, of 256 KiB, beside a kernel."""
+    rng = np.random.default_rng(0)
+    shapes = {"table": (16384, 4), "kernel": (6, 8)}
+    values = {name: rng.standard_normal(s) for name, s in shapes.items()}
+    return dgc.Run(strategy, values, sparsity=(0.75,))
+
+
+def step_of_a_table(run):
+    """Apply two rows, and a dense gradient."""
+    slices = tf.IndexedSlices(
+        tf.ones([2, 4]), tf.constant([3, 7]), tf.constant([16384, 4])
+    )
+    dense = tf.reshape(tf.range(48.0), [6, 8])
+    run.strategy.run(run.optimizer.apply, ([slices, dense], run.variables))
+
+
+def have_v(run):
+    """Tell which replicas have memory for v, by variable."""
+    return [
+        [
+            bool(tf.raw_ops.VarIsInitializedOp(resource=component.handle))
+            for component in run.strategy.experimental_local_results(v.value)
+        ]
+        for v in run.optimizer.residuals
+    ]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_v_of_a_table_takes_no_memory(mirrored, replicas):
+    run = run_of_a_table(mirrored if replicas == 2 else NONE)
+    assert have_v(run) == 2 * [replicas * [False]]
+    step_of_a_table(run)
+    assert have_v(run) == [replicas * [False], replicas * [True]]
+    table, kernel = run.memory("residual")
+    assert [np.abs(v).max() for v in table] == replicas * [0.0]
+    assert min(np.abs(v).max() for v in kernel) > 1
+    names = [v.name for v in run.optimizer.variables[2:]]
+    assert names == [
+        f"{variable}_{memory}"
+        for variable in ("table", "kernel")
+        for memory in ("momentum", "residual")
+    ]
+
+
+@pytest.mark.parametrize("old", ["reader", "writer", "neither"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_files_do_not_tell_whether_v_takes_memory(
+    mirrored, replicas, old, tmp_path, monkeypatch
+):
+    """As it did once; nor do they let it."""
+
+    def make(who):
+        with monkeypatch.context() as patch:
+            if who == old:
+                name = "tf_optimizers.dgc_momentum.lazy_zeros"
+                patch.setattr(name, contextlib.nullcontext)
+            return run_of_a_table(mirrored if replicas == 2 else NONE)
+
+    writer, reader, loader = make("writer"), make("reader"), make("reader")
+    step_of_a_table(writer)
+    path = tf.train.Checkpoint(o=writer.optimizer).write(tmp_path / "c")
+    restored = tf.train.Checkpoint(o=reader.optimizer).read(path)
+    restored.assert_existing_objects_matched().assert_consumed()
+    store = {}
+    writer.optimizer.save_own_variables(store)
+    loader.optimizer.load_own_variables(store)
+    for run in (reader, loader):
+        assert have_v(run)[0] == replicas * [old == "reader"]
+        for name in ("momentum", "residual"):
+            for actual, expected in zip(
+                run.memory(name), writer.memory(name), strict=True
+            ):
+                np.testing.assert_array_equal(sum(actual), sum(expected))
+        for mine, others in zip(run.variables, writer.variables, strict=True):
+            mine.assign(others)
+    for run in (writer, reader, loader):
+        step_of_a_table(run)
+        for actual, expected in zip(
+            run.weights(), writer.weights(), strict=True
+        ):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_v_of_a_table_that_was_compressed_is_kept(mirrored, tmp_path):
+    """As where an embedding is trained densely, and then by rows."""
+    writer, reader = run_of_a_table(mirrored), run_of_a_table(mirrored)
+    unsent = np.zeros((16384, 4), "float32")
+    unsent[5, 2] = 4.0
+    writer.optimizer.residuals[0].assign(unsent)
+    path = tf.train.Checkpoint(o=writer.optimizer).write(tmp_path / "c")
+    tf.train.Checkpoint(o=reader.optimizer).read(path).assert_consumed()
+    for run in (writer, reader):
+        step_of_a_table(run)
+        np.testing.assert_array_equal(sum(run.memory("residual")[0]), unsent)
+
+
+def test_accumulated_gradients_equal_their_mean(mirrored):
+    values = start()
+    once = dgc.Run(mirrored, values, sparsity=(0.75,))
+    twice = dgc.Run(
+        mirrored, values, sparsity=(0.75,), gradient_accumulation_steps=2
+    )
+    for step in range(6):
+        pair = [
+            dgc.make_gradients(2 * step + i, SHAPES.values(), 2)
+            for i in range(2)
+        ]
+        for gradients in pair:
+            twice.step(gradients)
+        once.step(
+            [
+                [(a + b) / 2 for a, b in zip(*replica, strict=True)]
+                for replica in zip(*pair, strict=True)
+            ]
+        )
+    assert dgc.worst(twice.weights(), once.weights()) < 1e-6
+
+
+def test_state_reads_as_the_sum_over_replicas(mirrored):
+    run = dgc.Run(mirrored, start(), sparsity=(0.75,))
+    for step in range(3):
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+    for memory, parts in zip(
+        run.optimizer._memories, run.memory("residual"), strict=True
+    ):
+        with mirrored.scope():
+            total = tf.convert_to_tensor(memory.residual.value)
+        np.testing.assert_array_equal(total, parts[0] + parts[1])
+
+
+def test_checkpoint_keeps_the_sum_of_what_is_unsent(mirrored, tmp_path):
+    run = dgc.Run(mirrored, start(), sparsity=(0.75,))
+    for step in range(3):
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+    path = tf.train.Checkpoint(optimizer=run.optimizer).save(tmp_path / "c")
+    alone = dgc.Run(tf.distribute.get_strategy(), start(), sparsity=(0.75,))
+    tf.train.Checkpoint(optimizer=alone.optimizer).restore(
+        path
+    ).assert_existing_objects_matched()
+    assert int(alone.optimizer.iterations) == 3
+    for name in ("momentum", "residual"):
+        for (one,), two in zip(
+            alone.memory(name), run.memory(name), strict=True
+        ):
+            np.testing.assert_array_equal(one, two[0] + two[1])
+
+
+def test_one_replica_is_warned_once():
+    optimizer = tfo.DGCMomentum(0.1)
+    variables = [keras.Variable(np.zeros(3))]
+    with pytest.warns(UserWarning, match="has none. Use `keras.optimizers.SGD"):
+        optimizer.apply([np.ones(3)], variables)
+
+
+def test_two_replicas_are_not_warned(mirrored, recwarn):
+    dgc.Run(mirrored, start())
+    assert not [w for w in recwarn if "DGCMomentum" in str(w.message)]
+
+
+def test_config_round_trip():
+    optimizer = tfo.DGCMomentum(
+        0.1,
+        momentum=0.8,
+        rampup_begin_step=3,
+        rampup_step=7,
+        sparsity=[0.5, 0.9],
+        nesterov=True,
+        regularizer=L.L1L2(0.1, 0.2),
+        min_compress_size=5,
+        momentum_masking=False,
+        clipnorm=2.0,
+        name="mine",
+    )
+    config = optimizer.get_config()
+    copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert isinstance(copy, tfo.DGCMomentum)
+    assert copy.get_config() == config
+    assert tfo.DGCMomentum.from_config(config).get_config() == config
+    assert copy.regularizer.l2 == optimizer.regularizer.l2
+    defaults = tfo.DGCMomentum(0.1).get_config()
+    assert all(
+        defaults[name] != config[name]
+        for name in ("momentum", "sparsity", "regularizer", "momentum_masking")
+    )
+
+
+def test_model_with_it_is_saved_and_loaded(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(50, 2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(
+        tfo.DGCMomentum(0.1, min_compress_size=1, sparsity=(0.5,)), "mse"
+    )
+    x, y = np.arange(32).reshape(8, 4), np.ones((8, 3), "float32")
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for m in (model, loaded):
+        m.fit(x, y, verbose=0, shuffle=False)
+    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_xla_is_refused_before_anything_changes():
+    variable = keras.Variable(np.ones(3, "float32"))
+    optimizer = tfo.DGCMomentum(0.1, min_compress_size=1)
+    optimizer.build([variable])
+
+    @tf.function(jit_compile=True)
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    with pytest.raises(RuntimeError, match="`jit_compile=False` to `compile`"):
+        step(tf.ones(3))
+    assert int(optimizer.iterations) == 0
+    np.testing.assert_array_equal(variable.numpy(), np.ones(3))
+
+
+def test_xla_takes_what_is_not_compressed():
+    variable = keras.Variable(np.ones(3, "float32"))
+    optimizer = tfo.DGCMomentum(0.1)
+    optimizer.build([variable])
+
+    @tf.function(jit_compile=True)
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    step(tf.ones(3))
+    np.testing.assert_allclose(variable.numpy(), 0.9 * np.ones(3), rtol=1e-6)
+
+
+def test_stages_follow_the_formula():
+    schedule = SparsitySchedule(5, 10, [0.75, 0.9375, 0.999])
+    for step in range(40):
+        expected = None
+        if step >= 5:
+            expected = schedule.sparsity[min((step - 5) * 3 // 10, 2)]
+        assert schedule.stages[schedule.stage(step)] == expected
+        assert int(schedule.stage(tf.constant(step))) == schedule.stage(step)
+    late = tf.constant(2**62, tf.int64)
+    assert int(SparsitySchedule(0, 1, [0.9]).stage(late)) == 0
+    assert (
+        int(SparsitySchedule(0, 10, [0.9] * 3).stage(tf.constant(2**31 - 1)))
+        == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "sparsity", "expected"),
+    [
+        (10**6, 0.999, 1000),
+        (20000, 0.999, 20),
+        (48, 0.75, 12),
+        (10, 0.999, 1),
+        (10, 0.0, 10),
+        (1000, 0.9375, 62),
+        (10**9, 0.999, 10**6),
+        (30, 0.9, 3),
+    ],
+)
+def test_number_sent_is_exact_in_decimal(size, sparsity, expected):
+    assert kept(size, sparsity) == expected
+
+
+def test_communication_summary():
+    optimizer = tfo.DGCMomentum(
+        0.1, rampup_begin_step=2, rampup_step=2, sparsity=(0.9, 0.999)
+    )
+    with pytest.raises(RuntimeError, match="is not built"):
+        optimizer.communication_summary()
+    variables = [
+        keras.Variable(np.zeros((1000, 100), "float32"), name="kernel"),
+        keras.Variable(np.zeros(100, "float32"), name="bias"),
+        keras.Variable(np.zeros(50), name="half", dtype="float16"),
+    ]
+    optimizer.build(variables)
+    dense = 4 * (100_000 + 100 + 50)
+    assert optimizer.communication_summary()["total"] == {
+        "dense_bytes": dense,
+        "sent_bytes": dense,
+        "ratio": 1.0,
+    }
+    summary = optimizer.communication_summary(100)
+    assert summary["step"] == 100
+    assert summary["variables"]["kernel"] == {
+        "dense_bytes": 400_000,
+        "sent_bytes": 800,
+        "ratio": 500.0,
+    }
+    assert summary["variables"]["bias"]["sent_bytes"] == 400
+    assert summary["total"]["sent_bytes"] == 800 + 400 + 200
+    assert (
+        optimizer.communication_summary(2)["variables"]["kernel"]["sent_bytes"]
+        == 8 * 10_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sparsity": ()}, ValueError, "at least one stage"),
+        ({"sparsity": (1.0,)}, ValueError, r"a number in \[0, 1\)"),
+        ({"sparsity": (0.5, -0.1)}, ValueError, r"`sparsity\[1\]` must be"),
+        ({"sparsity": (0.9, 0.5)}, ValueError, "must not decrease"),
+        ({"sparsity": (float("nan"),)}, ValueError, r"in \[0, 1\)"),
+        ({"sparsity": 0.999}, TypeError, r"write `sparsity=\(0.999,\)`"),
+        ({"sparsity": "0.9"}, TypeError, "must be a sequence"),
+        ({"sparsity": (True,)}, TypeError, r"`sparsity\[0\]`"),
+        ({"rampup_begin_step": -1}, ValueError, "integer >= 0"),
+        ({"rampup_begin_step": 1.5}, TypeError, "integer >= 0"),
+        ({"rampup_step": 0}, ValueError, "integer >= 1"),
+        ({"momentum": 1.0}, ValueError, r"in \[0, 1\)"),
+        ({"momentum": -0.1}, ValueError, r"in \[0, 1\)"),
+        ({"nesterov": 1}, TypeError, "True or False"),
+        ({"momentum_masking": None}, TypeError, "True or False"),
+        ({"min_compress_size": 0}, ValueError, "integer >= 1"),
+        ({"value_dtype": "int8"}, ValueError, "must be one of .*'bfloat16'"),
+        ({"regularizer": "l2"}, TypeError, r"`keras.regularizers.L2\(1e-4\)`"),
+        ({"regularizer": 0.1}, TypeError, "must be None or an object of"),
+        (
+            {"regularizer": L.OrthogonalRegularizer()},
+            TypeError,
+            "must be None or an object of",
+        ),
+        ({"clipvalue": 1.0}, ValueError, "takes no `clipvalue`.*`clipnorm`"),
+        ({"global_clipnorm": 1.0}, ValueError, "takes no `global_clipnorm`"),
+        ({"weight_decay": 0.1}, ValueError, "takes no `weight_decay`.*L2"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_bad_argument_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        tfo.DGCMomentum(0.1, **arguments)
+    assert "Received" in str(caught.value)

@@ -1,0 +1,242 @@
+"""The pure functions behind Lamb and LANS, with no optimizer in sight."""
+
+import math
+import pathlib
+import subprocess
+import sys
+
+import cases
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.lans import gradient_direction, normalize
+from tf_optimizers.layerwise.step import (
+    Coefficients,
+    bias_correction,
+    momentum_direction,
+    trust_ratios,
+    update_moments,
+)
+
+COEFFICIENTS = Coefficients(0.9, 0.999, 1e-6, 0.05, shares=(1.0,))
+
+
+def tensors(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [tf.constant(rng.random((4, 5)) + 0.1) for _ in range(count)]
+
+
+def test_moments_match_reference():
+    m, v, g = tensors(3)
+    state = {"t": 1, "m": m.numpy(), "v": v.numpy()}
+    reference.moments(state, g.numpy(), 0.9, 0.999)
+    new_m, new_v = update_moments(COEFFICIENTS, g, m, v)
+    np.testing.assert_allclose(new_m, state["m"], rtol=1e-14)
+    np.testing.assert_allclose(new_v, state["v"], rtol=1e-14)
+
+
+@pytest.mark.parametrize("step", [1, 10, 100_000])
+@pytest.mark.parametrize("beta", [0.0, 0.9, 0.999])
+def test_bias_correction_keeps_all_digits(beta, step):
+    exact = 1 - beta**step
+    single = bias_correction(beta, tf.constant(step, "float32"))
+    double = bias_correction(beta, tf.constant(step, "float64"))
+    assert float(single) == pytest.approx(exact, rel=3e-7)
+    assert float(double) == pytest.approx(exact, rel=1e-12)
+
+
+def test_naive_bias_correction_would_lose_digits():
+    naive = 1 - tf.constant(0.999) ** tf.constant(1.0)
+    assert abs(float(naive) / 0.001 - 1) > 1e-5
+
+
+def test_momentum_direction_matches_formula():
+    w, g, m, v = tensors(4)
+    step = tf.constant(3.0, "float64")
+    actual = momentum_direction(COEFFICIENTS, w, g, m, v, step)
+    m_hat, v_hat = m / (1 - 0.9**3), v / (1 - 0.999**3)
+    expected = m_hat / (np.sqrt(v_hat) + 1e-6) + 0.05 * w
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+def test_gradient_direction_matches_formula():
+    w, g, m, v = tensors(4)
+    step = tf.constant(3.0, "float64")
+    actual = gradient_direction(COEFFICIENTS, w, g, m, v, step)
+    expected = g / (np.sqrt(v / (1 - 0.999**3)) + 1e-6) + 0.05 * w
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+def test_normalize_clips_after_it_normalizes():
+    gradient = tf.constant([3.0, 4.0])
+    limited = COEFFICIENTS._replace(clip_normalized_gradient=0.7)
+    norm = tf.constant(5.0)
+    np.testing.assert_allclose(
+        normalize(COEFFICIENTS, gradient, norm), [0.6, 0.8], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        normalize(limited, gradient, norm), [0.6, 0.7], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("scale", [4e37, 1e38])
+def test_lans_follows_a_gradient_that_float32_has_no_norm_for(scale):
+    """Its norm is inf there, or the inverse of its norm 0."""
+    steps = []
+    for factor in (1, np.float32(scale)):
+        variables = cases.make_variables()
+        gradients = [factor * g for g in cases.make_gradients(0)]
+        tfo.LANS(0.1).apply(gradients, variables)
+        steps.append(variables)
+    assert cases.error(*steps) < 1e-6
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-39])
+def test_normalize_of_no_gradient_is_zero(norm):
+    result = normalize(COEFFICIENTS, tf.zeros([3]), tf.constant(norm))
+    np.testing.assert_array_equal(result, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("weight", "direction", "lower", "upper", "expected"),
+    [
+        (6.0, 2.0, None, None, 3.0),
+        (0.0, 2.0, None, None, 1.0),
+        (6.0, 0.0, None, None, 1.0),
+        (0.0, 2.0, 0.5, None, 0.25),
+        (6.0, 2.0, None, 4.0, 2.0),
+        (6.0, 2.0, 1.0, 8.0, 3.0),
+        (math.nan, 2.0, None, None, math.nan),
+        (6.0, math.nan, None, None, math.nan),
+        (0.0, math.nan, 0.5, None, math.nan),
+    ],
+)
+def test_trust_ratio(weight, direction, lower, upper, expected):
+    bounds = COEFFICIENTS._replace(lower_bound=lower, upper_bound=upper)
+    (ratio,) = trust_ratios(
+        bounds,
+        tf.constant(weight, "float64"),
+        tf.constant(direction, "float64"),
+    )
+    assert float(ratio) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("optimizer", [tfo.Lamb, tfo.LANS])
+@pytest.mark.parametrize(
+    ("lower", "upper"), [(50.0, None), (None, 0.1), (2.0, 3.0)]
+)
+def test_bounds_match_reference(optimizer, lower, upper):
+    bounds = {"lower_bound": lower, "upper_bound": upper}
+    step = reference.lans if optimizer is tfo.LANS else reference.lamb
+    actual = cases.run(
+        optimizer(0.02, weight_decay=0.05, **bounds), cases.make_variables(), 4
+    )
+
+    def expected(*args):
+        return step(*args, weight_decay=0.05, **bounds)
+
+    assert cases.error(actual, cases.run_reference(expected, 4)) < 1e-6
+
+
+TEMPORARY_MEMORY = """
+import sys
+sys.path.insert(0, "benchmarks")
+import memory, keras, tensorflow as tf
+import tf_optimizers as tfo
+variable = keras.Variable(tf.ones([4096, 4096]))  # 64 MiB
+gradient = tf.ones([4096, 4096])
+for optimizer in (tfo.Lamb(), tfo.LANS(weight_decay=0.01)):
+    optimizer.build([variable])
+    step = tf.function(lambda: optimizer.apply([gradient], [variable]))
+    step()
+    print(memory.temporary_bytes(step))
+"""
+
+
+def test_step_keeps_nothing_of_the_size_of_the_variable():
+    done = subprocess.run(
+        [sys.executable, "-c", TEMPORARY_MEMORY],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    sizes = list(map(int, done.stdout.split()))
+    assert len(sizes) == 2
+    assert max(sizes) < 2**24
+
+
+# What an optimizer is not. Each nearest neighbour is a formula of its own,
+# and must differ by far more than the tolerance that ours passes.
+
+
+def adam(w, g, state, lr):
+    return reference.lamb(w, g, state, lr, weight_decay=0.05, adapt=False)
+
+
+def lamb_decayed_outside_the_ratio(w, g, state, lr):
+    decayed = w - lr * 0.05 * w
+    return reference.lamb(decayed, g, state, lr, weight_decay=0.0)
+
+
+def lamb_without_bias_correction(w, g, state, lr):
+    return reference.lamb(w, g, {"t": 10**6} | state, lr, weight_decay=0.05)
+
+
+def lamb_of_normalized_gradients(w, g, state, lr):
+    g = g / np.linalg.norm(g)
+    return reference.lamb(w, g, state, lr, weight_decay=0.05)
+
+
+def lans_with_the_moved_weight(w, g, state, lr):
+    """MXNet's unfused step: the second half decays what the first moved."""
+    g = g / np.linalg.norm(g)
+    m_hat, v_hat = reference.moments(state, g, 0.9, 0.999)
+    d = np.sqrt(v_hat) + 1e-6
+    norm = np.linalg.norm(w)
+    a = m_hat / d + 0.05 * w
+    w = w - lr * 0.9 * norm / np.linalg.norm(a) * a
+    c = g / d + 0.05 * w
+    return w - lr * 0.1 * norm / np.linalg.norm(c) * c
+
+
+def lamb(w, g, state, lr):
+    return reference.lamb(w, g, state, lr, weight_decay=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "neighbour"),
+    [
+        ("lamb", adam),
+        ("lamb", lamb_decayed_outside_the_ratio),
+        ("lamb", lamb_without_bias_correction),
+        ("lans", lamb),
+        ("lans", lamb_of_normalized_gradients),
+        ("lans", lans_with_the_moved_weight),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_neighbour_fails_where_the_optimizer_passes(name, neighbour):
+    case = cases.CASES[name]
+    actual = cases.run(case.make(0.1), cases.make_variables(), 10)
+    right = cases.run_reference(case.reference_step(), 10, 0.1)
+    wrong = cases.run_reference(neighbour, 10, 0.1)
+    assert cases.error(actual, right) < 2e-6
+    assert cases.error(actual, wrong) > 2e-5
+
+
+def test_keras_lamb_with_decay_is_a_neighbour_too():
+    ours = cases.run(
+        tfo.Lamb(0.02, weight_decay=0.05), cases.make_variables(), 10
+    )
+    theirs = cases.run(
+        keras.optimizers.Lamb(0.02, weight_decay=0.05, epsilon=1e-6),
+        cases.make_variables(),
+        10,
+    )
+    assert cases.error(ours, theirs) > 1e-3

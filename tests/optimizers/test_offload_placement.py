@@ -1,0 +1,506 @@
+"""Where AdamOffload's state is and where it steps, under every strategy.
+
+A second logical CPU device stands for an accelerator: everything that a GPU
+would hold is on `CPU:1`. Devices of operations are read from traced graphs.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from launched import PACKAGE, PROGRAMS
+from programs import offload
+
+import tf_optimizers as tfo
+
+# In seconds; far above what is needed, as other work may share the machine.
+LIMIT = 240
+
+EVERYTHING = {
+    "use_ema": True,
+    "ema_overwrite_frequency": 2,
+    "gradient_accumulation_steps": 2,
+    "weight_decay": 0.1,
+}
+STRATEGIES = ["scope", "one device", "mirrored"]
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request):
+    """The model is on CPU:1, under `mirrored` on CPU:0 as well."""
+    if request.param == "mirrored":
+        yield request.getfixturevalue("mirrored")
+    elif request.param == "one device":
+        yield tf.distribute.OneDeviceStrategy("CPU:1")
+    else:
+        with tf.device("CPU:1"):
+            yield tf.distribute.get_strategy()
+
+
+def make(strategy, dtype="float32", **kwargs):
+    with strategy.scope():
+        variables = cases.make_variables(dtype)
+        optimizer = tfo.AdamOffload(0.02, **kwargs)
+        optimizer.build(variables)
+    return variables, optimizer
+
+
+def device_of(variable):
+    return tf.DeviceSpec.from_string(variable.value.device).to_string()[-6:]
+
+
+def state_of(optimizer):
+    """Return all of the optimizer's variables but iterations and rate."""
+    return optimizer.variables[2:]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_state_is_on_the_host_once(strategy, dtype):
+    _, optimizer = make(strategy, dtype, **EVERYTHING)
+    # Average, accumulator, m and v; and the master weight.
+    assert len(state_of(optimizer)) == 2 * (5 if dtype == "bfloat16" else 4)
+    for variable in state_of(optimizer):
+        assert variable.value.device.endswith("device:CPU:0")
+        copies = strategy.experimental_local_results(variable.value)
+        assert copies == (variable.value,)
+        assert variable.dtype == "float32"
+
+
+def test_weights_stay_where_they_are(strategy):
+    variables, _ = make(strategy)
+    for variable in variables:
+        copies = strategy.experimental_local_results(variable.value)
+        assert copies[-1].device.endswith("device:CPU:1")
+
+
+def test_lazy_build_in_a_traced_step_is_placed_alike(strategy):
+    with strategy.scope():
+        variables = cases.make_variables("bfloat16")
+        optimizer = tfo.AdamOffload(**EVERYTHING)
+
+    @tf.function
+    def step(gradients):
+        strategy.run(
+            lambda: optimizer.apply([g * 1 for g in gradients], variables)
+        )
+
+    step([tf.constant(g) for g in cases.make_gradients(0)])
+    assert len(state_of(optimizer)) == 10
+    for variable in state_of(optimizer):
+        assert variable.value.device.endswith("device:CPU:0")
+
+
+def test_restored_state_and_config_are_placed_alike(strategy, tmp_path):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile(tfo.AdamOffload(**EVERYTHING), "mse")
+    model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        again = tfo.AdamOffload.from_config(model.optimizer.get_config())
+        again.build(loaded.trainable_variables)
+    for optimizer in (loaded.optimizer, again):
+        assert len(state_of(optimizer)) == 8
+        for variable in state_of(optimizer):
+            assert variable.value.device.endswith("device:CPU:0")
+            assert not isinstance(
+                variable.value, tf.distribute.DistributedValues
+            )
+
+
+@pytest.mark.parametrize("how", ["at its frequency", "at the end"])
+def test_average_replaces_the_master_weight_to_the_last_bit(strategy, how):
+    frequency = 2 if how == "at its frequency" else None
+    variables, optimizer = make(
+        strategy, "bfloat16", use_ema=True, ema_overwrite_frequency=frequency
+    )
+    for i in range(2):
+        gradients = [tf.constant(g) for g in cases.make_gradients(i)]
+        strategy.run(
+            lambda gradients: optimizer.apply(gradients, variables),
+            (gradients,),
+        )
+    if not frequency:
+        optimizer.finalize_variable_values(variables)
+    for variable in variables:
+        average = optimizer.average(variable)
+        np.testing.assert_array_equal(
+            optimizer.master_weight(variable).numpy(), average.numpy()
+        )
+        assert (average.numpy() != cases.as_numpy(variable)).any()
+        for copy in strategy.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(
+                cases.as_numpy(copy),
+                cases.as_numpy(tf.cast(average, "bfloat16")),
+            )
+
+
+# Operations that move values and compute none.
+TRANSPORT = {
+    "AssignSubVariableOp",
+    "AssignVariableOp",
+    "EnsureShape",
+    "Identity",
+    "Placeholder",
+    "ReadVariableOp",
+}
+# By which replicas, here the two of `mirrored`, exchange gradients.
+EXCHANGE = {
+    "AddN",
+    "ConcatV2",
+    "IdentityN",
+    "Pack",
+    "Reshape",
+    "Split",
+    "SplitV",
+    "Sum",
+}
+EXCHANGE |= {"CollectiveReduceV2", "CollectiveReduceV3", "NcclAllReduce"}
+
+
+def trace(strategy, dtype="float32", **kwargs):
+    """Return the graph of one `apply` of random gradients."""
+    variables, optimizer = make(strategy, dtype, **kwargs)
+
+    @tf.function(autograph=False)
+    def step():
+        def run():
+            optimizer.apply(
+                [tf.random.normal(v.shape, dtype=dtype) for v in variables],
+                variables,
+            )
+
+        strategy.run(run)
+
+    return step.get_concrete_function().graph
+
+
+def is_kernel(op):
+    return "_XlaMustCompile" in op.node_def.attr
+
+
+def all_operations(graph):
+    """Yield the operations of a graph and of its branches, not of kernels."""
+    for op in graph.get_operations():
+        yield op
+        if op.type in ("If", "StatelessIf"):
+            for branch in ("then_branch", "else_branch"):
+                function = op.get_attr(branch).name
+                yield from all_operations(graph._get_function(function).graph)
+
+
+def computed_elsewhere(graph):
+    """Return the operations that make tensors of numbers beside the host.
+
+    But for those that make the gradients.
+    """
+    return [
+        op
+        for op in all_operations(graph)
+        if any(
+            tensor.dtype.is_floating and tensor.shape.num_elements() != 1
+            for tensor in op.outputs
+        )
+        and not op.device.endswith("CPU:0")
+        and "random" not in op.name
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"loss_scale_factor": 4.0},
+        {"use_ema": True, "clipvalue": 0.1},
+        EVERYTHING,
+    ],
+    ids=lambda kwargs: "-".join(kwargs) or "plain",
+)
+def test_every_kernel_runs_on_the_host_once(strategy, dtype, kwargs):
+    graph = trace(strategy, dtype, **kwargs)
+    kernels = [op for op in all_operations(graph) if is_kernel(op)]
+    assert len(kernels) == 2  # one per variable, however many replicas
+    for op in kernels:
+        assert op.device.endswith("CPU:0")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"weight_decay": 0.1}, {"loss_scale_factor": 4.0}, EVERYTHING],
+    ids=lambda kwargs: "-".join(kwargs) or "plain",
+)
+def test_nothing_is_computed_on_the_model_s_device(strategy, dtype, kwargs):
+    """An operation without a device would run on the accelerator, if any."""
+    graph = trace(strategy, dtype, **kwargs)
+    allowed = set(TRANSPORT)
+    if strategy.num_replicas_in_sync > 1:
+        # Replicas exchange float32, unscaled.
+        allowed |= EXCHANGE | {"Cast", "RealDiv"}
+    wrong = {op.type for op in computed_elsewhere(graph)} - allowed
+    assert not wrong
+    for op in all_operations(graph):
+        # What a branch takes from outside passes through a branch's device.
+        if op.type == "If" and any(t.dtype.is_floating for t in op.inputs):
+            assert op.device.endswith("CPU:0")
+
+
+def test_half_precision_goes_up_and_down_in_two_bytes():
+    graph = trace(tf.distribute.OneDeviceStrategy("CPU:1"), "bfloat16")
+    operations = computed_elsewhere(graph)
+    assert operations
+    for op in operations:
+        assert {tensor.dtype for tensor in op.outputs} == {tf.bfloat16}
+
+
+def test_last_variable_is_stepped_first():
+    graph = trace(tf.distribute.OneDeviceStrategy("CPU:1"))
+    kernels = [op for op in graph.get_operations() if is_kernel(op)]
+    assert [op.outputs[0].shape for op in kernels] == [[3], [4, 5]]
+
+
+# Copies of 4 MB and arithmetic on a few bytes, side by side.
+SHAPES = {"a": (1,), "large": (1000, 1000), "b": (3,), "wide": (2, 400_000)}
+
+
+def run_200_steps(strategy, dtype="float32", share=1.0):
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(s).astype("f4") for s in SHAPES.values()]
+    pool = [
+        [
+            tf.constant(rng.standard_normal(s), "float32")
+            for s in SHAPES.values()
+        ]
+        for _ in range(3)
+    ]
+    with strategy.scope():
+        variables = cases.make_variables(dtype, values, SHAPES)
+        optimizer = tfo.AdamOffload(0.01, weight_decay=0.1)
+        optimizer.build(variables)
+
+    @tf.function
+    def step(gradients):
+        strategy.run(
+            lambda gradients: optimizer.apply(
+                # What depends on the weights shows when those were read.
+                [
+                    share * (g + v)
+                    for g, v in zip(gradients, variables, strict=True)
+                ],
+                variables,
+            ),
+            (gradients,),
+        )
+
+    for i in range(200):
+        step([tf.cast(g, dtype) for g in pool[i % 3]])
+    return variables
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The weights that steps in place, on the host, come to."""
+    return {
+        dtype: [
+            cases.as_numpy(v)
+            for v in run_200_steps(tf.distribute.get_strategy(), dtype)
+        ]
+        for dtype in ("float32", "bfloat16")
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_copies_and_short_arithmetic_do_not_race(
+    strategy, dtype, undisturbed
+):
+    share = 1 / strategy.num_replicas_in_sync
+    variables = run_200_steps(strategy, dtype, share)
+    for variable, expected in zip(variables, undisturbed[dtype], strict=True):
+        for copy in strategy.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(cases.as_numpy(copy), expected)
+
+
+def test_undisturbed_steps_are_those_of_keras_adam():
+    """As far as float32 goes; epsilon stands at the same place."""
+    results = []
+    for optimizer in (
+        tfo.AdamOffload(0.01),
+        keras.optimizers.Adam(0.01, epsilon=1e-8),
+    ):
+        variables = cases.make_variables()
+        results.append(cases.run(optimizer, variables, 200))
+    assert cases.error(*results) < 2e-5
+
+
+PLACES = {
+    "host": contextlib.nullcontext,
+    "device": lambda: tf.device("CPU:1"),
+    "one device": lambda: tf.distribute.OneDeviceStrategy("CPU:1").scope(),
+}
+
+
+def make_model(dtype, place):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(5, dtype=dtype) for _ in range(2)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(tfo.AdamOffload(0.01, use_ema=True, clipnorm=1.0), "mse")
+    return model
+
+
+X = np.random.default_rng(0).standard_normal((16, 4)).astype("float32")
+Y = np.random.default_rng(1).standard_normal((16, 5)).astype("float32")
+
+
+def train(model, epochs):
+    model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, shuffle=False)
+    return [cases.as_numpy(w) for w in model.weights]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("target", ["host", "device"])
+def test_restart_elsewhere_gives_the_same_next_steps(
+    source, target, dtype, tmp_path
+):
+    with PLACES[source]():
+        model = make_model(dtype, source)
+        train(model, 2)
+        model.save(tmp_path / "model.keras")
+        model.save_weights(tmp_path / "model.weights.h5")
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        path = checkpoint.save(tmp_path / "checkpoint")
+        # `fit` assigns the averages at its end, which is no step.
+        expected = train(model, 1)
+    with PLACES[target]():
+        loaded = [keras.models.load_model(tmp_path / "model.keras")]
+        for _ in range(2):
+            model = make_model(dtype, target)
+            model.optimizer.build(model.trainable_variables)
+            loaded.append(model)
+        loaded[1].load_weights(tmp_path / "model.weights.h5")
+        checkpoint = tf.train.Checkpoint(
+            model=loaded[2], optimizer=loaded[2].optimizer
+        )
+        checkpoint.restore(path).assert_existing_objects_matched()
+        for model in loaded:
+            for a, b in zip(train(model, 1), expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+            for variable in state_of(model.optimizer):
+                assert device_of(variable).endswith("CPU:0")
+
+
+def run_script(name, folder, *launch):
+    command = [sys.executable, *launch, str(PROGRAMS / "offload.py")]
+    path = f"{PACKAGE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    subprocess.run(
+        [*command, name, str(folder)],
+        check=True,
+        timeout=LIMIT,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one replica comes to."""
+    folder = tmp_path_factory.mktemp("alone")
+    offload.main("none", folder)
+    return np.load(folder / "none-0.npz")
+
+
+def assert_equal_to_one_replica(name, folder, alone, processes, copies):
+    for process in range(processes):
+        actual = np.load(folder / f"{name}-{process}.npz")
+        assert len(alone.files) == len(actual.files) == 20
+        for key in alone.files:
+            assert len(actual[key]) == copies
+            for copy in actual[key]:
+                np.testing.assert_array_equal(copy, alone[key][0])
+        devices = json.loads((folder / f"{name}-{process}.json").read_text())
+        # One copy, and on this process's own host.
+        assert [count for count, _ in devices] == [1]
+        assert devices[0][1].endswith(f"task:{process}/device:CPU:0")
+
+
+@pytest.mark.parametrize("name", ["mirrored", "mirrored-unmerged"])
+def test_two_replicas_of_a_process_equal_one_to_the_bit(name, tmp_path, alone):
+    run_script(name, tmp_path)
+    assert_equal_to_one_replica(name, tmp_path, alone, 1, copies=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["workers", "workers-unmerged"])
+def test_two_workers_equal_one_replica_to_the_bit(name, tmp_path, alone):
+    launch = ["-m", "tf_optimizers.launch", "--workers", "2"]
+    run_script(name, tmp_path, *launch)
+    assert_equal_to_one_replica(name, tmp_path, alone, 2, copies=1)
+
+
+def compiled_step(place):
+    with tf.device(place):
+        variables = cases.make_variables()
+    optimizer = tfo.AdamOffload()
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    return variables, optimizer, step
+
+
+def test_xla_on_another_device_is_refused_with_the_way_out():
+    variables, optimizer, step = compiled_step("CPU:1")
+    before = [v.numpy() for v in variables]
+    with pytest.raises(RuntimeError, match="jit_compile=False") as error:
+        step([tf.constant(g) for g in cases.make_gradients(0)])
+    assert "Received: kernel" in str(error.value)
+    assert "device:CPU:1" in str(error.value)
+    assert not optimizer.built
+    for a, b in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_xla_in_fit_on_another_device_is_refused():
+    with tf.device("CPU:1"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
+        model.compile(tfo.AdamOffload(), "mse", jit_compile=True)
+        with pytest.raises(RuntimeError, match="compile.jit_compile=False"):
+            model.fit(X, Y, verbose=0)
+        model.compile(tfo.AdamOffload(), "mse", jit_compile=False)
+        model.fit(X, Y, verbose=0)
+
+
+def test_xla_on_the_host_works():
+    variables, _, step = compiled_step("CPU:0")
+    step([tf.constant(g) for g in cases.make_gradients(0)])
+    expected = cases.run(tfo.AdamOffload(), cases.make_variables(), 1)
+    assert cases.error(variables, expected) < 1e-6
+
+
+def test_sparse_gradient_goes_down_as_rows():
+    with tf.device("CPU:1"):
+        variable = keras.Variable(np.ones((1000, 4)), name="embeddings")
+        optimizer = tfo.AdamOffload()
+        optimizer.build([variable])
+
+        @tf.function(autograph=False)
+        def step(rows):
+            slices = tf.IndexedSlices(tf.ones([3, 4]), rows, [1000, 4])
+            optimizer.apply([slices], [variable])
+
+        spec = tf.TensorSpec([3], tf.int64)
+        graph = step.get_concrete_function(spec).graph
+    (dense,) = [
+        op for op in graph.get_operations() if op.type == "UnsortedSegmentSum"
+    ]
+    assert dense.device.endswith("CPU:0")

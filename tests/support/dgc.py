@@ -1,0 +1,166 @@
+"""DGCMomentum under a strategy, fed with a gradient per replica."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from golden import load
+
+import tf_optimizers as tfo
+
+
+class Run:
+    """An optimizer and its variables under a strategy.
+
+    Args:
+        strategy: Of any kind.
+        values: What the variables start from, by name.
+        learning_rate: Of the optimizer.
+        kwargs: Of the optimizer; every variable is compressed by default.
+    """
+
+    def __init__(self, strategy, values, learning_rate=0.1, **kwargs):
+        self.strategy = strategy
+        with strategy.scope():
+            self.variables = [
+                keras.Variable(np.array(value, "float32"), name=name)
+                for name, value in values.items()
+            ]
+            kwargs = {"min_compress_size": 1} | kwargs
+            self.optimizer = tfo.DGCMomentum(learning_rate, **kwargs)
+            self.optimizer.build(self.variables)
+        self._apply = tf.function(self._apply_each, autograph=False)
+
+    def _apply_each(self, gradients):
+        self.strategy.run(self.optimizer.apply, (gradients, self.variables))
+
+    def _distribute(self, function):
+        distribute = self.strategy.experimental_distribute_values_from_function
+        return distribute(
+            lambda context: function(context.replica_id_in_sync_group)
+        )
+
+    def _per_replica(self, gradients):
+        return [
+            self._distribute(lambda r, i=i: tf.constant(gradients[r][i]))
+            for i in range(len(self.variables))
+        ]
+
+    @property
+    def replicas(self):
+        """The numbers of this process's replicas among all."""
+        return self.strategy.experimental_local_results(
+            self._distribute(lambda replica: replica)
+        )
+
+    def step(self, gradients, eager=False):
+        """Apply `gradients[replica][variable]`, NumPy arrays."""
+        apply = self._apply_each if eager else self._apply
+        apply(self._per_replica(gradients))
+
+    def graph(self, gradients):
+        """Return the graph of a step."""
+        gradients = self._per_replica(gradients)
+        return self._apply.get_concrete_function(gradients).graph
+
+    def weights(self):
+        return [variable.numpy() for variable in self.variables]
+
+    def memory(self, name):
+        """Return u ("momentum") or v ("residual"): [variable][local replica].
+
+        Of v, of those variables that are compressed.
+        """
+        return [
+            [
+                component.numpy()
+                for component in self.strategy.experimental_local_results(
+                    getattr(memory, name).value
+                )
+            ]
+            for memory in self.optimizer._memories
+            if getattr(memory, name) is not None
+        ]
+
+
+def make_gradients(step, shapes, replicas, seed=0):
+    """Return the 1/N-scaled gradients of a step: [replica][variable]."""
+    rng = np.random.default_rng([seed, step])
+    return [
+        [
+            (rng.standard_normal(shape) / replicas).astype("float32")
+            for shape in shapes
+        ]
+        for _ in range(replicas)
+    ]
+
+
+def worst(actual, expected):
+    return max(
+        np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)
+        for a, b in zip(actual, expected, strict=True)
+    )
+
+
+def golden(name, strategy, first=0):
+    """Return the errors of weights by step.
+
+    If there are steps before `first`, it starts with Paddle's weights and u
+    after them, of which every replica has an N-th.
+    """
+    record = load(name)
+    config, dtype = record["config"], "float32"
+    workers = config["num_trainers"] or 1
+    decay = config["regularization"]
+    run = Run(
+        strategy,
+        record["params0"],
+        config["learning_rate"],
+        momentum=config["momentum"],
+        rampup_begin_step=config["rampup_begin_step"],
+        rampup_step=config["rampup_step"],
+        sparsity=config["sparsity"],
+        nesterov=config["use_nesterov"],
+        # Paddle's L2Decay(c) adds c w, Keras's L2(l) adds 2 l w.
+        regularizer=decay and keras.regularizers.L2(decay[1] / 2),
+        clipnorm=config["grad_clip_norm"],
+        min_compress_size=config.get("min_numel", 16384),
+    )
+    names = list(record["params0"])
+    if first:
+        before = record["slots_after"][first - 1][0]["u"]
+        for i, n in enumerate(names):
+            run.variables[i].assign(record["params_after"][first - 1][n])
+            run.optimizer._memories[i].momentum.assign(before[n])
+        run.optimizer.iterations.assign(first)
+    errors = []
+    for step in range(first, record["steps"]):
+        grads = record.get("worker_grads") or [[g] for g in record["grads"]]
+        run.step(
+            [
+                [np.array(grads[step][i][n], dtype) / workers for n in names]
+                for i in range(workers)
+            ]
+        )
+        after = record["params_after"][step]
+        expected = [np.array(after[n], dtype) for n in names]
+        errors.append(worst(run.weights(), expected))
+    return np.array(errors)
+
+
+def assert_nothing_is_lost(balances, **kwargs):
+    """What all were sent, and what each has unsent, is what each accumulated.
+
+    Args:
+        balances: Of each worker: "sent", "unsent" and "accumulated" sums, a
+            list with one value per variable.
+        **kwargs: Of `np.testing.assert_allclose`.
+    """
+    for i, sent in enumerate(balances[0]["sent"]):
+        unsent, accumulated = (
+            sum(np.array(balance[name][i]) for balance in balances)
+            for name in ("unsent", "accumulated")
+        )
+        assert np.abs(unsent).max() > 0.1
+        np.testing.assert_allclose(
+            np.array(sent) + unsent, accumulated, **kwargs
+        )

@@ -1,0 +1,87 @@
+"""Runs a program of support/programs in real worker processes on loopback."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import tf_optimizers
+
+SUPPORT = pathlib.Path(__file__).parent
+PROGRAMS = SUPPORT / "programs"
+PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
+LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
+
+
+class Outcome:
+    """What the workers left behind.
+
+    Args:
+        exit_code: Of the launcher.
+        output: Of all workers and the launcher, interleaved.
+        results: What each worker passed to `report`, None if it did not.
+    """
+
+    def __init__(self, exit_code, output, results):
+        self.exit_code, self.output, self.results = exit_code, output, results
+
+
+def run(
+    program, folder, workers, *arguments, devices=1, restarts=0, timeout=900
+):
+    """Run `program.py arguments...`; fail if it takes too long."""
+    command = [
+        *LAUNCHER,
+        *("--workers", str(workers), "--devices-per-worker", str(devices)),
+        *("--max-restarts", str(restarts), "--restart-pause", "0"),
+        *(str(PROGRAMS / f"{program}.py"), *map(str, arguments)),
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment(folder),
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # The launcher ends its workers.
+            output, _ = process.communicate(timeout=30)
+            raise AssertionError(f"took over {timeout} s:\n{output}") from None
+    results = [
+        json.loads(path.read_text()) if path.exists() else None
+        for path in (folder / f"{i}.json" for i in range(workers))
+    ]
+    return Outcome(process.returncode, output, results)
+
+
+def environment(folder):
+    """Return that of a worker which leaves its result in a folder."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TF_CONFIG", "TF_OPTIMIZERS_RESTART")
+    }
+    return {
+        **inherited,
+        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{SUPPORT}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "FOLDER": str(folder),
+    }
+
+
+def results(*args, **kwargs):
+    """Run a program that must succeed; return what each worker reported."""
+    outcome = run(*args, **kwargs)
+    assert outcome.exit_code == 0, outcome.output[-5000:]
+    return outcome.results
+
+
+def report(result):
+    """Leave a worker's result for the test."""
+    place = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    path = pathlib.Path(os.environ["FOLDER"]) / f"{place}.json"
+    path.write_text(json.dumps(result))

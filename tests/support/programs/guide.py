@@ -1,0 +1,288 @@
+"""A script of several strategies, as Keras's guide has: `guide.py PART...`."""
+
+import os
+import pathlib
+import random
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from launched import report
+
+import tf_optimizers as tfo
+
+Strategy = tfo.SparseMultiWorkerMirroredStrategy
+FOLDER = pathlib.Path(os.environ["FOLDER"])
+ROWS = np.arange(24.0, dtype="float32")[:, None]
+
+
+def worker_of(strategy):
+    return strategy.cluster_resolver.task_id
+
+
+def message_of(function):
+    """Return the error that every worker must get, or None."""
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def as_lists(values):
+    return [value.tolist() for value in values]
+
+
+# Keras's guide: a strategy, then others in a function that can be called again.
+
+
+def digits():
+    """Training, validation and test data like MNIST's, but small."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (240, 8, 8))
+    labels = (images[:, 0].mean(1) > 127).astype("int32")
+    images = images.reshape(-1, 64).astype("float32") / 255
+    parts = (slice(0, 160), slice(160, 208), slice(208, None))
+    return [
+        tf.data.Dataset.from_tensor_slices((images[p], labels[p])).batch(16)
+        for p in parts
+    ]
+
+
+def compiled_model():
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def make_or_restore_model(folder):
+    checkpoints = sorted(folder.glob("*.keras"))
+    if checkpoints:
+        return keras.models.load_model(checkpoints[-1])
+    return compiled_model()
+
+
+def run_training(epochs):
+    strategy = Strategy()
+    folder = FOLDER / f"worker-{worker_of(strategy)}"
+    folder.mkdir(exist_ok=True)
+    with strategy.scope():
+        model = make_or_restore_model(folder)
+    train, validation, _ = digits()
+    start = int(model.optimizer.iterations.numpy())
+    path = folder / f"after-{start}-{{epoch}}.keras"
+    history = model.fit(
+        train,
+        epochs=epochs,
+        validation_data=validation,
+        callbacks=[keras.callbacks.ModelCheckpoint(path, save_freq="epoch")],
+        verbose=0,
+    )
+    return {"start": start, "loss": history.history["loss"]}
+
+
+def guide():
+    strategy = Strategy()
+    with strategy.scope():
+        model = compiled_model()
+    train, validation, test = digits()
+    history = model.fit(train, epochs=2, validation_data=validation, verbose=0)
+    result = {
+        "loss": history.history["loss"],
+        "evaluate": model.evaluate(test, verbose=0),
+        "runs": [run_training(epochs=2), run_training(epochs=1)],
+    }
+    # The first model goes on under the first strategy.
+    model.fit(train, verbose=0)
+    return result | {"weights": as_lists(model.get_weights())}
+
+
+def interleaved():
+    """Variables and collectives of two strategies, in turn."""
+    strategies = [Strategy(), Strategy()]
+
+    def summed(strategy, size):
+        with strategy.scope():  # The first worker's values go to all.
+            start = tf.fill([size], 1.0 + worker_of(strategy))
+            variable = tf.Variable(start)
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", variable + 1.0)
+
+        step = tf.function(lambda: strategy.run(replica))
+        return strategy.experimental_local_results(step())[0].numpy().tolist()
+
+    return [
+        summed(strategy, size + extra)
+        for size in (2, 3)
+        for strategy, extra in zip(strategies, (0, 5), strict=True)
+    ]
+
+
+def another_cluster():
+    Strategy()
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, task_type="worker", task_id=0
+    )
+    return message_of(lambda: Strategy(resolver))
+
+
+# Data: what workers see of them.
+
+
+class Seeing(keras.Model):
+    """Remembers the rows of this worker, by epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.epochs = []
+
+    def call(self, rows):
+        return self.dense(rows)
+
+    def train_step(self, data):
+        rows = tf.reshape(data[0], [-1])
+        tf.numpy_function(self.see, [rows], [])
+        return super().train_step(data)
+
+    def see(self, rows):
+        self.epochs[-1].extend(int(row) for row in rows)
+
+
+def seeing_model(strategy):
+    with strategy.scope():
+        model = Seeing()
+        model.compile("sgd", "mse")
+    return model
+
+
+def seen(model, data, fits=1, **kwargs):
+    """Return the rows that this worker sees in two epochs of some `fit`s."""
+    model.epochs = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: model.epochs.append([])
+    )
+    for _ in range(fits):
+        model.fit(data, epochs=2, callbacks=[note], verbose=0, **kwargs)
+    return model.epochs
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Twelve batches of two rows, in an order that NumPy draws."""
+
+    order = np.arange(24)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        rows = ROWS[self.order[2 * index : 2 * index + 2]]
+        return rows, rows.copy()  # TensorFlow may overwrite either.
+
+    def on_epoch_begin(self):
+        self.order = np.random.permutation(24)
+
+
+def pairs():
+    return tf.data.Dataset.from_tensor_slices((ROWS, ROWS))
+
+
+def draw_alone(strategy):
+    """Draw random numbers on the chief only, as a program may."""
+    if worker_of(strategy) == 0:
+        tf.random.uniform([])
+        random.random()
+        np.random.rand()
+
+
+def order():
+    """Rows of epochs; first of a user who has seeded nothing."""
+    strategy = Strategy()
+    drawn = {"constructor": [random.random(), np.random.rand()]}
+    model = seeing_model(strategy)
+    epochs = {"arrays": seen(model, ROWS, 2, y=ROWS, batch_size=6)}
+    epochs["tf.data"] = seen(model, pairs().shuffle(24).batch(6))
+    draw_alone(strategy)
+    epochs["PyDataset"] = seen(model, Shuffled(), shuffle=True)
+    drawn["fit"] = [random.random(), np.random.rand()]
+    keras.utils.set_random_seed(3)
+    epochs["seeded"] = seen(model, ROWS, y=ROWS, batch_size=6)
+    return {"epochs": epochs, "drawn": drawn}
+
+
+def seeds():
+    """Errors of workers that shuffle differently."""
+    strategy = Strategy()
+    distribute = strategy.experimental_distribute_dataset
+    own = pairs().shuffle(24, seed=worker_of(strategy)).batch(6)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    messages = {
+        "shuffle": message_of(lambda: distribute(own)),
+        "not shared": message_of(lambda: distribute(own.with_options(options))),
+    }
+    tf.random.set_seed(5)
+    draw_alone(strategy)
+    unseeded = pairs().shuffle(24).batch(6)
+    messages["drawn alone"] = message_of(lambda: distribute(unseeded))
+    tf.random.set_seed(worker_of(strategy))
+    model = seeing_model(strategy)
+    messages["arrays"] = message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
+    return messages
+
+
+def counts():
+    """Data of which each worker has its own number of batches."""
+    strategy = Strategy()
+    size = 3 + 2 * worker_of(strategy)
+
+    def message(make):
+        return message_of(
+            lambda: strategy.distribute_datasets_from_function(
+                lambda context: make(pairs().batch(2).take(size))
+            )
+        )
+
+    def unknown(columns=2):
+        return strategy.distribute_datasets_from_function(
+            lambda context: (
+                pairs()
+                .batch(2)
+                .take(size)
+                .filter(lambda *pair: True)
+                .map(lambda *pair: pair[:columns])
+            )
+        )
+
+    model = seeing_model(strategy)
+    return {
+        "known": message(lambda data: data),
+        "infinite": message(
+            lambda data: data.repeat(None if worker_of(strategy) else 1)
+        ),
+        "epochs": seen(model, unknown()),
+        "evaluate": model.evaluate(unknown(), verbose=0),
+        "predict": len(model.predict(unknown(1), verbose=0)),
+    }
+
+
+PARTS = {
+    part.__name__: part
+    for part in (guide, interleaved, another_cluster, order, seeds, counts)
+}
+
+if __name__ == "__main__":
+    report({name: PARTS[name]() for name in sys.argv[1:]})

@@ -1,0 +1,80 @@
+"""DGCMomentum with sums by owners, whether they are worth it or not."""
+
+import dgc
+import numpy as np
+from launched import report
+from programs import transport
+
+import tf_optimizers as tfo
+from tf_optimizers.compression import wire
+
+STEPS = 30
+
+
+def is_alike(strategy, variables):
+    """Tell whether this worker's replicas have the same weights to the bit."""
+    return all(
+        np.array_equal(part, parts[0], equal_nan=True)
+        for parts in (
+            strategy.experimental_local_results(v.value) for v in variables
+        )
+        for part in parts
+    )
+
+
+def drain(strategy):
+    """Return weights by step, after one gradient, all of it of one owner."""
+    size = 4000
+    run = dgc.Run(
+        strategy, {"w": np.zeros(size)}, 1.0, momentum=0.0, sparsity=(0.9,)
+    )
+    owners = run.optimizer._wire.owners([size], [400])
+    place = owners.places([np.arange(size)])
+    (mine,) = np.nonzero(place.numpy() // owners.span == 0)
+    gradient = np.zeros(size, "float32")
+    gradient[mine[:400]] = np.random.default_rng(0).uniform(1, 2, 400)
+    replicas = strategy.num_replicas_in_sync
+    weights = []
+    for step in range(10):
+        run.step([[(step == 0) * gradient]] * replicas, eager=step == 1)
+        weights.append(run.weights()[0].tolist())
+    return {
+        "kept": owners.kept[0],
+        "total": (-replicas * gradient).tolist(),
+        "weights": weights,
+        "left": float(np.abs(run.memory("residual")).max()),
+    }
+
+
+def not_finite(strategy):
+    """Return weights after a step with a NaN and an inf on one replica each."""
+    run = dgc.Run(strategy, {"w": np.zeros(4000)}, 1.0, sparsity=(0.9,))
+    gradients = dgc.make_gradients(0, [4000], strategy.num_replicas_in_sync)
+    gradients[0][0][17] = np.nan
+    gradients[-1][0][1234] = np.inf
+    run.step(gradients)
+    return {
+        "weights": run.weights()[0].tolist(),
+        "alike": is_alike(strategy, run.variables),
+        "finite": bool(np.isfinite(run.memory("residual")).all()),
+    }
+
+
+def main():
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    wire._WORTH = 0
+    report(
+        {
+            "few steps": transport.balance(strategy, STEPS),
+            "many steps": transport.balance(
+                strategy, value_dtype="float16", momentum_masking=False
+            ),
+            "bytes": transport.count_bytes(strategy),
+            "drain": drain(strategy),
+            "not finite": not_finite(strategy),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Keras's methods under a strategy: `training.py STRATEGY SCENARIO...`."""
+
+import hashlib
+import os
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from launched import report
+
+import tf_optimizers as tfo
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.integers(0, 50, (96, 6))
+CLASSES = ROWS.sum(1) % 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+OPTIMIZERS = {
+    "sgd": lambda **kw: keras.optimizers.SGD(0.1, momentum=0.9, **kw),
+    "adam": lambda **kw: keras.optimizers.Adam(0.01, **kw),
+    "adamw": lambda **kw: keras.optimizers.AdamW(0.01, **kw),
+    "lamb": lambda **kw: tfo.Lamb(0.01, **kw),
+    "lans": lambda **kw: tfo.LANS(0.01, **kw),
+    "adam_offload": lambda **kw: tfo.AdamOffload(0.01, **kw),
+    "dgc": lambda rate=0.1, **kw: tfo.DGCMomentum(
+        rate,
+        rampup_begin_step=2,
+        rampup_step=4,
+        sparsity=(0.75, 0.99),
+        min_compress_size=1000,
+        **kw,
+    ),
+}
+
+
+def make_model(*, normalized=False):
+    """An embedding, so that gradients are sparse too."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.BatchNormalization(synchronized=True)]
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(50, 8),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            *(layers if normalized else []),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+class Hashes(keras.callbacks.Callback):
+    """The weights' bits after every epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hashes = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        data = b"".join(w.tobytes() for w in self.model.get_weights())
+        self.hashes.append(hashlib.sha256(data).hexdigest())
+
+
+def fit(strategy, name, **kwargs):
+    """Return everything that a user sees of a training."""
+    normalized = kwargs.pop("normalized", False)
+    callbacks = kwargs.pop("callbacks", [])
+    execution = {
+        key: kwargs.pop(key)
+        for key in ("steps_per_execution", "jit_compile")
+        if key in kwargs
+    }
+    data = {"batch_size": 24} | {
+        key: kwargs.pop(key)
+        for key in ("class_weight", "sample_weight", "batch_size")
+        if key in kwargs
+    }
+    with strategy.scope():
+        model = make_model(normalized=normalized)
+        optimizer = OPTIMIZERS[name](**kwargs)
+        model.compile(optimizer, LOSS, metrics=["accuracy"], **execution)
+    hashes = Hashes()
+    history = model.fit(
+        ROWS,
+        CLASSES,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        validation_data=(ROWS[:48], CLASSES[:48]),
+        validation_freq=2,
+        callbacks=[*callbacks, hashes],
+        **data,
+    )
+    return {
+        "history": history.history,
+        "hashes": hashes.hashes,
+        "evaluate": model.evaluate(ROWS, CLASSES, batch_size=24, verbose=0),
+        "predict": model.predict(ROWS, batch_size=24, verbose=0).tolist(),
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
+
+
+def monitored(strategy):
+    """All workers measure, and one of them writes."""
+    folder = pathlib.Path(os.environ["FOLDER"], "tensorboard")
+    monitor = tfo.callbacks.CompressionMonitor(every=2, log_dir=folder)
+    result = fit(strategy, "dgc", callbacks=[monitor])
+    return result | {"event_files": len([*folder.iterdir()])}
+
+
+class Scale(keras.callbacks.Callback):
+    """The loss scale and the updates so far, in the logs."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        optimizer = self.model.optimizer
+        logs["scale"] = float(optimizer.dynamic_scale.numpy())
+        logs["updates"] = int(optimizer.iterations.numpy())
+
+
+def half(strategy, name, **kwargs):
+    """One row, of the last worker, overflows at the first loss scale.
+
+    The loss is linear, and float16 holds all gradients exactly.
+    """
+    targets = (ROWS[:24, :1] + np.arange(8)) % 5 - 2.0
+    targets[6] = 128
+    execution = {
+        key: kwargs.pop(key)
+        for key in ("run_eagerly", "steps_per_execution")
+        if key in kwargs
+    }
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            rows = keras.Input((4,), dtype="int32")
+            table = keras.layers.Embedding(50, 2)(rows)
+            ones = keras.Input((3,))
+            outputs = keras.layers.Add()(
+                [keras.layers.Flatten()(table), keras.layers.Dense(8)(ones)]
+            )
+            model = keras.Model([rows, ones], outputs)
+            model.compile(
+                OPTIMIZERS[name](**kwargs),
+                lambda y, prediction: keras.ops.mean(y * prediction, -1),
+                **execution,
+            )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    history = model.fit(
+        [ROWS[:24, :4], np.ones((24, 3))],
+        targets,
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Scale()],
+    )
+    return {
+        "history": history.history,
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
+
+
+def train_on_batch(strategy):
+    """Each worker passes its own share, as with any custom input."""
+    workers = strategy.num_replicas_in_sync
+    index = strategy.cluster_resolver.task_id if workers > 1 else 0
+    with strategy.scope():
+        model = make_model()
+        model.compile(OPTIMIZERS["dgc"](), LOSS, metrics=["accuracy"])
+    logs = [
+        [
+            float(value)
+            for value in model.train_on_batch(
+                ROWS[i : i + 24][index::workers],
+                CLASSES[i : i + 24][index::workers],
+            )
+        ]
+        for _ in range(4)
+        for i in range(0, len(ROWS), 24)
+    ]
+    return {"logs": logs, "weights": [w.tolist() for w in model.get_weights()]}
+
+
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    """One of a user's own, without `get_config`."""
+
+    def __call__(self, step):
+        return 0.1
+
+
+def custom_loop(strategy):
+    """The loop of TensorFlow's guide, with a lazily built optimizer."""
+    with strategy.scope():
+        model = make_model()
+        optimizer = OPTIMIZERS["dgc"](Rate())
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="none"
+    )
+    data = tf.data.Dataset.from_tensor_slices((ROWS, CLASSES)).batch(24)
+
+    @tf.function
+    def step(batch):
+        def replica(rows, classes):
+            with tf.GradientTape() as tape:
+                losses = loss(classes, model(rows, training=True))
+                mean = tf.nn.compute_average_loss(losses, global_batch_size=24)
+            gradients = tape.gradient(mean, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+            return mean
+
+        return strategy.reduce("SUM", strategy.run(replica, batch), axis=None)
+
+    losses = [
+        float(step(batch))
+        for _ in range(3)
+        for batch in strategy.experimental_distribute_dataset(data)
+    ]
+    return {
+        "losses": losses,
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
+
+
+SCENARIOS = {
+    **{
+        name: lambda s, name=name: fit(s, name)
+        for name in ("sgd", "adam", "lamb", "lans", "adam_offload", "dgc")
+    },
+    "uneven": lambda s: fit(s, "dgc", batch_size=19),
+    # The last batch has one row, for two workers.
+    "uneven adam": lambda s: fit(s, "adam", batch_size=19),
+    "accumulated": lambda s: fit(s, "dgc", gradient_accumulation_steps=2),
+    "accumulated adam": lambda s: fit(s, "adam", gradient_accumulation_steps=2),
+    "accumulated offload": lambda s: fit(
+        s, "adam_offload", gradient_accumulation_steps=2
+    ),
+    "steps_per_execution": lambda s: fit(s, "dgc", steps_per_execution=2),
+    "class_weight": lambda s: fit(
+        s, "adamw", class_weight={0: 1, 1: 3, 2: 0.5}
+    ),
+    "sample_weight": lambda s: fit(
+        s, "sgd", sample_weight=np.linspace(0, 2, len(ROWS))
+    ),
+    "half": lambda s: half(s, "sgd"),
+    "half eager": lambda s: half(s, "adam", run_eagerly=True),
+    "half dgc": lambda s: half(s, "dgc"),
+    "half offload": lambda s: half(
+        s, "adam_offload", gradient_accumulation_steps=2, steps_per_execution=2
+    ),
+    "monitored": monitored,
+    "normalized": lambda s: fit(s, "dgc", normalized=True),
+    "train_on_batch": train_on_batch,
+    "custom_loop": custom_loop,
+}
+
+# There are no collectives under XLA.
+ONE_REPLICA = {"compiled": lambda s: fit(s, "lamb", jit_compile=True)}
+
+
+def run(strategy, names):
+    """Return the results of scenarios by name."""
+    scenarios = SCENARIOS | ONE_REPLICA
+    return {name: scenarios[name](strategy) for name in names}
+
+
+def main():
+    """Run under the strategy that the command line names."""
+    kind = {
+        "sparse": tfo.SparseMultiWorkerMirroredStrategy,
+        "stock": tf.distribute.MultiWorkerMirroredStrategy,
+    }
+    report(run(kind[sys.argv[1]](), sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    main()

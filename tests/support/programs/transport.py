@@ -1,0 +1,195 @@
+"""DGCMomentum on random gradients: `transport.py STRATEGY`."""
+
+import collections
+import pathlib
+import sys
+
+import dgc
+import numpy as np
+import tensorflow as tf
+from launched import report
+
+import tf_optimizers as tfo
+
+SHAPES = {"kernel": (60, 50), "cube": (7, 8, 9), "bias": (5,)}
+SETTINGS = {
+    "sparsity": (0.9, 0.99),
+    "rampup_begin_step": 3,
+    "rampup_step": 10,
+    "min_compress_size": 100,
+    "clipnorm": 2.0,
+}
+STEPS = 200
+MOST = (0.25,)  # Of two replicas, of either transport.
+# 210 and 35 entries: an odd number, too.
+FEW = {"sparsity": (0.93,), "min_compress_size": 100}
+
+
+def make_gradients(strategy, step, drawn=None):
+    """Return what every replica of every worker has at a step.
+
+    If more are drawn than there are replicas, each has the sum of several.
+    """
+    replicas = strategy.num_replicas_in_sync
+    drawn = dgc.make_gradients(step, SHAPES.values(), drawn or replicas)
+    each = len(drawn) // replicas
+    return [
+        [sum(parts) for parts in zip(*drawn[i : i + each], strict=True)]
+        for i in range(0, len(drawn), each)
+    ]
+
+
+def train(strategy, steps=STEPS, drawn=None, eager=False, **settings):
+    """Return the weights after random steps."""
+    rng = np.random.default_rng(7)
+    values = {name: rng.standard_normal(s) for name, s in SHAPES.items()}
+    run = dgc.Run(strategy, values, **SETTINGS | settings)
+    for step in range(steps):
+        run.step(make_gradients(strategy, step, drawn), eager)
+    return [weight.tolist() for weight in run.weights()]
+
+
+def train_all(strategy, drawn=None):
+    """Return the weights after steps of each kind."""
+    most = {"sparsity": MOST, "rampup_begin_step": 0}
+    return {
+        "weights": train(strategy, drawn=drawn),
+        "eager": train(strategy, 6, drawn, eager=True),
+        # So much that it is sent densely.
+        "most": train(strategy, 20, drawn, **most),
+        "half": {
+            dtype: train(strategy, 20, drawn, value_dtype=dtype)
+            for dtype in ("float16", "bfloat16")
+        },
+    }
+
+
+def balance(strategy, steps=STEPS, **settings):
+    """Return what all sent, and what this worker holds and accumulated.
+
+    And whether its replicas hold the same.
+    """
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
+    names = [name for name in SHAPES if name != "bias"]  # It is dense.
+    accumulated = [np.zeros(SHAPES[name]) for name in names]
+    for step in range(steps):
+        momentum = run.memory("momentum")
+        gradients = make_gradients(strategy, step)
+        run.step(gradients)
+        for i, total in enumerate(accumulated):
+            for local, replica in enumerate(run.replicas):
+                u = momentum[i][local].astype("float64")
+                total += 0.9 * u + gradients[replica][i]
+    unsent = run.memory("residual")
+    return {
+        "sent": [(-weight).tolist() for weight in run.weights()[: len(names)]],
+        "unsent": [
+            np.sum(each, axis=0, dtype="float64").tolist() for each in unsent
+        ],
+        "accumulated": [total.tolist() for total in accumulated],
+        "alike": all(
+            np.array_equal(part, parts[0])
+            for parts in [*unsent, *run.memory("momentum")]
+            for part in parts
+        ),
+    }
+
+
+def balances(strategy):
+    """Return those of each kind."""
+    return {
+        "plain": balance(strategy),
+        "rounded, not masked": balance(
+            strategy, value_dtype="float16", momentum_masking=False
+        ),
+    }
+
+
+def count_bytes(strategy):
+    """Return what this worker hands over in a step, and what it says.
+
+    By collective, of which it returns the numbers, too.
+    """
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(strategy, zeros, **FEW)
+    counts = collections.Counter()
+    graph = run.graph(make_gradients(strategy, 0))
+    for operation in graph.get_operations():
+        if operation.type in ("CollectiveGatherV2", "CollectiveAllToAllV2"):
+            buffer = operation.inputs[0]
+            size = buffer.shape.num_elements() * buffer.dtype.size
+            counts[operation.type] += size
+    summary = run.optimizer.communication_summary()
+    dense = summary["variables"]["bias"]["sent_bytes"]
+    said = len(run.replicas) * (summary["total"]["sent_bytes"] - dense)
+    return {"said": said, "sent": counts, "collectives": collectives_in(graph)}
+
+
+def count_collectives(strategy, **settings):
+    """Return how often each collective stands in the graph of a step."""
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(strategy, zeros, min_compress_size=100, **settings)
+    return collectives_in(run.graph(make_gradients(strategy, 0)))
+
+
+def collectives_in(graph):
+    definition = graph.as_graph_def()
+    nodes = list(definition.node)
+    for function in definition.library.function:
+        nodes += function.node_def
+    names = [node.op for node in nodes if node.op.startswith("Collective")]
+    return {name: names.count(name) for name in set(names)}
+
+
+def reduce_scalars(strategy):
+    """Return what Keras makes of logs, and one of them summed."""
+
+    def replica():
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group
+        place = tf.cast(place, tf.float32)
+        return place, 10 * place, tf.constant(7.0)
+
+    @tf.function
+    def logs():
+        outputs = strategy.run(replica)
+        means = [strategy.reduce("MEAN", log, axis=0) for log in outputs]
+        return [*means, strategy.reduce("SUM", outputs[1], axis=None)]
+
+    return {
+        "values": [float(log) for log in logs()],
+        "collectives": collectives_in(logs.get_concrete_function().graph),
+    }
+
+
+def count_threads():
+    return len(list(pathlib.Path("/proc/self/task").iterdir()))
+
+
+def main():
+    """Run under the strategy that the command line names."""
+    strategy = {
+        "sparse": tfo.SparseMultiWorkerMirroredStrategy,
+        "stock": tf.distribute.MultiWorkerMirroredStrategy,
+        "golden": tfo.SparseMultiWorkerMirroredStrategy,
+    }[sys.argv[1]]()
+    if sys.argv[1] == "golden":
+        begin = 3
+        report(dgc.golden("dgc_paddle_clip", strategy, begin).tolist())
+        return
+    result = train_all(strategy)
+    threads = count_threads()
+    result |= {
+        "balance": balances(strategy),
+        "new_threads": count_threads() - threads,
+        "collectives": count_collectives(strategy),
+        "collectives of most": count_collectives(strategy, sparsity=MOST),
+    }
+    if sys.argv[1] == "sparse":
+        result["logs"] = reduce_scalars(strategy)
+        result["bytes"] = count_bytes(strategy)
+    report(result)
+
+
+if __name__ == "__main__":
+    main()
