@@ -6,6 +6,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.keras import (
+    accumulator,
+    average,
+    built_variables,
+    is_overwritten,
+    strategy_of,
+    variable_index,
+)
 from tf_optimizers.base.replicas import components
 from tf_optimizers.checks import (
     check_boolean,
@@ -119,7 +127,7 @@ class AdamOffload(HostOptimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Create m and v of each variable on the host, at least float32.
 
-        Patterns are matched here: under a strategy `step_on_host` is handed
+        Patterns are matched here: under a strategy `_step_on_host` is handed
         variables without a path.
         """
         if self.built:
@@ -128,17 +136,19 @@ class AdamOffload(HostOptimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-        self._decayed = tuple(map(self.is_decayed, variables))
+        self._decayed = tuple(map(self._is_decayed, variables))
 
-    def step_size(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _step_size(
+        self, learning_rate: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
         """Return the learning rate with the bias corrections in it."""
         return step_size(self.beta_1, self.beta_2, learning_rate, step)
 
-    def step_on_host(
+    def _step_on_host(
         self, gradient: tf.Tensor, variable: tf.Variable, size: tf.Tensor
     ) -> tf.Tensor | None:
         """Update m and v, and the variable itself where that is possible."""
-        index = self.variable_index(variable)
+        index = variable_index(self, variable)
         coefficients = self._coefficients(index)
 
         def run(kernel: Any, *weights: tf.Tensor) -> Any:
@@ -149,9 +159,9 @@ class AdamOffload(HostOptimizer):
             handles = [slot.value.handle for slot in slots]
             return function(*handles, gradient, size, *weights)
 
-        if self.is_on_host(variable):
+        if self._is_on_host(variable):
             return run(move, components(variable)[0].handle)
-        master = self.master_weight(variable)
+        master = self._master_weight(variable)
         if master is not None:
             return run(move_master, master.handle, value_of(variable))
         if coefficients.weight_decay:
@@ -175,15 +185,15 @@ class AdamOffload(HostOptimizer):
                 "`optimizer.build(model.trainable_variables)`."
             )
         weights = [
-            v for v in self.built_variables if not self.is_overwritten(v)
+            v for v in built_variables(self) if not is_overwritten(self, v)
         ]
         state = [*self._momentums, *self._velocities]
         if self.use_ema:
-            state += map(self.average, weights)
+            state += [average(self, v) for v in weights]
         if self.gradient_accumulation_steps:
-            state += map(self.accumulator, weights)
-        masters = map(self.master_weight, weights)
-        with self.strategy.scope():
+            state += [accumulator(self, v) for v in weights]
+        masters = map(self._master_weight, weights)
+        with strategy_of(self).scope():
             return summarize(
                 type(self).__name__,
                 weights,

@@ -8,6 +8,13 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import (
+    add_replica_variable,
+    built_variables,
+    is_overwritten,
+    strategy_of,
+    variable_index,
+)
 from tf_optimizers._compat.lazy import lazy_zeros
 from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
 from tf_optimizers.base.optimizer import Optimizer
@@ -192,17 +199,17 @@ class DGCMomentum(Optimizer):
         if self.built:
             return
         super().build(variables)
-        if self.strategy.num_replicas_in_sync == 1:
+        if strategy_of(self).num_replicas_in_sync == 1:
             warnings.warn(
                 "DGCMomentum saves traffic between replicas. Received: one "
                 "replica, which has none. Use `keras.optimizers.SGD` with "
                 "`momentum` there.",
                 stacklevel=2,
             )
-        self._wire = Wire.under(self.strategy, self.value_dtype)
+        self._wire = Wire.under(strategy_of(self), self.value_dtype)
         self._rows = SentRows(self._wire)
         self._memories: list[Any] = [
-            None if self.is_overwritten(v) else self._add_memory(v)
+            None if is_overwritten(self, v) else self._add_memory(v)
             for v in variables
         ]
 
@@ -218,7 +225,7 @@ class DGCMomentum(Optimizer):
         """Those of which entries are selected, as far as a step has shown."""
         return [
             variable
-            for i, variable in enumerate(self.built_variables)
+            for i, variable in enumerate(built_variables(self))
             if self.is_eligible(variable) and i not in self._rows
         ]
 
@@ -228,10 +235,10 @@ class DGCMomentum(Optimizer):
         memories = [memory for memory in self._memories if memory is not None]
         return [m.residual for m in memories if m.residual is not None]
 
-    def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
         """Exchange what the stage of this step sends, and apply it."""
         variables = [backend_variable(variable) for variable in variables]
-        indices = list(map(self.variable_index, variables))
+        indices = [variable_index(self, variable) for variable in variables]
         memories = [self._memories[i] for i in indices]
         compressed = [
             memory.is_compressed(gradient)
@@ -255,10 +262,10 @@ class DGCMomentum(Optimizer):
         def at(sparsity: float | None) -> Callable:
             def update(gradients: list[Gradient]) -> None:
                 weights = [
-                    self.full_precision(own_component(v)) for v in variables
+                    self._full_precision(own_component(v)) for v in variables
                 ]
                 step = tf.cast(self.iterations, tf.int32)
-                self.step(
+                self._step(
                     exchange(
                         gradients,
                         weights,
@@ -289,13 +296,13 @@ class DGCMomentum(Optimizer):
             learning_rate: Scalar.
         """
         variable = backend_variable(variable)
-        weight = self.full_precision(variable)
+        weight = self._full_precision(variable)
         rate = tf.cast(learning_rate, weight.dtype)
         if isinstance(gradient, tf.IndexedSlices):
             subtract_entries(weight, gradient, rate)
         else:
             weight.assign_sub(rate * gradient)
-        self.store_weight(variable, weight)
+        self._store_weight(variable, weight)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.
@@ -330,7 +337,7 @@ class DGCMomentum(Optimizer):
         sparsity = self.schedule.stages[self.schedule.stage(step)]
         return summarize(
             step,
-            self.built_variables,
+            built_variables(self),
             self.compressed_variables,
             self._rows.sent(),
             sparsity,
@@ -367,8 +374,8 @@ class DGCMomentum(Optimizer):
 
     def _add_memory(self, variable: Any) -> Memory:
         def add(name: str) -> keras.Variable:
-            return self.add_replica_variable(
-                variable, name, state_dtype(variable.dtype)
+            return add_replica_variable(
+                self, variable, name, state_dtype(variable.dtype)
             )
 
         momentum, residual = add("momentum"), None
@@ -382,7 +389,7 @@ class DGCMomentum(Optimizer):
                 self.momentum,
                 self.nesterov,
                 None if is_regularized else self._penalty,
-                self.strategy.num_replicas_in_sync,
+                strategy_of(self).num_replicas_in_sync,
             ),
             self.clipnorm,
             self.momentum_masking,

@@ -74,7 +74,7 @@ class Lamb(LayerwiseOptimizer):
         BERT in 76 minutes", arXiv:1904.00962, Algorithm 2.
     """
 
-    rule = Rule((momentum_direction,))
+    _rule = Rule((momentum_direction,))
 
     def __init__(
         self,

@@ -119,7 +119,7 @@ class LANS(LayerwiseOptimizer):
         Pretraining in 54 minutes", arXiv:2006.13484, Algorithm 2.
     """
 
-    rule = Rule((momentum_direction, gradient_direction), normalize)
+    _rule = Rule((momentum_direction, gradient_direction), normalize)
 
     def __init__(
         self,

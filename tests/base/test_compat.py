@@ -324,13 +324,8 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_counter", "_first_key", "_host_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_is_installed"),
-        *(
-            "_apply_together",
-            "_averages",
-            "_is_first",
-            "_shared_average",
-            "_variable",
-        ),
+        *("_accumulate", "_overwrite_with_averages", "_shared_average"),
+        *("_apply_together", "_averages", "_is_first", "_variable"),
     }
     assert used - ours == private
 

@@ -210,7 +210,7 @@ def test_default_patterns_are_searched_in_the_path():
         names, [True, False, False, False], strict=True
     ):
         (variable,) = [v for v in model.weights if v.path.endswith(name)]
-        assert optimizer.is_decayed(variable) is is_decayed
+        assert optimizer._is_decayed(variable) is is_decayed
 
 
 def test_pure_step_matches_formula():

@@ -5,7 +5,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import OptimizerHooks
+from tf_optimizers._compat.keras import (
+    OptimizerHooks,
+    average,
+    built_variables,
+    strategy_of,
+)
 
 
 class SharedAverages(OptimizerHooks):
@@ -18,31 +23,26 @@ class SharedAverages(OptimizerHooks):
 
     @property
     def _model_variables_moving_average(self) -> list[Any]:
-        return list(map(self._shared_average, self.built_variables))
+        return list(map(self._shared_average, built_variables(self)))
 
     @_model_variables_moving_average.setter
     def _model_variables_moving_average(self, averages: list[Any]) -> None:
         self._averages = averages
 
-    def average(self, variable: Any) -> tf.Variable | None:
-        """Return the moving average of `variable`, itself."""
-        average = self._averages[self.variable_index(variable)]
-        return None if average is None else average.value
-
     def _shared_average(self, variable: Any) -> Any:
-        average = self.average(variable)
+        own = average(self, variable)
         if isinstance(variable, keras.Variable):
             variable = variable.value
-        if average is None or not isinstance(
+        if own is None or not isinstance(
             variable, tf.distribute.DistributedValues
         ):
-            return average
+            return own
         # Here, for those without a strategy to do without the module.
         from tensorflow.python.distribute import values
 
         return values.MirroredVariable(
-            self.strategy,
-            [_Share(average, i == 0) for i in range(len(variable.values))],
+            strategy_of(self),
+            [_Share(own, i == 0) for i in range(len(variable.values))],
             tf.VariableAggregation.NONE,
         )
 

@@ -11,9 +11,9 @@ from tf_optimizers._compat import Gradient
 
 
 class OptimizerHooks(keras.optimizers.Optimizer):
-    """`keras.optimizers.Optimizer` with its private steps under public names.
+    """`keras.optimizers.Optimizer` with names of ours for its private steps.
 
-    Subclasses implement `apply_in_replica` and `overwrite_with_averages`.
+    Subclasses implement `_accumulate` and `_overwrite_with_averages`.
     """
 
     def _backend_apply_gradients(
@@ -22,14 +22,14 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         # Keras clips, decays, accumulates and averages in here, before the
         # replicas' gradients are summed; there is no public place between
         # `apply`, which unscales them, and `update_step`.
-        self.apply_in_replica(list(grads), list(trainable_variables))
+        self._accumulate(list(grads), list(trainable_variables))
 
     def _overwrite_model_variables_with_average_value(
         self, trainable_variables: Sequence[Any]
     ) -> None:
         # `finalize_variable_values` calls this; Keras's own assigns without a
         # cast, which fails for averages of another dtype than the variable.
-        self.overwrite_with_averages(list(trainable_variables))
+        self._overwrite_with_averages(list(trainable_variables))
 
     def _get_current_learning_rate(self) -> Any:
         # Keras calls any schedule with the number of micro-batches, and gives
@@ -38,95 +38,103 @@ class OptimizerHooks(keras.optimizers.Optimizer):
             return self._learning_rate(self.iterations)
         return super()._get_current_learning_rate()
 
-    def apply_in_replica(
+    def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
-        """Update `variables` from this replica's unscaled `gradients`."""
+        """Accumulate this replica's gradients, or update the variables."""
         raise NotImplementedError
 
-    def overwrite_with_averages(self, variables: list[Any]) -> None:
+    def _overwrite_with_averages(self, variables: list[Any]) -> None:
         """Assign the moving averages to `variables`."""
         raise NotImplementedError
 
-    def variable_index(self, variable: Any) -> int:
-        """Return the position of `variable` in the list given to `build`."""
-        # Keras documents this for subclasses, but under a private name.
-        return self._get_variable_index(variable)
 
-    def variable_key(self, variable: Any) -> str:
-        """Return what identifies `variable` and its replicas' components."""
-        # Under a strategy `update_step` is handed components; Keras resolves
-        # them to the variable they belong to in here only.
-        return self._var_key(variable)
+def variable_index(optimizer: Any, variable: Any) -> int:
+    """Return the position of `variable` in the list given to `build`."""
+    # Keras documents this for subclasses, but under a private name.
+    return optimizer._get_variable_index(variable)
 
-    @property
-    def built_variables(self) -> list[Any]:
-        """The variables given to `build`."""
-        # Keras keeps them for `apply(grads)` and has no public accessor.
-        return self._trainable_variables
 
-    @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """The strategy under whose scope the optimizer was created."""
-        # Keras keeps it to find the variables' devices after training.
-        return self._distribution_strategy
+def variable_key(optimizer: Any, variable: Any) -> str:
+    """Return what identifies `variable` and its replicas' components."""
+    # Under a strategy `update_step` is handed components; Keras resolves them
+    # to the variable they belong to in here only.
+    return optimizer._var_key(variable)
 
-    @property
-    def micro_steps(self) -> tf.Tensor:
-        """Calls of `apply` so far; `iterations` counts the updates."""
-        # `iterations` is divided by `gradient_accumulation_steps`.
-        return tf.convert_to_tensor(self._iterations)
 
-    def accumulator(self, variable: Any) -> tf.Variable:
-        """Return the sum of gradients that `gradient_accumulation_steps` keeps.
+def built_variables(optimizer: Any) -> list[Any]:
+    """Return the variables given to `build`."""
+    # Keras keeps them for `apply(grads)` and has no public accessor.
+    return optimizer._trainable_variables
 
-        Keras creates them in `build` and has no public accessor.
-        """
-        return self._accumulated_gradients[self.variable_index(variable)].value
 
-    def average(self, variable: Any) -> tf.Variable | None:
-        """Return the moving average that `use_ema` keeps of `variable`.
+def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
+    """Return the strategy under whose scope the optimizer was created."""
+    # Keras keeps it to find the variables' devices after training.
+    return optimizer._distribution_strategy
 
-        Keras creates them in `build` and has no public accessor. None for
-        variables that are overwritten by their gradients (float8 scales).
-        """
-        index = self.variable_index(variable)
-        average = self._model_variables_moving_average[index]
-        return None if average is None else average.value
 
-    def add_replica_variable(
-        self, reference: Any, name: str, dtype: str
-    ) -> keras.Variable:
-        """Add a variable of zeros of which every replica has its own.
+def micro_steps(optimizer: Any) -> tf.Tensor:
+    """Return the calls of `apply` so far; `iterations` counts the updates."""
+    # `iterations` is divided by `gradient_accumulation_steps`.
+    return tf.convert_to_tensor(optimizer._iterations)
 
-        Read outside of a replica, it is the sum over replicas; what is
-        assigned there is divided among them. Keras's `add_variable` has no
-        argument for this, and tracks its variables in private.
-        """
-        path = getattr(reference, "path", reference.name.removesuffix(":0"))
-        value = getattr(reference, "value", reference)
-        if callable(value):  # The method of a `tf.Variable`.
-            value = reference
-        with (
-            self.strategy.extended.colocate_vars_with(value),
-            keras.name_scope(self.name, caller=self),
-        ):
-            variable = keras.Variable(
-                "zeros",
-                shape=reference.shape,
-                dtype=dtype,
-                trainable=False,
-                synchronization="on_read",
-                aggregation="sum",
-                name=f"{path.replace('/', '_')}_{name}",
-            )
-        self._track_variable(variable)
-        return variable
 
-    def is_overwritten(self, variable: Any) -> bool:
-        """Tell a variable that its gradient replaces (a float8 scale)."""
-        # Keras gives these no slots, and hands no gradients of them on.
-        return self._overwrite_variable_with_gradient(variable)
+def accumulator(optimizer: Any, variable: Any) -> tf.Variable:
+    """Return the sum of gradients that `gradient_accumulation_steps` keeps."""
+    # Keras creates them in `build` and has no public accessor.
+    index = variable_index(optimizer, variable)
+    return optimizer._accumulated_gradients[index].value
+
+
+def average(optimizer: Any, variable: Any) -> tf.Variable | None:
+    """Return the moving average that `use_ema` keeps of `variable`.
+
+    None for variables that are overwritten by their gradients (float8 scales).
+    """
+    # Keras creates them in `build` and has no public accessor. `SharedAverages`
+    # shows Keras others in their place.
+    averages = getattr(optimizer, "_averages", None)
+    if averages is None:
+        averages = optimizer._model_variables_moving_average
+    found = averages[variable_index(optimizer, variable)]
+    return None if found is None else found.value
+
+
+def is_overwritten(optimizer: Any, variable: Any) -> bool:
+    """Tell a variable that its gradient replaces (a float8 scale)."""
+    # Keras gives these no slots, and hands no gradients of them on.
+    return optimizer._overwrite_variable_with_gradient(variable)
+
+
+def add_replica_variable(
+    optimizer: Any, reference: Any, name: str, dtype: str
+) -> keras.Variable:
+    """Add a variable of zeros of which every replica has its own.
+
+    Read outside of a replica, it is the sum over replicas; what is assigned
+    there is divided among them. Keras's `add_variable` has no argument for
+    this, and tracks its variables in private.
+    """
+    path = getattr(reference, "path", reference.name.removesuffix(":0"))
+    value = getattr(reference, "value", reference)
+    if callable(value):  # The method of a `tf.Variable`.
+        value = reference
+    with (
+        strategy_of(optimizer).extended.colocate_vars_with(value),
+        keras.name_scope(optimizer.name, caller=optimizer),
+    ):
+        variable = keras.Variable(
+            "zeros",
+            shape=reference.shape,
+            dtype=dtype,
+            trainable=False,
+            synchronization="on_read",
+            aggregation="sum",
+            name=f"{path.replace('/', '_')}_{name}",
+        )
+    optimizer._track_variable(variable)
+    return variable
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -7,6 +7,12 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import (
+    accumulator,
+    built_variables,
+    is_overwritten,
+    micro_steps,
+)
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers._compat.replicas import switch_across_replicas
 from tf_optimizers.base.clipping import clip
@@ -55,11 +61,11 @@ class Optimizer(WeightKeeper):
         if self.built:
             return
         for variable in variables:
-            if not self.is_overwritten(variable):
+            if not is_overwritten(self, variable):
                 check_floating(variable)
         agree_on_overflow()
         super().build(variables)
-        self.add_master_weights(variables)
+        self._add_master_weights(variables)
 
     def add_variable(
         self,
@@ -107,11 +113,11 @@ class Optimizer(WeightKeeper):
         check_not_empty(grads)
         check_replica_context()
         if trainable_variables is None and self.built:
-            trainable_variables = self.built_variables
+            trainable_variables = built_variables(self)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             check_gradients(grads, trainable_variables)
-            grads = self.prepare(grads, trainable_variables)
+            grads = self._cast(grads, trainable_variables)
             if not self.built:
                 # Lifted out of a `tf.function` that is being traced: inside,
                 # replicas get variables that are never initialized.
@@ -122,7 +128,7 @@ class Optimizer(WeightKeeper):
                 self._is_agreed = True
         super().apply(grads, trainable_variables)
 
-    def prepare(
+    def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
         """Return gradients of the state's dtype that can be unscaled."""
@@ -132,15 +138,15 @@ class Optimizer(WeightKeeper):
             gradients = densify(gradients, variables)
         return gradients
 
-    def apply_in_replica(
+    def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
         """Accumulate this replica's gradients, or update the variables."""
         steps = self.gradient_accumulation_steps
         if not steps:
-            self.update(gradients, variables)
+            self._update(gradients, variables)
             return
-        accumulators = [self.accumulator(variable) for variable in variables]
+        accumulators = [accumulator(self, variable) for variable in variables]
 
         def accumulate(gradients: list[tf.Tensor]) -> None:
             update_each(
@@ -154,22 +160,24 @@ class Optimizer(WeightKeeper):
                 (total + gradient) / steps
                 for gradient, total in zip(gradients, accumulators, strict=True)
             ]
-            self.update(means, variables)
+            self._update(means, variables)
             update_each(
-                [self.accumulator(v) for v in self.built_variables],
+                [accumulator(self, v) for v in built_variables(self)],
                 lambda total: total.assign(tf.zeros_like(total)),
             )
 
         switch_across_replicas(
-            (self.micro_steps + 1) % steps == 0, [accumulate, update], gradients
+            (micro_steps(self) + 1) % steps == 0,
+            [accumulate, update],
+            gradients,
         )
 
-    def update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
         """Update the variables from this replica's share of the gradients."""
         variables = [backend_variable(variable) for variable in variables]
-        self.step(self.aggregate(gradients, variables), variables)
+        self._step(self._exchange(gradients, variables), variables)
 
-    def aggregate(
+    def _exchange(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
         """Sum the gradients over replicas, make them dense and clip them."""
@@ -183,7 +191,7 @@ class Optimizer(WeightKeeper):
             self.clipvalue,
         )
 
-    def step(
+    def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         """Call `update_step` for each variable and each of its components."""
@@ -197,4 +205,4 @@ class Optimizer(WeightKeeper):
             [learning_rate] * len(variables),
         )
         if self.use_ema:
-            self.update_averages()
+            self._average()

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from tf_optimizers._compat.keras import variable_key
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_non_negative, check_patterns
 
@@ -63,7 +64,7 @@ class DecayedOptimizer(Optimizer):
         patterns = check_patterns("var_names", var_names) or []
         names = [_name_in_path(name) for name in patterns]
         variables = {
-            self.variable_key(variable): f"^{re.escape(path_of(variable))}$"
+            variable_key(self, variable): f"^{re.escape(path_of(variable))}$"
             for variable in var_list or ()
         }
         said = self._excluded_names, self._excluded_variables
@@ -77,11 +78,11 @@ class DecayedOptimizer(Optimizer):
             )
         self._excluded_names, self._excluded_variables = names, variables
 
-    def is_decayed(self, variable: Any) -> bool:
+    def _is_decayed(self, variable: Any) -> bool:
         """Tell whether no pattern and no call excludes `variable`."""
         patterns = [*(self._excluded_paths or ()), *self._excluded_names]
         return not (
-            self.variable_key(variable) in self._excluded_variables
+            variable_key(self, variable) in self._excluded_variables
             or is_match(patterns, variable)
         )
 

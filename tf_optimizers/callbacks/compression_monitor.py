@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.keras import strategy_of, variable_key
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
@@ -83,7 +84,7 @@ class CompressionMonitor(Monitor):
                 tf.add_n([2 * tf.nn.l2_loss(v) for v in own]),
             )
 
-        strategy = self.optimizer.strategy
+        strategy = strategy_of(self.optimizer)
         sums = [
             strategy.reduce("SUM", value, axis=None)
             for value in strategy.run(own_sums)
@@ -97,7 +98,7 @@ class CompressionMonitor(Monitor):
     def _weights(self) -> dict[str, tf.Tensor]:
         optimizer = self.optimizer
         return {
-            optimizer.variable_key(variable): tf.convert_to_tensor(
+            variable_key(optimizer, variable): tf.convert_to_tensor(
                 backend_variable(variable)
             )
             for variable in optimizer.compressed_variables

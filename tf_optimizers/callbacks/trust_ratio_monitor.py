@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat.keras import built_variables, is_overwritten
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.base.weight_decay import path_of
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.kernels.norms import norm
-from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
+from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer, trust_ratio
 
 
 class TrustRatioMonitor(Monitor):
@@ -79,7 +80,7 @@ class TrustRatioMonitor(Monitor):
         """Return [3, variables]: ratios, and norms of weights and updates."""
         columns = [
             (
-                self.optimizer.trust_ratio(variable, old),
+                trust_ratio(self.optimizer, variable, old),
                 norm(old),
                 norm(new - old),
             )
@@ -95,14 +96,14 @@ class TrustRatioMonitor(Monitor):
         optimizer = self.optimizer
         return [
             variable
-            for variable in optimizer.built_variables
-            if not optimizer.is_overwritten(variable)
+            for variable in built_variables(optimizer)
+            if not is_overwritten(optimizer, variable)
         ]
 
     def _weights(self) -> list[tf.Tensor]:
         return [
             tf.convert_to_tensor(
-                backend_variable(self.optimizer.master_weight(v) or v)
+                backend_variable(self.optimizer._master_weight(v) or v)
             )
             for v in self._variables()
         ]

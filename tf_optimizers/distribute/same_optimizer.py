@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.keras import micro_steps, strategy_of
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.kind import is_sparse
 
@@ -19,12 +20,12 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     Raises:
         RuntimeError: See `check_agreement`.
     """
-    strategy = optimizer.strategy
+    strategy = strategy_of(optimizer)
     if not is_sparse(strategy):
         return
     with tf.init_scope():
         settings = _settings(optimizer)
-        step = int(optimizer.micro_steps)
+        step = int(micro_steps(optimizer))
     shapes = {
         f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
         for i, variable in enumerate(variables)

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.keras import variable_index
 from tf_optimizers.base.replicas import backend_variable, local_component
 from tf_optimizers.base.weight_decay import DecayedOptimizer, is_match
 from tf_optimizers.checks import (
@@ -40,7 +41,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    rule: Rule
+    _rule: Rule
 
     def __init__(
         self,
@@ -84,40 +85,14 @@ class LayerwiseOptimizer(DecayedOptimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-        self._decayed = tuple(map(self.is_decayed, variables))
-        self._adapted = tuple(map(self.is_adapted, variables))
+        self._decayed = tuple(map(self._is_decayed, variables))
+        self._adapted = tuple(map(self._is_adapted, variables))
 
-    def is_adapted(self, variable: Any) -> bool:
+    def _is_adapted(self, variable: Any) -> bool:
         """Tell whether the variable's step gets a trust ratio."""
         if self.exclude_from_layer_adaptation is None:
-            return self.is_decayed(variable)
+            return self._is_decayed(variable)
         return not is_match(self.exclude_from_layer_adaptation, variable)
-
-    def trust_ratio(self, variable: Any, weight: tf.Tensor) -> tf.Tensor:
-        """Return the ratio by which the present moments step from a weight.
-
-        Args:
-            variable: A variable that the optimizer was built with.
-            weight: Its value before the last step, in its state's dtype.
-
-        Returns:
-            A scalar, phi(|weight|) / |u|; 1 if the variable is not adapted.
-        """
-        index = self.variable_index(variable)
-        if not self._adapted[index]:
-            return tf.ones([], weight.dtype)
-        ratio = compiled(
-            momentum_ratio,
-            weight.shape,
-            weight.dtype,
-            self._coefficients(index),
-        )
-        return ratio(
-            weight,
-            tf.convert_to_tensor(self._momentums[index]),
-            tf.convert_to_tensor(self._velocities[index]),
-            tf.cast(self.iterations, weight.dtype),
-        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -154,14 +129,14 @@ class LayerwiseOptimizer(DecayedOptimizer):
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar.
         """
-        index = self.variable_index(variable)
+        index = variable_index(self, variable)
         variable = backend_variable(variable)
-        weight = self.full_precision(variable)
+        weight = self._full_precision(variable)
         step = compiled(
             layerwise_step,
             weight.shape,
             weight.dtype,
-            self.rule,
+            self._rule,
             self._coefficients(index),
             self._adapted[index],
         )
@@ -174,7 +149,37 @@ class LayerwiseOptimizer(DecayedOptimizer):
             # Keras takes longer to trace `iterations + 1`.
             tf.cast(self.iterations, weight.dtype) + 1,
         )
-        self.store_weight(variable, weight)
+        self._store_weight(variable, weight)
+
+
+def trust_ratio(
+    optimizer: LayerwiseOptimizer, variable: Any, weight: tf.Tensor
+) -> tf.Tensor:
+    """Return the ratio by which the present moments step from a weight.
+
+    Args:
+        optimizer: Built.
+        variable: A variable that the optimizer was built with.
+        weight: Its value before the last step, in its state's dtype.
+
+    Returns:
+        A scalar, phi(|weight|) / |u|; 1 if the variable is not adapted.
+    """
+    index = variable_index(optimizer, variable)
+    if not optimizer._adapted[index]:
+        return tf.ones([], weight.dtype)
+    ratio = compiled(
+        momentum_ratio,
+        weight.shape,
+        weight.dtype,
+        optimizer._coefficients(index),
+    )
+    return ratio(
+        weight,
+        tf.convert_to_tensor(optimizer._momentums[index]),
+        tf.convert_to_tensor(optimizer._velocities[index]),
+        tf.cast(optimizer.iterations, weight.dtype),
+    )
 
 
 def _check_bounds(

@@ -6,6 +6,12 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import (
+    accumulator,
+    built_variables,
+    is_overwritten,
+    micro_steps,
+)
 from tf_optimizers._compat.replicas import call_across_replicas
 from tf_optimizers.base.clipping import clip
 from tf_optimizers.base.gradients import in_state_dtype
@@ -36,11 +42,13 @@ class HostOptimizer(HostKeeper):
         **kwargs: See `DecayedOptimizer`.
     """
 
-    def step_size(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Return the scalar that `step_on_host` is given in this step."""
+    def _step_size(
+        self, learning_rate: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        """Return the scalar that `_step_on_host` is given in this step."""
         raise NotImplementedError
 
-    def step_on_host(
+    def _step_on_host(
         self, gradient: tf.Tensor, variable: tf.Variable, size: tf.Tensor
     ) -> tf.Tensor | None:
         """Update the state of a variable, and the variable if it is here.
@@ -48,7 +56,7 @@ class HostOptimizer(HostKeeper):
         Args:
             gradient: Dense, of the variable's shape and its state's dtype.
             variable: A variable that the optimizer was built with.
-            size: What `step_size` returned for this step.
+            size: What `_step_size` returned for this step.
 
         Returns:
             None if `is_on_host`; the new value of a half-precision variable;
@@ -56,7 +64,7 @@ class HostOptimizer(HostKeeper):
         """
         raise NotImplementedError
 
-    def is_on_host(self, variable: tf.Variable) -> bool:
+    def _is_on_host(self, variable: tf.Variable) -> bool:
         """Tell whether the step can be made on the variable itself."""
         copies = components(variable)
         return (
@@ -65,23 +73,21 @@ class HostOptimizer(HostKeeper):
             and not is_half(variable.dtype)
         )
 
-    def prepare(
+    def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
         """Send the gradients to the host, unless replicas exchange them."""
         check_not_compiled(type(self).__name__, variables)
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            return super().prepare(gradients, variables)
+            return super()._cast(gradients, variables)
         return [
             gradient
-            if gradient is None or self.is_overwritten(variable)
+            if gradient is None or is_overwritten(self, variable)
             else self._send(gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
 
-    def apply_in_replica(
-        self, gradients: list[Any], variables: list[Any]
-    ) -> None:
+    def _accumulate(self, gradients: list[Any], variables: list[Any]) -> None:
         """Sum the gradients over replicas, and make one step of the sum."""
         variables = [backend_variable(variable) for variable in variables]
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
@@ -94,9 +100,9 @@ class HostOptimizer(HostKeeper):
         def apply(strategy: Any, gradients: list[Gradient]) -> None:
             del strategy
             if self.gradient_accumulation_steps:
-                self._accumulate(gradients, variables)
+                self._accumulate_on_host(gradients, variables)
             else:
-                changes = self.once_per_worker(
+                changes = self._once_per_worker(
                     "step",
                     lambda: self._changes(
                         _hosted(gradients, variables), variables
@@ -111,13 +117,13 @@ class HostOptimizer(HostKeeper):
         with tf.device(HOST):
             return HostGradient(*in_state_dtype([gradient], [variable]))
 
-    def _accumulate(
+    def _accumulate_on_host(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         """Add to the accumulators or, now and then, update the variables."""
         steps = self.gradient_accumulation_steps
-        is_update = (self.micro_steps + 1) % steps == 0
-        totals = [self.accumulator(variable) for variable in variables]
+        is_update = (micro_steps(self) + 1) % steps == 0
+        totals = [accumulator(self, variable) for variable in variables]
 
         def work() -> list[tf.Tensor]:
             hosted = _hosted(gradients, variables)
@@ -128,8 +134,8 @@ class HostOptimizer(HostKeeper):
                     means = [(total + new) / steps for total, new in pairs]
                 changes = self._changes(means, variables)
                 with tf.device(HOST):
-                    for variable in self.built_variables:
-                        total = self.accumulator(variable)
+                    for variable in built_variables(self):
+                        total = accumulator(self, variable)
                         total.assign(tf.zeros_like(total))
                 return changes
 
@@ -149,7 +155,7 @@ class HostOptimizer(HostKeeper):
                 return tf.cond(is_update, update, accumulate)
 
         # Replicas get the tensors before they enter a graph of their own.
-        changes = self.once_per_worker("step", work)
+        changes = self._once_per_worker("step", work)
         with tf.device(HOST):
             tf.cond(
                 is_update,
@@ -169,14 +175,14 @@ class HostOptimizer(HostKeeper):
                 gradients, self.clipnorm, self.global_clipnorm, self.clipvalue
             )
             sizes = {
-                dtype: self.step_size(
+                dtype: self._step_size(
                     tf.cast(rate, dtype), tf.cast(step, dtype)
                 )
                 for dtype in {gradient.dtype for gradient in gradients}
             }
             pairs = zip(gradients, variables, strict=True)
             changes = [
-                self.step_on_host(gradient, variable, sizes[gradient.dtype])
+                self._step_on_host(gradient, variable, sizes[gradient.dtype])
                 for gradient, variable in reversed(list(pairs))
             ]
         return [change for change in changes if change is not None]
@@ -191,11 +197,11 @@ class HostOptimizer(HostKeeper):
         ):
             extended.update(variable, _store, args=(change,), group=False)
         if self.use_ema:
-            self.update_averages()
+            self._average()
 
     def _not_on_host(self, variables: list[tf.Variable]) -> list[tf.Variable]:
         """Return those that changes are sent to, in the order of the step."""
-        return [v for v in reversed(variables) if not self.is_on_host(v)]
+        return [v for v in reversed(variables) if not self._is_on_host(v)]
 
 
 def _hosted(

@@ -6,6 +6,12 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.averages import SharedAverages
+from tf_optimizers._compat.keras import (
+    average,
+    built_variables,
+    is_overwritten,
+    strategy_of,
+)
 from tf_optimizers.base.precision import refreshed
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.base.weight_decay import DecayedOptimizer
@@ -31,7 +37,7 @@ class HostKeeper(SharedAverages, DecayedOptimizer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.once_per_worker = OncePerWorker()
+        self._once_per_worker = OncePerWorker()
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable to the host."""
@@ -40,28 +46,28 @@ class HostKeeper(SharedAverages, DecayedOptimizer):
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
 
-    def overwrite_with_averages(self, variables: list[Any]) -> None:
+    def _overwrite_with_averages(self, variables: list[Any]) -> None:
         """Assign to each variable its moving average."""
         # Keras calls this after training, outside of the strategy's scope.
-        with self.strategy.scope():
+        with strategy_of(self).scope():
             self._assign_averages(list(map(backend_variable, variables)))
 
-    def update_averages(self) -> None:
+    def _average(self) -> None:
         """Let the moving averages follow the weights, and replace them."""
         variables = [
             backend_variable(variable)
-            for variable in self.built_variables
-            if not self.is_overwritten(variable)
+            for variable in built_variables(self)
+            if not is_overwritten(self, variable)
         ]
 
         def follow() -> list[tf.Tensor]:
             for variable in variables:
                 weight = self._weight_on_host(variable)
                 with tf.device(HOST):
-                    self.follow(self.average(variable), weight)
+                    self._follow(average(self, variable), weight)
             return []
 
-        self.once_per_worker("average", follow)
+        self._once_per_worker("average", follow)
         if self.ema_overwrite_frequency:
             tf.cond(
                 (self.iterations + 1) % self.ema_overwrite_frequency == 0,
@@ -71,7 +77,7 @@ class HostKeeper(SharedAverages, DecayedOptimizer):
 
     def _weight_on_host(self, variable: tf.Variable) -> tf.Tensor:
         value = value_of(variable)
-        master = self.master_weight(variable)
+        master = self._master_weight(variable)
         if master is None:
             return value
         with tf.device(HOST):
@@ -81,15 +87,15 @@ class HostKeeper(SharedAverages, DecayedOptimizer):
     def _assign_averages(self, variables: list[tf.Variable]) -> None:
         extended = tf.distribute.get_strategy().extended
         for variable in variables:
-            average = self.average(variable)
-            if average is None:
+            mean = average(self, variable)
+            if mean is None:
                 continue
             with tf.device(HOST):
-                value = tf.cast(average, variable.dtype)
-                master = self.master_weight(variable)
+                value = tf.cast(mean, variable.dtype)
+                master = self._master_weight(variable)
                 if master is not None:
                     # The variable's value will be its rounding.
-                    master.assign(average)
+                    master.assign(mean)
             extended.update(variable, _assign, args=(value,), group=False)
 
 
