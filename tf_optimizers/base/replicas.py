@@ -32,18 +32,14 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 def own_component(variable: Any) -> tf.Variable:
     """Return the component of `variable` of the replica that asks."""
     every = components(variable)
-    return every[place_among(len(every))]
+    return every[local_rank(len(every))]
 
 
-def place_among(local: int) -> int:
-    """Return the place of the replica that asks, among those of its process.
-
-    Args:
-        local: Their number.
-    """
+def local_rank(count: int) -> int:
+    """Return which of its process's `count` replicas is the one that asks."""
     context = tf.distribute.get_replica_context()
     # Workers have equally many replicas, and number them one after another.
-    return tf.get_static_value(context.replica_id_in_sync_group) % local
+    return tf.get_static_value(context.replica_id_in_sync_group) % count
 
 
 def update_each(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_optimizers.base.replicas import place_among
+from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.wire import Wire, position_dtype
 from tf_optimizers.distribute.owners import Owners
@@ -94,4 +94,4 @@ class Deal:
     def _own_rows(self, slots: tf.Tensor, wire: Wire) -> tf.Tensor:
         """Return this replica's of its host's slots: [N, capacity]."""
         rows = tf.reshape(slots, [self._owners.replicas, wire.devices, -1])
-        return rows[:, place_among(wire.devices)]
+        return rows[:, local_rank(wire.devices)]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.replicas import place_among
+from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.compression.deal import Deal
 from tf_optimizers.compression.memory import Memory
 from tf_optimizers.compression.selection import Selection
@@ -71,7 +71,7 @@ def _sum_on_host(gradients: list[tf.Tensor], wire: Wire) -> list[tf.Tensor]:
     if wire.devices == 1 or not gradients:
         return gradients
     return tf.distribute.get_strategy().extended.sum_on_host(
-        gradients, place_among(wire.devices)
+        gradients, local_rank(wire.devices)
     )
 
 

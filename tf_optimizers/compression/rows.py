@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.replicas import plain_variable
-from tf_optimizers.base.replicas import components, own_component, place_among
+from tf_optimizers.base.replicas import components, local_rank, own_component
 from tf_optimizers.compression.wire import Wire
 
 
@@ -29,7 +29,7 @@ class SentRows:
         if not isinstance(gradient, tf.IndexedSlices):
             self._bytes.pop(index, None)
             return
-        if place_among(len(components(variable))):
+        if local_rank(len(components(variable))):
             return
         if index not in self._bytes:
             with tf.init_scope(), tf.device(own_component(variable).device):

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.replicas import place_among
+from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.distribute.entries import (
     SortedEntries,
@@ -95,7 +95,7 @@ class Wire(NamedTuple):
             return selected
         count = self._share(selected.shape[0])
         missing = count * self.devices - selected.shape[0]
-        start = count * place_among(self.devices)
+        start = count * local_rank(self.devices)
         return tf.pad(selected, [[missing, 0]])[start : start + count]
 
     def owners(

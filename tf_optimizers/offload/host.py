@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.replicas import in_xla, plain_variable
 from tf_optimizers.base.gradients import as_dense
-from tf_optimizers.base.replicas import components, place_among
+from tf_optimizers.base.replicas import components, local_rank
 
 # Of this worker process: job and task are those of the scope around it.
 HOST = "/CPU:0"
@@ -53,7 +53,7 @@ class OncePerWorker:
         ):
             return function()
         count = len(strategy.extended.worker_devices)
-        replica = place_among(count)
+        replica = local_rank(count)
         if replica == 0:
             self._results[key] = function()
         result = self._results[key]
