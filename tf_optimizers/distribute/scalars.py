@@ -1,6 +1,5 @@
 """The scalars that replicas return, reduced together."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -14,48 +13,44 @@ class ScalarsOfRun:
     others with it.
 
     Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
         outputs: The nest of values that `run` returned.
-        local_results: Returns the components of such a value.
     """
 
-    def __init__(
-        self, outputs: Any, local_results: Callable[[Any], tuple[Any, ...]]
-    ) -> None:
+    def __init__(self, strategy: Any, outputs: Any) -> None:
+        self._strategy = strategy
         self._graph = tf.compat.v1.get_default_graph()
         self._waiting = [
             value
             for value in tf.nest.flatten(outputs)
-            if _is_scalar(local_results(value)[0])
+            if _is_scalar(strategy.experimental_local_results(value)[0])
         ]
         self._reduced: list[tuple[Any, Any, Any]] = []
 
-    def take(
-        self,
-        reduce_op: Any,
-        value: Any,
-        reduce: Callable[[list[Any]], list[Any]],
-    ) -> Any:
-        """Return the value reduced, or None if it is not one of these.
-
-        Args:
-            reduce_op: As given to `reduce`.
-            value: What is to be reduced.
-            reduce: Reduces a list of values in one collective.
-        """
+    def reduce(self, reduce_op: Any, value: Any) -> Any:
+        """Return the value reduced, or None if it is not one of these."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
         if any(value is other for other in self._waiting):
+            results = self._reduce_together(reduce_op, self._waiting)
             self._reduced = [
                 (other, reduce_op, result)
-                for other, result in zip(
-                    self._waiting, reduce(self._waiting), strict=True
-                )
+                for other, result in zip(self._waiting, results, strict=True)
             ]
             self._waiting = []
         for other, known_op, result in self._reduced:
             if other is value and known_op == reduce_op:
                 return result
         return None
+
+    def _reduce_together(self, reduce_op: Any, values: list[Any]) -> list[Any]:
+        """Reduce in one collective, which runs beside the gradients'."""
+        # The strategy's own `run` would take note of other scalars.
+        stacked = tf.distribute.Strategy.run(
+            self._strategy, lambda *scalars: tf.stack(scalars), values
+        )
+        reduced = self._strategy.extended.reduce_beside(reduce_op, stacked)
+        return tf.unstack(self._strategy.experimental_local_results(reduced)[0])
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The strategy: `MultiWorkerMirroredStrategy` for Keras 3 and sparse values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,10 +26,8 @@ from tf_optimizers.distribute.shared_data import (
     follow_order,
     propose_order,
 )
-from tf_optimizers.distribute.sparse_all_reduce import (
-    SparseCollectiveAllReduce,
-    pad_rows,
-)
+from tf_optimizers.distribute.sparse_all_reduce import SparseCollectiveAllReduce
+from tf_optimizers.distribute.uneven_rows import fill_up_rows
 
 
 class SparseMultiWorkerMirroredStrategy(
@@ -105,7 +103,7 @@ class SparseMultiWorkerMirroredStrategy(
         batch.install()
         agree_on_overflow()
         self._trained = TrainedModels(self)
-        self._scalars = ScalarsOfRun([], self.experimental_local_results)
+        self._scalars = ScalarsOfRun(self, [])
         self._agree()
 
     def _agree(self) -> None:
@@ -173,7 +171,7 @@ class SparseMultiWorkerMirroredStrategy(
             self._trained.add(model)
             fn = batch.with_rows(fn)
         outputs = super().run(fn, args, kwargs, options)
-        self._scalars = ScalarsOfRun(outputs, self.experimental_local_results)
+        self._scalars = ScalarsOfRun(self, outputs)
         return outputs
 
     def reduce(
@@ -216,54 +214,12 @@ class SparseMultiWorkerMirroredStrategy(
         local = self.experimental_local_results(value)[0]
         if tf.convert_to_tensor(local).shape.rank == 0:
             axis = None
-            reduced = self._scalars.take(
-                reduce_op,
-                value,
-                lambda values: self._reduce_scalars(reduce_op, values),
-            )
+            reduced = self._scalars.reduce(reduce_op, value)
             if reduced is not None:
                 return reduced
         elif axis is None and tf.executing_eagerly():
-            value = self._fill_up(value)
+            value = fill_up_rows(self, value)
         return super().reduce(reduce_op, value, axis)
-
-    def _reduce_scalars(self, reduce_op: Any, values: list[Any]) -> list[Any]:
-        """Reduce several scalars in one collective, beside the gradients'."""
-        stacked = super().run(lambda *scalars: tf.stack(scalars), values)
-        reduced = self.extended.reduce_beside(reduce_op, stacked)
-        return tf.unstack(self.experimental_local_results(reduced)[0])
-
-    def _fill_up(self, value: Any) -> Any:
-        """Append zeros to values with fewer rows than those of others."""
-        local = self.experimental_local_results(value)
-        if len(local) < len(self.extended.worker_devices) or (
-            isinstance(value, tf.Variable)
-        ):
-            return value  # of the host, not of replicas; or of one shape
-        rows = self._distribute(
-            [
-                lambda replica, v=v: (
-                    tf.shape(v)[0]
-                    * tf.one_hot(
-                        replica, self.num_replicas_in_sync, dtype=tf.int32
-                    )
-                )
-                for v in local
-            ]
-        )
-        most = tf.reduce_max(
-            super().reduce(tf.distribute.ReduceOp.SUM, rows, None)
-        )
-        return self._distribute(
-            [lambda _, v=v: pad_rows(v, most) for v in local]
-        )
-
-    def _distribute(self, functions: Sequence[Callable]) -> Any:
-        """Return the values of one function of its number per local replica."""
-        remaining = iter(functions)
-        return self.experimental_distribute_values_from_function(
-            lambda context: next(remaining)(context.replica_id_in_sync_group)
-        )
 
 
 class SparseExtended(MultiWorkerExtendedHooks):
