@@ -17,17 +17,17 @@ ROWS = np.arange(32, dtype="float32")[:, None]
 
 
 @pytest.fixture
-def order(monkeypatch):
-    """The order of a user who has seeded nothing, for this test only."""
+def seed(monkeypatch):
+    """What shuffles for a user who has seeded nothing, for this test only."""
     for owner, name in (
         (shuffle_op, "_shuffle"),
         (ArrayDataAdapter, "get_tf_dataset"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    order = shared_data._Order()
-    monkeypatch.setattr(shared_data, "_order", order)
+    seed = shared_data._ShuffleSeed()
+    monkeypatch.setattr(shared_data, "_shuffle_seed", seed)
     tf.random.set_seed(None)
-    return order
+    return seed
 
 
 def rows_of(data):
@@ -49,42 +49,42 @@ def epochs_of_fit():
     return seen[:32], seen[32:]
 
 
-def test_arrays_are_in_the_order_of_the_seed(order):
-    order.set(7)
+def test_arrays_are_in_the_order_of_the_seed(seed):
+    seed.set(7)
     first, second = epochs_of_fit()
     assert sorted(first) == sorted(second) == [*range(32)]
     assert first != second
     assert epochs_of_fit() == (first, second)
-    order.set(8)
+    seed.set(8)
     assert epochs_of_fit()[0] != first
 
 
-def test_tf_data_are_in_the_order_of_the_seed(order):
-    order.set(7)
+def test_tf_data_are_in_the_order_of_the_seed(seed):
+    seed.set(7)
     data, again = (tf.data.Dataset.range(32).shuffle(32) for _ in range(2))
     first, second = rows_of(data), rows_of(data)
     assert first != second
     assert [rows_of(again), rows_of(again)] == [first, second]
-    order.set(8)
+    seed.set(8)
     assert rows_of(tf.data.Dataset.range(32).shuffle(32)) != first
     data = tf.data.Dataset.range(32).shuffle(32, seed=1)
     (seeds,) = shuffles.seeds_of_shuffles(data)
     assert seeds[1] == 1
 
 
-def test_seed_of_the_user_counts(order):
+def test_seed_of_the_user_counts(seed):
     def rows():
         tf.random.set_seed(1)
         return rows_of(tf.data.Dataset.range(32).shuffle(32)), epochs_of_fit()
 
     expected = rows()
-    order.set(7)
+    seed.set(7)
     assert rows() == expected
 
 
-def test_random_numbers_of_other_functions_stay_new(order):
+def test_random_numbers_of_other_functions_stay_new(seed):
     """With a global seed they would be the same in every epoch."""
-    order.set(7)
+    seed.set(7)
     data = tf.data.Dataset.range(3).map(lambda _: tf.random.uniform([]))
     first, second = (np.array([*data.as_numpy_iterator()]) for _ in range(2))
     assert (first != second).all()
@@ -117,7 +117,7 @@ def agree(dataset, batches, *others):
 
 
 @pytest.fixture
-def alone(monkeypatch, order):
+def alone(monkeypatch, seed):
     """No cluster, whose processes would meet before they raise."""
     store = types.SimpleNamespace(meet=lambda key, seconds: None)
     monkeypatch.setattr(agreement, "Coordination", lambda: store)

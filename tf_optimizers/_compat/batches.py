@@ -10,13 +10,18 @@ from keras.src.losses import loss as keras_losses
 from keras.src.trainers import compile_utils
 
 
-class BatchHooks:
-    """Functions that decide what a replica's rows of a batch count.
+def hook_batches(
+    scale: Callable,
+    unscale: Callable,
+    reduce: Callable,
+    sum_up: Callable,
+    moments: Callable,
+) -> None:
+    """Let functions decide what a replica's rows of a batch count.
 
     Keras does so in functions of a module without a public name and in a
     private method, and offers no other place. Each hook is called with Keras's
-    function, and then with the arguments of that. The first instance counts,
-    for the whole process.
+    function, and then with the arguments of that, from now on in this process.
 
     Args:
         scale: Makes a replica's mean loss its part of the whole.
@@ -25,28 +30,14 @@ class BatchHooks:
         sum_up: Adds up the losses that `compile` was given.
         moments: Returns what `BatchNormalization` takes as mean and variance.
     """
-
-    _is_installed = False
-
-    def __init__(
-        self,
-        scale: Callable,
-        unscale: Callable,
-        reduce: Callable,
-        sum_up: Callable,
-        moments: Callable,
-    ) -> None:
-        if BatchHooks._is_installed:
-            return
-        BatchHooks._is_installed = True
-        for owner, name, hook in (
-            (keras_losses, "scale_loss_for_distribution", scale),
-            (keras_losses, "unscale_loss_for_distribution", unscale),
-            (keras_losses, "reduce_weighted_values", reduce),
-            (compile_utils.CompileLoss, "call", sum_up),
-            (keras.layers.BatchNormalization, "_moments", moments),
-        ):
-            setattr(owner, name, _hooked(getattr(owner, name), hook))
+    for owner, name, hook in (
+        (keras_losses, "scale_loss_for_distribution", scale),
+        (keras_losses, "unscale_loss_for_distribution", unscale),
+        (keras_losses, "reduce_weighted_values", reduce),
+        (compile_utils.CompileLoss, "call", sum_up),
+        (keras.layers.BatchNormalization, "_moments", moments),
+    ):
+        setattr(owner, name, _hooked(getattr(owner, name), hook))
 
 
 def _hooked(original: Callable, hook: Callable) -> Callable:

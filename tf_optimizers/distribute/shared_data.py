@@ -33,8 +33,8 @@ _BATCHES = {
 }
 
 
-class _Order:
-    """What data are shuffled by, unless TensorFlow has a seed of the user's."""
+class _ShuffleSeed:
+    """What data are shuffled by, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
 
@@ -64,10 +64,10 @@ class _Order:
         return shuffle
 
 
-_order = _Order()
+_shuffle_seed = _ShuffleSeed()
 
 
-def propose_order() -> list[int]:
+def propose_seeds() -> list[int]:
     """Return a seed to shuffle by, and where the host's generators stand."""
     states = (random.getstate(), np.random.get_state())
     return [
@@ -76,20 +76,20 @@ def propose_order() -> list[int]:
     ]
 
 
-def follow_order(proposals: Sequence[Sequence[int]]) -> None:
-    """Shuffle as the first worker proposes, unless the user has set a seed.
+def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
+    """Shuffle by the first worker's seed, unless the user has set one.
 
     Generators of Python and NumPy, by which a `PyDataset` or a generator may
     shuffle, are left as they are if they are alike.
     """
     first = proposals[0]
-    _order.set(first[0])
+    _shuffle_seed.set(first[0])
     if tensorflow_seed() is not None:
         return
     reseed_all: list[Callable[[int], None]] = [random.seed, np.random.seed]
-    for place, reseed in enumerate(reseed_all, 1):
-        if any(other[place] != first[place] for other in proposals):
-            reseed(first[place])
+    for i, reseed in enumerate(reseed_all, 1):
+        if any(other[i] != first[i] for other in proposals):
+            reseed(first[i])
 
 
 def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
@@ -106,7 +106,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
     heard = gather_statements(
         strategy,
         "the distribution of data",
-        [int(batches), _shuffles(dataset), propose_order()],
+        [int(batches), _shuffles(dataset), propose_seeds()],
         "`fit`, `evaluate` and `predict` must be called on every worker.",
     )
     lengths, shuffles, proposals = zip(*heard, strict=True)
@@ -127,7 +127,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         )
     # Workers with data of their own may draw them by seeds of their own.
     if _is_shared(dataset):
-        follow_order(proposals)
+        adopt_seeds(proposals)
 
 
 def _shuffles(dataset: Any) -> list[list[int]]:

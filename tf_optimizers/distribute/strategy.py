@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
-from tf_optimizers.distribute import batch
 from tf_optimizers.distribute.agreement import (
     check_agreement,
     check_alike,
@@ -22,11 +21,15 @@ from tf_optimizers.distribute.cluster import (
 from tf_optimizers.distribute.same_weights import TrainedModels
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.shared_data import (
+    adopt_seeds,
     agree_on_data,
-    follow_order,
-    propose_order,
+    propose_seeds,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseCollectiveAllReduce
+from tf_optimizers.distribute.uneven_batches import (
+    weigh_uneven_batches,
+    with_batch_size,
+)
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
 
 
@@ -100,7 +103,7 @@ class SparseMultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
-        batch.install()
+        weigh_uneven_batches()
         agree_on_overflow()
         self._trained = TrainedModels(self)
         self._scalars = ScalarsOfRun(self, [])
@@ -115,9 +118,9 @@ class SparseMultiWorkerMirroredStrategy(
             "strategies so far": self.extended.number,
         }
         subject = "the strategy"
-        heard = gather_statements(self, subject, [statement, propose_order()])
+        heard = gather_statements(self, subject, [statement, propose_seeds()])
         check_alike(subject, [statement for statement, _ in heard])
-        follow_order([proposal for _, proposal in heard])
+        adopt_seeds([proposal for _, proposal in heard])
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
@@ -169,7 +172,7 @@ class SparseMultiWorkerMirroredStrategy(
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
             self._trained.add(model)
-            fn = batch.with_rows(fn)
+            fn = with_batch_size(fn)
         outputs = super().run(fn, args, kwargs, options)
         self._scalars = ScalarsOfRun(self, outputs)
         return outputs

@@ -14,6 +14,7 @@ A replica without any row, as of a last batch of 1, adds nothing.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,34 +22,34 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.batches import BatchHooks, merge_mask
+from tf_optimizers._compat.batches import hook_batches, merge_mask
 from tf_optimizers.distribute.kind import is_sparse
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 
-class Rows:
-    """The rows that a replica has of a global batch.
+class BatchSize:
+    """How many rows a replica has of a global batch.
 
     Args:
-        own: How many; an int, or an integer scalar.
+        local: An int, or an integer scalar.
     """
 
-    def __init__(self, own: Any) -> None:
-        self.is_static = isinstance(own, int)
-        self.own = tf.cast(own, tf.float32)
+    def __init__(self, local: Any) -> None:
+        self.is_static = isinstance(local, int)
+        self.local = tf.cast(local, tf.float32)
         self._graph = tf.compat.v1.get_default_graph()
-        self._all: tf.Tensor | None = None
+        self._total: tf.Tensor | None = None
 
     @property
-    def all(self) -> tf.Tensor:
+    def total(self) -> tf.Tensor:
         """The rows of all replicas, exchanged when first asked for."""
-        if self._all is None:
-            self._all = _sum_over_replicas(self.own)
-        return self._all
+        if self._total is None:
+            self._total = _sum_over_replicas(self.local)
+        return self._total
 
-    def is_here(self) -> bool:
-        """Tell whether this is the graph that the rows are known in.
+    def is_known_here(self) -> bool:
+        """Tell whether this is the graph that the rows are counted in.
 
         A function within may be traced once, and called for other rows.
         """
@@ -58,7 +59,7 @@ class Rows:
 class _Replica(threading.local):
     """What a replica, which is a thread, is about to weigh."""
 
-    rows: Rows | None = None
+    size: BatchSize | None = None
     share: tf.Tensor | None = None
     is_in_compiled_loss: bool = False
 
@@ -72,16 +73,16 @@ class _Replica(threading.local):
         finally:
             self.__dict__.update(before)
 
-    def rows_here(self) -> Rows | None:
-        """Return the rows, if they are known in this graph."""
-        rows = self.rows
-        return rows if rows is not None and rows.is_here() else None
+    def batch_size(self) -> BatchSize | None:
+        """Return the size of its batch, if it is known in this graph."""
+        size = self.size
+        return size if size is not None and size.is_known_here() else None
 
 
 _replica = _Replica()
 
 
-def with_rows(step: Callable) -> Callable:
+def with_batch_size(step: Callable) -> Callable:
     """Return a Keras model's step that knows the rows of its batch.
 
     Args:
@@ -89,24 +90,25 @@ def with_rows(step: Callable) -> Callable:
             of any others, rows are not known.
     """
 
-    def step_on_rows(*args: Any, **kwargs: Any) -> Any:
-        own = None if kwargs or len(args) != 1 else _count_rows(args[0])
-        if own is None:
+    def sized_step(*args: Any, **kwargs: Any) -> Any:
+        local = None if kwargs or len(args) != 1 else _count_rows(args[0])
+        if local is None:
             return step(*args, **kwargs)
-        rows = Rows(own)
+        size = BatchSize(local)
         if tf.executing_eagerly():
             # Replicas take turns then, and one that waits in the middle of its
             # step finds the `losses` of another in the model's layers.
-            _ = rows.all
-        with _replica.set(rows=rows):
+            _ = size.total
+        with _replica.set(size=size):
             return step(*args)
 
-    return step_on_rows
+    return sized_step
 
 
-def install() -> None:
+@functools.cache
+def weigh_uneven_batches() -> None:
     """Let Keras weigh rows like this under our strategy, once."""
-    BatchHooks(
+    hook_batches(
         scale=_scale,
         unscale=_unscale,
         reduce=_reduce,
@@ -117,9 +119,9 @@ def install() -> None:
 
 def _scale(keras_scale: Callable, loss: tf.Tensor) -> tf.Tensor:
     """Return a replica's part of the loss of the global batch."""
-    share, rows = _replica.share, _replica.rows_here()
-    if share is None and rows is not None:
-        share = tf.math.divide_no_nan(rows.own, rows.all)
+    share, size = _replica.share, _replica.batch_size()
+    if share is None and size is not None:
+        share = tf.math.divide_no_nan(size.local, size.total)
     if share is None:
         return keras_scale(loss)
     return loss * tf.cast(share, loss.dtype)
@@ -127,12 +129,13 @@ def _scale(keras_scale: Callable, loss: tf.Tensor) -> tf.Tensor:
 
 def _unscale(keras_unscale: Callable, loss: tf.Tensor) -> tf.Tensor:
     """Return what has the loss as its mean over replicas, for metrics."""
-    rows = _replica.rows_here()
+    size = _replica.batch_size()
     # Keras weighs the loss of each output by rows only if it knows them now.
-    if rows is None or (_replica.is_in_compiled_loss and not rows.is_static):
+    if size is None or (_replica.is_in_compiled_loss and not size.is_static):
         return keras_unscale(loss)
-    inverse = tf.cast(tf.math.divide_no_nan(rows.all, rows.own), loss.dtype)
-    return tf.where(rows.own > 0, loss * inverse, tf.zeros_like(loss))
+    inverse = tf.math.divide_no_nan(size.total, size.local)
+    unscaled = loss * tf.cast(inverse, loss.dtype)
+    return tf.where(size.local > 0, unscaled, tf.zeros_like(loss))
 
 
 def _reduce(
@@ -145,11 +148,11 @@ def _reduce(
 ) -> tf.Tensor:
     """Reduce the losses of a replica's elements to its part of the whole."""
     arguments = (values, sample_weight, mask, reduction, dtype)
-    if reduction not in _MEANS or not _is_ours():
+    if reduction not in _MEANS or not _is_replica_of_ours():
         return keras_reduce(*arguments)
     by_weight = reduction == "mean_with_sample_weight"
     is_plain = mask is None and not (by_weight and sample_weight is not None)
-    if is_plain and _replica.rows_here() is not None:
+    if is_plain and _replica.batch_size() is not None:
         return keras_reduce(*arguments)
     if is_plain:
         counted = tf.ones_like(values)
@@ -178,7 +181,7 @@ def _moments(
     Those of nothing are NaN, as then are the weights of all replicas.
     """
     moments = keras_moments(layer, inputs, *args)
-    if layer.synchronized or not _is_ours():
+    if layer.synchronized or not _is_replica_of_ours():
         return moments
     is_empty = tf.equal(tf.size(inputs), 0)
     moving = layer.moving_mean, layer.moving_variance
@@ -191,7 +194,7 @@ def _moments(
 def _check_alone() -> None:
     """Refuse to wait for another replica of this process, eagerly.
 
-    See `with_rows`: but what a mask leaves is not known before.
+    See `with_batch_size`: but what a mask leaves is not known before.
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
@@ -202,7 +205,7 @@ def _check_alone() -> None:
         )
 
 
-def _is_ours() -> bool:
+def _is_replica_of_ours() -> bool:
     """Tell whether this is one of several replicas of our strategy."""
     strategy = tf.distribute.get_strategy()
     return (
