@@ -205,7 +205,7 @@ def make_archive(
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
     folder = Folder(folder)
-    return Archive(folder, State(model), strategy, backups=2), model
+    return Archive(folder, State(model), Workers(strategy), 2), model
 
 
 def scramble(model, seed):
@@ -382,7 +382,7 @@ def test_stock_strategy_of_several_workers_is_refused():
 def test_older_backups_are_deleted(tmp_path, kept):
     (tmp_path / "notes.txt").write_text("mine")
     archive, model = make_archive(tmp_path, optimizer="lamb")
-    archive = Archive(Folder(tmp_path), State(model), NONE, kept)
+    archive = Archive(Folder(tmp_path), State(model), Workers(NONE), kept)
     (tmp_path / "00000001.worker-0.npz.partial").write_bytes(b"killed")
     for epoch in range(4):
         archive.save({"epoch": epoch, "batch": 0})
@@ -507,7 +507,7 @@ def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
 def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
     model = make_model(OPTIMIZERS["lamb"])
     state, workers = State(model), Workers(NONE)
-    inspection = Inspection(state, workers, replicas=2)
+    inspection = Inspection(state, workers)
     assert inspection.not_finite(state.values()) is None
     monkeypatch.setattr(workers, "share", lambda mine: [mine, 3, 2])
     expected = state.sections["lasting"][2].path

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_optimizers._compat.keras import global_seed, set_global_seed
 from tf_optimizers.callbacks.files import DamagedError, Folder
@@ -32,7 +31,7 @@ class Archive:
     Args:
         folder: Where they are.
         state: What they are of.
-        strategy: That of the model.
+        workers: Those of the model's strategy.
         backups: How many to keep.
     """
 
@@ -40,26 +39,24 @@ class Archive:
         self,
         folder: Folder,
         state: State,
-        strategy: tf.distribute.Strategy,
+        workers: Workers,
         backups: int,
     ) -> None:
         self._folder = folder
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # generations, the newest first
-        self._workers = Workers(strategy)
-        self._replicas = strategy.num_replicas_in_sync
-        self._local = self._replicas // self._workers.count
-        self._inspection = Inspection(state, self._workers, self._replicas)
+        self._workers = workers
+        self._inspection = Inspection(state, workers)
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder, and can write there."""
         folder = self._folder
         (mark, *_) = self._together(
-            lambda: folder.leave_mark() if self._is_first else None
+            lambda: folder.leave_mark() if self._workers.is_first else None
         )
         seen = self._together(lambda: folder.sees(mark))
-        if self._is_first:
+        if self._workers.is_first:
             folder.remove_mark(mark)
         if not all(seen):
             raise RuntimeError(
@@ -90,7 +87,7 @@ class Archive:
         )
         content = {
             **position,
-            "replicas": self._replicas,
+            "replicas": self._workers.replicas,
             "alike": sorted(alike),
             "parts": parts,
             "seeds": [seed for _, seed in told],
@@ -110,7 +107,7 @@ class Archive:
             )[1]
             if not errors:
                 self._whole = [generation]
-                if damage and self._is_first:
+                if damage and self._workers.is_first:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
                         f"The one before it is used, {generation:08}.",
@@ -133,19 +130,17 @@ class Archive:
     def restore(self, content: dict[str, Any], section: str) -> None:
         """Assign one of the state's sections from what `newest` returned."""
         self._state.check(content, section)
-        first = self._workers.index * self._local
-        own = range(first, first + self._local)
-        workers = len(content["parts"])
-        saved_layout = (workers, content["replicas"] // workers)
+        count, local = self._workers.count, self._workers.local_replicas
+        first = self._workers.index * local
         with ExitStack() as files:
             reader = Reader(self._folder, content, files)
             for i, variable in enumerate(self._state.sections[section]):
                 values = shares(
                     self._state.is_summed(variable),
                     functools.partial(reader.read, section, i),
-                    saved_layout,
-                    (self._workers.count, self._local),
-                    own,
+                    reader.layout,
+                    (count, local),
+                    range(first, first + local),
                 )
                 parts = self._state.components(variable)
                 for part, value in zip(parts, values, strict=False):
@@ -166,7 +161,7 @@ class Archive:
         """
         path = self._inspection.not_finite(self._state.values())
         is_kept = path is not None and bool(self._whole)
-        if self._is_first and is_kept:
+        if self._workers.is_first and is_kept:
             warnings.warn(
                 "Backups are deleted when a training ends with finite "
                 f"variables. Received NaN or inf in {path}. The last backup, "
@@ -175,13 +170,9 @@ class Archive:
                 "`clipnorm`, and check the data.",
                 stacklevel=2,
             )
-        elif self._is_first:
+        elif self._workers.is_first:
             self._folder.keep([])
         return not is_kept
-
-    @property
-    def _is_first(self) -> bool:
-        return self._workers.index == 0
 
     def _own(
         self, values: dict[str, list[np.ndarray]], alike: set[str]
@@ -191,16 +182,17 @@ class Archive:
         for name, parts in values.items():
             if name not in alike:
                 # A plain variable is one for all replicas of a process.
-                parts = parts if len(parts) > 1 else parts * self._local
+                if len(parts) == 1:
+                    parts = parts * self._workers.local_replicas
                 arrays |= {f"{name}.{i}": part for i, part in enumerate(parts)}
-            elif self._is_first:
+            elif self._workers.is_first:
                 arrays[name] = parts[0]
         return arrays
 
     def _commit(
         self, generation: int, content: dict[str, Any], kept: Sequence[int]
     ) -> None:
-        if self._is_first:
+        if self._workers.is_first:
             self._folder.commit(generation, content)
             self._folder.keep(kept)
 

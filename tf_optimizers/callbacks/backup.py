@@ -18,9 +18,9 @@ from tf_optimizers.callbacks.arguments import (
 from tf_optimizers.callbacks.files import Folder
 from tf_optimizers.callbacks.skip import (
     Skip,
-    before_next_training,
+    cancel_undoing,
     check_batches,
-    forget_undoing,
+    undo_before_training,
 )
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.checks import check_boolean
@@ -135,19 +135,14 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"{model.name}, which is not. Give it an `Input`, or call it "
                 "on a batch before `fit`."
             )
-        strategy = model.distribute_strategy
         if model.optimizer is not None and not model.optimizer.built:
-            with strategy.scope():
+            with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
         state = State(model)
-        self._workers = Workers(strategy)
+        self._workers = Workers(model.distribute_strategy)
         folder = Folder(self.backup_dir, self.name or self._default_name)
-        self._archive = Archive(
-            folder,
-            state,
-            strategy,
-            backups=2 if self.double_checkpoint else 1,
-        )
+        backups = 2 if self.double_checkpoint else 1
+        self._archive = Archive(folder, state, self._workers, backups)
         self._archive.check_shared()
         self._unsaved, self._skip = 0, None
         self._resumed = self._archive.newest()
@@ -214,7 +209,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._archive.restore(content, "lasting")
         self._archive.restore_seed(content)
         start_at_epoch(self.model, content["epoch"])
-        before_next_training(self.model, self._forget_start)
+        undo_before_training(self.model, self._forget_start)
         if content["epoch"] >= params.get("epochs", math.inf):
             self._warn(
                 "A backup must be of an earlier epoch for `fit` to train. "
@@ -225,7 +220,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _forget_start(self) -> None:
         """Let the next `fit` start where it is told to."""
-        forget_undoing(self.model)
+        cancel_undoing(self.model)
         start_at_epoch(self.model, None)
 
     @property
@@ -245,7 +240,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def _warn(self, message: str) -> None:
-        if self._workers.index == 0:
+        if self._workers.is_first:
             warnings.warn(message, stacklevel=4)
 
     def _save(self) -> None:

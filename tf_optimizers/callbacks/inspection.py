@@ -13,17 +13,15 @@ class Inspection:
     Args:
         state: Whose values they are.
         workers: Each calls the same methods in the same order.
-        replicas: Of all of them.
     """
 
-    def __init__(self, state: State, workers: Workers, replicas: int) -> None:
+    def __init__(self, state: State, workers: Workers) -> None:
         self._state = state
         self._workers = workers
-        self._replicas = replicas
 
     def alike(self, values: dict[str, list[np.ndarray]]) -> set[str]:
         """Return the names of what has one value on all replicas."""
-        if self._replicas == 1:
+        if self._workers.replicas == 1:
             return set(values)
         mine = {name: digests(parts) for name, parts in values.items()}
         everyone = self._workers.share(mine)

@@ -94,8 +94,8 @@ class Monitor(keras.callbacks.Callback):
             )
         self._calls = 0
         self._pending: tuple[int, Any] | None = None
-        worker = Workers(self.model.distribute_strategy).index
-        if self.log_dir is not None and worker == 0:
+        workers = Workers(self.model.distribute_strategy)
+        if self.log_dir is not None and workers.is_first:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(

@@ -16,6 +16,9 @@ class Reader:
         folder: Where it is.
         content: What it is, as `Archive.newest` returns it.
         files: Closes them.
+
+    Attributes:
+        layout: How many workers wrote it, and the replicas of each.
     """
 
     def __init__(
@@ -25,6 +28,8 @@ class Reader:
         self._content = content
         self._files = files
         self._alike = set(content["alike"])
+        workers = len(content["parts"])
+        self.layout = (workers, content["replicas"] // workers)
         self._open: dict[int, Any] = {}
 
     def read(self, section: str, number: int, replica: int) -> np.ndarray:
@@ -32,9 +37,8 @@ class Reader:
         dtype, shape, _ = self._content["sections"][section][number]
         name, part = f"{section}.{number}", 0
         if name not in self._alike:
-            parts = len(self._content["parts"])
-            part, index = divmod(replica, self._content["replicas"] // parts)
-            name = f"{name}.{index}"
+            part, local_rank = divmod(replica, self.layout[1])
+            name = f"{name}.{local_rank}"
         raw = self._part(part)[name]
         return raw.view(tf.as_dtype(dtype).as_numpy_dtype).reshape(shape)
 

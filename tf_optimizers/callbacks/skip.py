@@ -8,7 +8,7 @@ import keras
 from tf_optimizers._compat.keras import build_metrics
 
 
-def before_next_training(model: keras.Model, undo: Callable[[], None]) -> None:
+def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """Undo something when Keras next asks for a model's train function.
 
     Whatever trains does so first. If `fit` ends by an exception, no callback
@@ -16,14 +16,14 @@ def before_next_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:
-        forget_undoing(model)
+        cancel_undoing(model)
         undo()
         return model.make_train_function(*args, **kwargs)
 
     model.make_train_function = make_train_function
 
 
-def forget_undoing(model: keras.Model) -> None:
+def cancel_undoing(model: keras.Model) -> None:
     """Leave the model the method of its class again."""
     vars(model).pop("make_train_function", None)
 
@@ -52,7 +52,7 @@ class Skip:
         self._logs: dict[str, Any] | None = None
         self._train: Callable = model.train_function
         model.train_function = self
-        before_next_training(model, self.end)
+        undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         """Draw as many batches as a call would train on."""
@@ -69,7 +69,7 @@ class Skip:
 
     def end(self) -> None:
         """Let the model train, if it does not yet."""
-        forget_undoing(self._model)
+        cancel_undoing(self._model)
         if self._model.train_function is self:
             self._model.train_function = self._train
 

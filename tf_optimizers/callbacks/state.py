@@ -61,7 +61,7 @@ class State:
     def first_not_finite(
         self, values: dict[str, list[np.ndarray]]
     ) -> int | None:
-        """Return the place of a lasting variable that nobody wants back.
+        """Return the number of a lasting variable that nobody wants back.
 
         Metrics may be anything.
 

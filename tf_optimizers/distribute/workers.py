@@ -14,6 +14,12 @@ class Workers:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`, or any of one process.
+
+    Attributes:
+        index: This process's, from 0.
+        count: How many processes there are.
+        replicas: Those of all of them.
+        local_replicas: Those of each of them.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -28,7 +34,14 @@ class Workers:
                 f"process. Received: {type(strategy).__name__}, under which "
                 "Keras 3 does not `fit`."
             )
+        self.replicas = strategy.num_replicas_in_sync
+        self.local_replicas = self.replicas // self.count
         self._strategy = strategy
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.index == 0
 
     def share(self, statement: Any) -> list[Any]:
         """Return the statements of all workers, by worker.
