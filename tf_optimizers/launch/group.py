@@ -2,15 +2,14 @@
 
 import json
 import os
-import select
 import signal
 import socket
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from itertools import islice
 from typing import NamedTuple
 
+from tf_optimizers.launch.events import Events
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Watchdog, Worker
 
@@ -21,6 +20,15 @@ RESTART = "TF_OPTIMIZERS_RESTART"
 # The longest pause before a restart that is not asked for, in seconds.
 LONGEST_PAUSE = 60.0
 NO_RESTART = "There will be no restart."
+
+
+class Failure(NamedTuple):
+    """Why all workers are stopped, and how."""
+
+    reason: str
+    exit_code: int
+    request: signal.Signals = signal.SIGTERM
+    may_restart: bool = False
 
 
 def launch(
@@ -35,14 +43,8 @@ def launch(
 ) -> int:
     """Run `python *command` in several processes; return the exit code.
 
-    Args:
-        command: script and arguments, or `-m`, module and arguments.
-        workers: int >= 1. Processes.
-        devices: int >= 1. Logical CPU devices of each.
-        host: address of this machine at which they find each other.
-        grace_period: float >= 0. Seconds from the request to end to SIGKILL.
-        max_restarts: int >= 0. How often to start all anew when one fails.
-        restart_pause: float >= 0. Seconds before the first time.
+    The command is a script with its arguments, or `-m`, a module and its
+    arguments; all else are the options that `tf_optimizers.launch` tells of.
     """
     with (
         Events() as events,
@@ -52,18 +54,19 @@ def launch(
 
         def attempt(restart: int) -> Failure | None:
             counted = {RESTART: str(restart)} if max_restarts else {}
+            group = [
+                Worker(index, grace_period, watchdog, output)
+                for index in range(workers)
+            ]
             with ExitStack() as stack:
-                group = []
                 try:
                     addresses = reserve_addresses(host, workers, stack)
-                    for index in range(workers):
-                        worker = Worker(index, grace_period, watchdog, output)
+                    for index, worker in enumerate(group):
                         stack.callback(worker.end)
                         worker.start(
                             [str(devices), *command],
                             environment(addresses, index) | counted,
                         )
-                        group.append(worker)
                 # Too many files are open, or too many threads started.
                 except (OSError, RuntimeError) as error:
                     output.say(f"Cannot start {workers} workers: {error}.")
@@ -112,7 +115,7 @@ def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
 
 
 def environment(addresses: list[str], index: int) -> dict[str, str]:
-    """Return that of a worker, which tells TensorFlow its place."""
+    """Return that of a worker, which tells TensorFlow which it is."""
     config = {
         "cluster": {"worker": addresses},
         "task": {"type": "worker", "index": index},
@@ -121,8 +124,8 @@ def environment(addresses: list[str], index: int) -> dict[str, str]:
 
 
 def follow(
-    group: Sequence[Worker], events: "Events", output: Output
-) -> "Failure | None":
+    group: Sequence[Worker], events: Events, output: Output
+) -> Failure | None:
     """Watch the workers until they end, or a second request to end comes.
 
     Returns:
@@ -154,15 +157,6 @@ def follow(
     return failure
 
 
-class Failure(NamedTuple):
-    """Why all workers are stopped, and how."""
-
-    reason: str
-    exit_code: int
-    request: signal.Signals = signal.SIGTERM
-    may_restart: bool = False
-
-
 def first_failure(
     group: Sequence[Worker], received: signal.Signals | None, output: Output
 ) -> Failure | None:
@@ -177,57 +171,3 @@ def first_failure(
     if output.error is not None:
         return Failure(f"Cannot write the output: {output.error}.", 1)
     return None
-
-
-class Events:
-    """What the launcher waits for: signals, and calls of `wake`."""
-
-    def __init__(self) -> None:
-        self._requests = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
-            self._requests.append(signal.SIGHUP)
-
-    def __enter__(self) -> "Events":
-        """Let signals no longer do what they do, but be waited for."""
-        self._receiver, self._sender = os.pipe()
-        os.set_blocking(self._receiver, False)
-        os.set_blocking(self._sender, False)
-        self._wakeup = signal.set_wakeup_fd(
-            self._sender, warn_on_full_buffer=False
-        )
-        # With a handler, which need not do anything, a signal is written to
-        # the pipe. SIGCHLD tells that a worker has ended.
-        self._handlers = {
-            number: signal.signal(number, lambda *_: None)
-            for number in [*self._requests, signal.SIGCHLD]
-        }
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let signals do again what they did."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        # The pipe stays open: a thread that forwards output may still `wake`.
-
-    def wake(self) -> None:
-        """Make `wait` return, from any thread."""
-        with suppress(BlockingIOError):  # Full, so it will return anyway.
-            os.write(self._sender, b"\0")
-
-    def wait(self, seconds: float | None) -> signal.Signals | None:
-        """Wait for any event; return a request to end the launcher."""
-        if select.select([self._receiver], [], [], seconds)[0]:
-            for number in os.read(self._receiver, 4096):
-                if number in self._requests:
-                    return signal.Signals(number)
-        return None
-
-    def wait_for_request(self, seconds: float) -> signal.Signals | None:
-        """Wait for a request to end the launcher, at most for some time."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            received = self.wait(left)
-            if received is not None:
-                return received
-        return None

@@ -58,7 +58,7 @@ class Worker:
     left in its group; done, when its output is written.
 
     Args:
-        index: place in the cluster.
+        index: its number in the cluster.
         grace_period: seconds from the request to end to SIGKILL.
         watchdog: kills the group if the launcher cannot.
         output: where its stdout and stderr go.
