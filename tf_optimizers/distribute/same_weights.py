@@ -10,12 +10,12 @@ from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.digests import digests
 
 
-class TrainedModels:
-    """The models whose steps a strategy has run.
+class EpochCheck:
+    """Compares, at the end of every epoch, what the workers have trained.
 
-    At the end of every epoch Keras reads a model's metrics, on all workers.
-    That is when they compare its weights and learning rate: a callback that
-    sets either on one worker parts them, and no step would notice.
+    Keras then reads a model's metrics, on all workers. That is when they
+    compare its weights and learning rate: a callback that sets either on one
+    worker parts them, and no step would notice.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -25,15 +25,15 @@ class TrainedModels:
         self._strategy = strategy
         self._models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
-    def add(self, model: keras.Model) -> None:
-        """Take note of a model."""
+    def watch(self, model: keras.Model) -> None:
+        """Check a model from now on."""
         self._models.add(model)
 
-    def check_as_read(self, variable: Any) -> None:
-        """Raise unless workers agree on a model whose metrics are read.
+    def on_read(self, variable: Any) -> None:
+        """Check the model of which all workers are about to read a metric.
 
         Args:
-            variable: What all workers are about to read.
+            variable: What they read, a metric or not.
 
         Raises:
             RuntimeError: If weights or learning rates differ.

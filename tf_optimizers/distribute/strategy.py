@@ -18,7 +18,7 @@ from tf_optimizers.distribute.cluster import (
     check_in_time,
     check_options,
 )
-from tf_optimizers.distribute.same_weights import TrainedModels
+from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.shared_data import (
     adopt_seeds,
@@ -105,7 +105,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
         weigh_uneven_batches()
         agree_on_overflow()
-        self._trained = TrainedModels(self)
+        self._epoch_check = EpochCheck(self)
         self._scalars = ScalarsOfRun(self, [])
         self._agree()
 
@@ -171,7 +171,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
-            self._trained.add(model)
+            self._epoch_check.watch(model)
             fn = with_batch_size(fn)
         outputs = super().run(fn, args, kwargs, options)
         self._scalars = ScalarsOfRun(self, outputs)
@@ -211,7 +211,7 @@ class SparseMultiWorkerMirroredStrategy(
             "`tfo.callbacks.BackupAndRestore`.",
             f"All workers must read `{variable.name}` together.",
         )
-        self._trained.check_as_read(variable)
+        self._epoch_check.on_read(variable)
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         local = self.experimental_local_results(value)[0]
