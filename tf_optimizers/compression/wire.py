@@ -41,7 +41,7 @@ from tf_optimizers.distribute.entries import (
     narrow_indices,
     packed_bytes,
 )
-from tf_optimizers.distribute.kind import is_sparse
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.owners import Owners
 
 _DENSE = tf.float32.size
@@ -70,7 +70,7 @@ class Wire(NamedTuple):
     @classmethod
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
         """Return the wire of a strategy."""
-        is_packed = is_sparse(strategy)
+        is_packed = is_sparse_multi_worker(strategy)
         replicas = strategy.num_replicas_in_sync
         hosts = strategy.extended.workers if is_packed else 1
         # On a single host there is no slow network to compress for.

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 
-def is_sparse(strategy: tf.distribute.Strategy) -> bool:
+def is_sparse_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     """Tell whether it is a `SparseMultiWorkerMirroredStrategy`."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False

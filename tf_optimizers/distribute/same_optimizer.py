@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras import micro_steps, strategy_of
 from tf_optimizers.distribute.agreement import check_agreement
-from tf_optimizers.distribute.kind import is_sparse
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 
 def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -21,7 +21,7 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
         RuntimeError: See `check_agreement`.
     """
     strategy = strategy_of(optimizer)
-    if not is_sparse(strategy):
+    if not is_sparse_multi_worker(strategy):
         return
     with tf.init_scope():
         settings = _settings(optimizer)

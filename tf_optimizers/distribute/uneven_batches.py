@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import hook_batches, merge_mask
-from tf_optimizers.distribute.kind import is_sparse
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
@@ -209,7 +209,7 @@ def _is_replica_of_ours() -> bool:
     """Tell whether this is one of several replicas of our strategy."""
     strategy = tf.distribute.get_strategy()
     return (
-        is_sparse(strategy)
+        is_sparse_multi_worker(strategy)
         and strategy.num_replicas_in_sync > 1
         and not tf.distribute.in_cross_replica_context()
     )

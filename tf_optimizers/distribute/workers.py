@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.distribute.agreement import gather_statements
-from tf_optimizers.distribute.kind import is_sparse
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 
 class Workers:
@@ -24,7 +24,7 @@ class Workers:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.index, self.count = 0, 1
-        if is_sparse(strategy):
+        if is_sparse_multi_worker(strategy):
             self.index = strategy.extended.worker_index
             self.count = strategy.extended.workers
         elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
