@@ -1,4 +1,4 @@
-"""How a function reaches the copy of a variable on every device."""
+"""Variables of Keras or TensorFlow, and their copies on every device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +12,12 @@ from tf_optimizers._compat.replicas import call_across_replicas
 def backend_variable(variable: Any) -> tf.Variable:
     """Return the `tf.Variable` of a `keras.Variable`."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def path_of(variable: Any) -> str:
+    """Return the path of a Keras variable, the name of a `tf.Variable`."""
+    # TensorFlow appends the number of an output, always ":0".
+    return getattr(variable, "path", variable.name.removesuffix(":0"))
 
 
 def components(value: Any) -> Sequence[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tf_optimizers._compat.keras import variable_key
 from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.replicas import path_of
 from tf_optimizers.checks import check_non_negative, check_patterns
 
 # Biases, and scales and offsets of normalisations, by the last part of a path.
@@ -93,12 +94,6 @@ class DecayedOptimizer(Optimizer):
         if patterns is not None or by_method:
             patterns = [*(patterns or ()), *by_method]
         return super().get_config() | {"exclude_from_weight_decay": patterns}
-
-
-def path_of(variable: Any) -> str:
-    """Return the path of a Keras variable, the name of a `tf.Variable`."""
-    # TensorFlow appends the number of an output, always ":0".
-    return getattr(variable, "path", variable.name.removesuffix(":0"))
 
 
 def _name_in_path(pattern: str) -> str:

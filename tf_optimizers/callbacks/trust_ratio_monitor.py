@@ -6,8 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
-from tf_optimizers.base.replicas import backend_variable
-from tf_optimizers.base.weight_decay import path_of
+from tf_optimizers.base.replicas import backend_variable, path_of
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.kernels.norms import norm
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer, trust_ratio

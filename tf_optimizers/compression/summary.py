@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.base.weight_decay import path_of
+from tf_optimizers.base.replicas import path_of
 from tf_optimizers.compression.schedule import kept
 from tf_optimizers.compression.wire import Wire
 
