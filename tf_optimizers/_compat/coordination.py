@@ -15,7 +15,7 @@ def has_tensorflow_started() -> bool:
 
 
 def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
-    """Return the cluster that a strategy has started, and this task's place.
+    """Return the cluster that a strategy has started, and which task this is.
 
     TensorFlow keeps it in private. None if there is none yet.
     """

@@ -99,25 +99,24 @@ class State:
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
-        differences = [
-            *_differ("optimizer", described["optimizer"], saved["optimizer"]),
+        pairs = [
+            ("optimizer", described["optimizer"], saved["optimizer"]),
             *(
-                difference
+                (path, f"{dtype} {shape}", f"{old_dtype} {old_shape}")
                 for (dtype, shape, path), (old_dtype, old_shape, _) in zip(
                     mine, others, strict=False
                 )
-                for difference in _differ(
-                    path, f"{dtype} {shape}", f"{old_dtype} {old_shape}"
-                )
             ),
-            *_differ("number of variables", len(mine), len(others)),
+            ("number of variables", len(mine), len(others)),
         ]
-        if differences:
-            raise ValueError(
-                "A backup must be of the same model and optimizer. Received: "
-                f"{differences[0]}. Build the same model, or start anew with "
-                "another `backup_dir`."
-            )
+        for name, here, there in pairs:
+            if here != there:
+                raise ValueError(
+                    "A backup must be of the same model and optimizer. "
+                    f"Received: {name} is {here} here, and {there} in the "
+                    "backup. Build the same model, or start anew with another "
+                    "`backup_dir`."
+                )
 
 
 def shares(
@@ -162,9 +161,3 @@ def _are(is_right: Callable, values: Sequence[np.ndarray]) -> bool:
 
 def _is_number(value: np.ndarray) -> np.ndarray:
     return ~np.isnan(value)
-
-
-def _differ(name: str, mine: Any, saved: Any) -> list[str]:
-    if mine == saved:
-        return []
-    return [f"{name} is {mine} here, and {saved} in the backup"]
