@@ -509,7 +509,7 @@ def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
     state, workers = State(model), Workers(NONE)
     inspection = Inspection(state, workers)
     assert inspection.not_finite(state.values()) is None
-    monkeypatch.setattr(workers, "share", lambda mine: [mine, 3, 2])
+    monkeypatch.setattr(workers, "gather", lambda mine: [mine, 3, 2])
     expected = state.sections["lasting"][2].path
     assert inspection.not_finite(state.values()) == expected
     model.variables[1].assign(model.variables[1] * np.nan)
@@ -600,7 +600,7 @@ def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_refused(
 def test_all_workers_refuse_what_is_too_short_for_one(tmp_path, monkeypatch):
     model = make_small(tmp_path)
     monkeypatch.setattr(
-        *(Workers, "share"), lambda _, mine: [mine, 3 if mine == 6 else mine]
+        *(Workers, "gather"), lambda _, mine: [mine, 3 if mine == 6 else mine]
     )
     with pytest.raises(ValueError, match="Received: 3 batches.*after 4"):
         fit(model, tmp_path)

@@ -76,7 +76,7 @@ class Archive:
         self._inspection.check_finite(values)
         alike = self._inspection.alike(values)
         self._inspection.check_weights(alike)
-        told = self._workers.share(
+        told = self._workers.gather(
             [self._folder.next_generation(), global_seed()]
         )
         generation = told[0][0]
@@ -99,7 +99,7 @@ class Archive:
 
     def newest(self) -> dict[str, Any] | None:
         """Return the content of the run's newest backup that is whole."""
-        (generations, *_) = self._workers.share(self._folder.generations())
+        (generations, *_) = self._workers.gather(self._folder.generations())
         damage: list[str] = []
         for generation in generations:
             errors = self._workers.attempt(

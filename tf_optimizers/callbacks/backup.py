@@ -203,7 +203,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _restore(self, content: dict[str, Any]) -> None:
         params = self.params or {}  # none in a loop of the user's own
-        for batches in self._workers.share(params.get("steps")):
+        for batches in self._workers.gather(params.get("steps")):
             if batches is not None:
                 check_batches(batches, content["batch"])
         self._archive.restore(content, "lasting")

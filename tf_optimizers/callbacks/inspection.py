@@ -24,7 +24,7 @@ class Inspection:
         if self._workers.replicas == 1:
             return set(values)
         mine = {name: digests(parts) for name, parts in values.items()}
-        everyone = self._workers.share(mine)
+        everyone = self._workers.gather(mine)
         return {
             name
             for name in values
@@ -33,7 +33,7 @@ class Inspection:
 
     def not_finite(self, values: dict[str, list[np.ndarray]]) -> str | None:
         """Return the path of the first variable that is not on any worker."""
-        found = self._workers.share(self._state.first_not_finite(values))
+        found = self._workers.gather(self._state.first_not_finite(values))
         first = min((i for i in found if i is not None), default=None)
         if first is None:
             return None

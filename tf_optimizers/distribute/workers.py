@@ -43,7 +43,7 @@ class Workers:
         """Whether this process speaks and writes for all."""
         return self.index == 0
 
-    def share(self, statement: Any) -> list[Any]:
+    def gather(self, statement: Any) -> list[Any]:
         """Return the statements of all workers, by worker.
 
         Every worker must call this equally often, in the same order.
@@ -76,7 +76,7 @@ class Workers:
             result = action()
         except expected as caught:
             error = f"{caught} (worker {self.index})"
-        outcomes = self.share([result, error])
+        outcomes = self.gather([result, error])
         return (
             [result for result, _ in outcomes],
             [error for _, error in outcomes if error is not None],
