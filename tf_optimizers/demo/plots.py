@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 # Okabe and Ito's colours, told apart with every kind of colour vision; marker
 # and line style tell the lines apart in grey.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
@@ -20,3 +24,22 @@ def line_style(number: int, name: str) -> dict[str, Any]:
         "markersize": 6,
         "linewidth": 1.8,
     }
+
+
+def draw_runs(
+    axis: Axes, x: np.ndarray, runs: np.ndarray, number: int, name: str
+) -> None:
+    """Draw the mean of runs [runs, points] as a line, their range as a band."""
+    style = line_style(number, name)
+    style["markevery"] = max(1, len(x) // 8)
+    axis.plot(x, runs.mean(axis=0), **style)
+    low, high = runs.min(axis=0), runs.max(axis=0)
+    axis.fill_between(
+        x, low, high, color=style["color"], alpha=0.2, linewidth=0
+    )
+
+
+def add_legend(figure: Figure, columns: int = 3) -> None:
+    """Add one legend for all panels, below them."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from tf_optimizers.demo.plots import STYLE, line_style
+from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs
 
 FILE = "gradient_compression.png"
 
@@ -29,8 +29,7 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
         for axis, (key, label) in zip(axes, panels.items(), strict=True):
             _draw_epochs(axis, key, result)
             axis.set_ylabel(label)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        add_legend(figure)
         figure.savefig(folder / FILE, dpi=120)
     caption += (
         ": mean (line), lowest and highest seed (band); the grey area is the "
@@ -51,17 +50,7 @@ def _draw_epochs(axis: Axes, key: str, result: dict[str, Any]) -> None:
             [run[key] for run in result["runs"] if run["optimizer"] == name]
         )
         epochs = np.arange(1, runs.shape[1] + 1)
-        style = line_style(number, name)
-        style["markevery"] = max(1, len(epochs) // 8)
-        axis.plot(epochs, runs.mean(axis=0), **style)
-        axis.fill_between(
-            epochs,
-            runs.min(axis=0),
-            runs.max(axis=0),
-            color=style["color"],
-            alpha=0.2,
-            linewidth=0,
-        )
+        draw_runs(axis, epochs, runs, number, name)
     warmup = result["settings"]["warmup_epochs"]
     axis.axvspan(0.5, warmup + 0.5, color="grey", alpha=0.15, linewidth=0)
     axis.set_xlim(left=0.5)

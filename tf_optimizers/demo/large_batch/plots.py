@@ -10,13 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
-from tf_optimizers.demo.plots import STYLE, line_style
+from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs, line_style
 
 
 def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
     """Write the plots; return caption -> file name in reading order."""
-    steps = _curve_steps(result)
-    images = max(cell["batch_size"] for cell in result["cells"])
+    cells = result["cells"]
+    steps = max(cell["steps"] for cell in cells if _has_curves(cell))
+    images = max(cell["batch_size"] for cell in cells)
     plots: dict[str, tuple[str, Callable[..., None], int]] = {
         f"Training loss and test accuracy over {steps} steps at batch "
         f"{images:,}: mean (line), lowest and highest seed (band); "
@@ -44,7 +45,7 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
                 figsize=(3 + 4 * columns, 4.8), layout="constrained"
             )
             fill(figure.subplots(1, columns), result)
-            _add_legend(figure)
+            add_legend(figure, columns=5 if columns > 1 else 3)
             figure.savefig(folder / name, dpi=120)
     return {caption: plot[0] for caption, plot in plots.items()}
 
@@ -55,17 +56,7 @@ def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
         for number, cell in enumerate(cells):
             runs = np.array(cell["curves"][curve])
             steps = np.arange(1, runs.shape[1] + 1)
-            style = line_style(number, cell["optimizer"])
-            style["markevery"] = max(1, len(steps) // 6)
-            axis.plot(steps, runs.mean(axis=0), **style)
-            axis.fill_between(
-                steps,
-                runs.min(axis=0),
-                runs.max(axis=0),
-                color=style["color"],
-                alpha=0.15,
-                linewidth=0,
-            )
+            draw_runs(axis, steps, runs, number, cell["optimizer"])
         axis.set_xlabel("optimizer step")
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_yscale("log")
@@ -77,9 +68,11 @@ def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
 
 
 def _draw_sizes(axis: Axes, result: dict[str, Any]) -> None:
-    cells = _cells_by_size(result)
+    epochs = min(cell["epochs"] for cell in result["cells"])
+    cells = [cell for cell in result["cells"] if cell["epochs"] == epochs]
+    names = dict.fromkeys(cell["optimizer"] for cell in cells)
     sizes = sorted({cell["batch_size"] for cell in cells})
-    for number, name in enumerate(_optimizers(result)):
+    for number, name in enumerate(names):
         own = [cell for cell in cells if cell["optimizer"] == name]
         # Moved apart sideways: the error bars would hide one another.
         shift = 1.05 ** (number - 2)
@@ -92,7 +85,6 @@ def _draw_sizes(axis: Axes, result: dict[str, Any]) -> None:
         )
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    epochs = cells[0]["epochs"]
     axis.set_xlabel(f"batch size (images, log scale; {epochs} epochs each)")
     _label_accuracy(axis, "test accuracy")
 
@@ -120,20 +112,6 @@ def _draw_rates(axes: np.ndarray, result: dict[str, Any]) -> None:
         _label_accuracy(axis, "validation accuracy")
 
 
-def _cells_by_size(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the cells of the smallest number of epochs."""
-    epochs = min(cell["epochs"] for cell in result["cells"])
-    return [cell for cell in result["cells"] if cell["epochs"] == epochs]
-
-
-def _optimizers(result: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(cell["optimizer"] for cell in result["cells"]))
-
-
-def _curve_steps(result: dict[str, Any]) -> int:
-    return max(cell["steps"] for cell in result["cells"] if _has_curves(cell))
-
-
 def _has_curves(cell: dict[str, Any]) -> bool:
     return bool(cell["curves"]["loss"])
 
@@ -145,9 +123,3 @@ def _label_accuracy(axis: Axes, label: str) -> None:
 
 def _fraction(rate: float, position: int) -> str:
     return f"1/{1 / rate:.0f}" if rate < 1 else f"{rate:.0f}"
-
-
-def _add_legend(figure: Figure) -> None:
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    columns = 5 if len(figure.axes) > 1 else 3
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
