@@ -28,7 +28,7 @@ import tqdm
 from tasks import TASKS, Task, Trainer
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.report import write_json
+from tf_optimizers.demo.results import write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MOMENTUM = 0.9

@@ -26,7 +26,7 @@ import tables
 from scipy.optimize import nnls
 from traffic import Exchange, all_gather, dense, reduce_scatter
 
-from tf_optimizers.demo.report import write_json
+from tf_optimizers.demo.results import write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 HELD_BACK = "4 M, 3 hosts"

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from tf_optimizers.demo.report import environment, write_json
+from tf_optimizers.demo.results import environment, write_json
 
 
 def load(path: pathlib.Path) -> dict[str, Any]:

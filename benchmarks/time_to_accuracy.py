@@ -25,7 +25,7 @@ import tqdm
 from exchange import OURS, STOCK
 from tasks import TASKS, Trainer
 
-from tf_optimizers.demo.report import write_json
+from tf_optimizers.demo.results import write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 TASK = "digits"

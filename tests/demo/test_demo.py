@@ -15,17 +15,15 @@ from tf_optimizers.demo.data import (
     SklearnDigits,
     load_splits,
     prepare,
+    shuffled_batches,
 )
 from tf_optimizers.demo.large_batch import report, study
 from tf_optimizers.demo.large_batch.study import Budget, Plan, Study
+from tf_optimizers.demo.network import build_model, initial_weights
 from tf_optimizers.demo.parts import EXTRAS
-from tf_optimizers.demo.report import write_json
-from tf_optimizers.demo.trainer import (
-    Trainer,
-    WarmupThenDecay,
-    shuffled_batches,
-)
-from tf_optimizers.demo.tuning import Trial, choose_trial
+from tf_optimizers.demo.results import write_json
+from tf_optimizers.demo.trainer import Trainer, WarmupThenDecay
+from tf_optimizers.demo.tuning import tune
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +127,17 @@ def test_schedule_warms_up_and_decays():
 @pytest.mark.parametrize("name", study.OPTIMIZERS)
 def test_reset_trainer_equals_fresh_one(data_dir, name):
     data = shuffled_batches(load_splits(data_dir)["train"], 256, seed=3)
-    used, fresh = (Trainer(study.OPTIMIZERS[name]) for _ in range(2))
-    used.train(data, rate=0.1, steps=5, seed=1)
+    used, fresh = (
+        Trainer(build_model(0), study.OPTIMIZERS[name]) for _ in range(2)
+    )
+    used.train(data, initial_weights(1), rate=0.1, steps=5)
     once = used.model.get_weights()
     for trainer in (used, fresh):
         trainer.train(
             shuffled_batches(load_splits(data_dir)["train"], 256, seed=4),
+            initial_weights(2),
             rate=0.01,
             steps=7,
-            seed=2,
         )
     for reset, expected, before in zip(
         used.model.get_weights(), fresh.model.get_weights(), once, strict=True
@@ -158,24 +158,26 @@ def test_later_runs_need_no_new_trace(data_dir):
             traces.append(1)
             return super().apply(*args, **kwargs)
 
-    trainer = Trainer(Counting)
+    trainer = Trainer(build_model(0), Counting)
     data = load_splits(data_dir)["train"]
     counts = []
     for batch_size, rate, seed in ((256, 0.1, 0), (1024, 0.01, 1)):
         batches = shuffled_batches(data, batch_size, seed)
-        trainer.train(batches, rate, steps=batch_size // 128, seed=seed)
+        weights = initial_weights(seed)
+        trainer.train(batches, weights, rate, steps=batch_size // 128)
         counts.append(len(traces))
     assert counts[0] == counts[1] > 0
 
 
 def test_choice_takes_best_mean_then_lowest_rate():
-    trials = [
-        Trial(0.1, (0.9, 0.7)),
-        Trial(0.2, (0.85, 0.85)),
-        Trial(0.4, (0.84, 0.86)),
-        Trial(0.8, (0.99, 0.1)),
-    ]
-    assert choose_trial(trials).learning_rate == 0.2
+    reached = {
+        0.1: (0.9, 0.7),
+        0.2: (0.85, 0.85),
+        0.4: (0.84, 0.86),
+        0.8: (0.99, 0.1),
+    }
+    tuned = tune(list(reached), (0, 1), lambda rate, seed: reached[rate][seed])
+    assert tuned["learning_rate"] == 0.2 and not tuned["at_edge_of_grid"]
 
 
 class StubTrainer:
@@ -184,8 +186,10 @@ class StubTrainer:
     def __init__(self):
         self.measured = {"validation": set(), "test": set()}
 
-    def train(self, data, rate, steps, seed, callbacks):
-        self.rate, self.seed = rate, seed
+    def train(self, data, weights, rate, steps, callbacks):
+        seeds = (0, 1, 2, 11, 12)
+        (self.seed,) = [s for s in seeds if initial_weights(s) is weights]
+        self.rate = rate
 
     def accuracy(self, images, labels):
         on_test = len(labels) == SPLIT_SIZES["test"]
@@ -207,7 +211,7 @@ def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
     plan = Plan((Budget(1024, 1),), (0.1, 0.2, 0.3), tuning_seeds=(11, 12))
     trainer = StubTrainer()
     tuned = Study(plan, (0, 1, 2), load_splits(data_dir), SilentProgress())
-    (cell,) = tuned.cells("stub", trainer)
+    cell = tuned.cell("stub", trainer, *plan.budgets)
     assert cell["learning_rate"] == 0.1 and cell["at_edge_of_grid"]
     assert cell["test_accuracy"] == [0.1] * 3
     assert trainer.measured == {"validation": {11, 12}, "test": {0, 1, 2}}

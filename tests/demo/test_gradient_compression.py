@@ -19,7 +19,7 @@ from tf_optimizers.demo.gradient_compression.study import (
     SPARSITY,
     Plan,
     make_optimizers,
-    summarize,
+    optimizer_row,
 )
 from tf_optimizers.demo.loopback import sent_bytes
 from tf_optimizers.demo.processes import WorkersError, follow, run_workers
@@ -183,7 +183,7 @@ def made_up_result(dense_bytes, sparse_bytes):
             "momentum": 0.9,
             "split_sizes": {"train": 1024, "validation": 386, "test": 387},
         },
-        "optimizers": [summarize(name, runs, PLAN) for name in names],
+        "optimizers": [optimizer_row(name, runs, PLAN) for name in names],
         "tuned": "SGD",
         "tuning": [],
         "learning_rate": 0.1,
@@ -213,7 +213,7 @@ def test_median_leaves_out_what_other_programs_sent():
     counts = [1, 1, 1, 1, 50, 50]
     runs = [made_up_run("a", seed, 0.9, counts) for seed in range(2)]
     runs[1]["bytes_per_step"] = [1, 1, 1, 1, 50, 10**9]
-    assert summarize("a", runs, PLAN)["bytes_per_step"] == 50
+    assert optimizer_row("a", runs, PLAN)["bytes_per_step"] == 50
 
 
 def test_rows_are_computed_from_the_result():

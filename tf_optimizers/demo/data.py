@@ -124,3 +124,25 @@ def read_splits(
         .cache()
         for name, part in parts.items()
     }
+
+
+def whole(data: tf.data.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return all images and all labels of a split."""
+    return next(iter(tfds.as_numpy(data.batch(data.cardinality()))))
+
+
+def shuffled_batches(
+    data: tf.data.Dataset, batch_size: int, seed: int
+) -> tf.data.Dataset:
+    """Return endless batches in an order that only `seed` decides."""
+    # tf.data's autotuning thread, asleep for longer and longer spells, holds up
+    # the end of a run by as much as the run itself takes.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return (
+        data.shuffle(data.cardinality(), seed=seed)
+        .repeat()
+        .batch(batch_size)
+        .prefetch(2)
+        .with_options(options)
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-from tf_optimizers.demo.data import load_splits, prepare, read_splits
+from tf_optimizers.demo.data import load_splits, prepare, read_splits, whole
 
 # A part of it, so that a notebook takes minutes.
 MNIST_PARTS = {
@@ -69,7 +69,4 @@ def load(name: str, data_dir: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     else:
         builder = tfds.builder("mnist", data_dir=data_dir)
         splits = read_splits(builder, MNIST_PARTS, MNIST_MAX_PIXEL)
-    return {
-        split: next(iter(tfds.as_numpy(data.batch(data.cardinality()))))
-        for split, data in splits.items()
-    }
+    return {split: whole(data) for split, data in splits.items()}

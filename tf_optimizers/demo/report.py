@@ -1,23 +1,16 @@
 """Runs the parts and writes `results.json` and `report.md`."""
 
-import json
-import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
-import tensorflow as tf
 from rich.console import Console
 from tqdm import tqdm
 
-import tf_optimizers as tfo
 from tf_optimizers.demo.parts import Settings, load_part
+from tf_optimizers.demo.results import environment, write_json
 
 
 def report_on(
@@ -48,28 +41,6 @@ def report_on(
     console.print(f"Report: {folder / 'report.md'}", soft_wrap=True)
 
 
-def environment() -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers and repeat them."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "numpy": np.__version__,
-        "tf_optimizers": tfo.__version__,
-        "cpu_cores": os.cpu_count(),
-        "gpus": len(tf.config.list_physical_devices("GPU")),
-    }
-
-
-def write_json(document: dict[str, Any], path: Path) -> None:
-    """Write the whole document or, if interrupted, nothing."""
-    text = json.dumps(_finite(document), indent=1, allow_nan=False)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
-
-
 def write_report(
     document: dict[str, Any], sections: Sequence[str], path: Path
 ) -> None:
@@ -90,14 +61,3 @@ def write_report(
     )
     text = "\n\n".join([*paragraphs, *sections])
     path.write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON cannot hold, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -62,7 +62,7 @@ def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
                 f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}",
                 _count(row["bytes_per_step"]),
                 _count(calculated),
-                _megabytes(row["bytes_per_run"]),
+                _count(row["bytes_per_run"], 1e6, 1),
                 f"{1000 * row['seconds_per_step']:.0f}",
             ]
             for row, calculated in zip((dense, sparse), gradients, strict=True)
@@ -182,12 +182,8 @@ def _method(result: dict[str, Any]) -> str:
     )
 
 
-def _count(count: float | None) -> str:
-    return _NOT_COUNTED if count is None else f"{count:,.0f}"
-
-
-def _megabytes(count: float | None) -> str:
-    return _NOT_COUNTED if count is None else f"{count / 1e6:,.1f}"
+def _count(count: float | None, unit: float = 1, digits: int = 0) -> str:
+    return _NOT_COUNTED if count is None else f"{count / unit:,.{digits}f}"
 
 
 def _ratio(dense: float | None, sparse: float | None) -> str:

@@ -51,6 +51,11 @@ class Plan:
         return SPLIT_SIZES["train"] // self.batch_size
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps of a run."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
     def warmup_epochs(self) -> int:
         """Epochs before the sparsity is that of the rest."""
         return len(SPARSITY) - 1
@@ -98,7 +103,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
         task = Path(folder) / "task.json"
         outcome = Path(folder) / "outcome.json"
         contents = {
-            "plan": asdict(plan),
+            "quick": settings.quick,
             "seeds": seeds,
             "data_dir": str(settings.data_dir.absolute()),
             "outcome": str(outcome),
@@ -118,12 +123,14 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
             "momentum": MOMENTUM,
             "split_sizes": SPLIT_SIZES,
         },
-        "optimizers": [summarize(name, result["runs"], plan) for name in names],
+        "optimizers": [
+            optimizer_row(name, result["runs"], plan) for name in names
+        ],
         **result,
     }
 
 
-def summarize(
+def optimizer_row(
     name: str, runs: list[dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
     """Return an optimizer's row: over its seeds, and its epochs after warm-up.

@@ -11,22 +11,26 @@ All workers do all that follows together; the first one reports.
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.data import SPLIT_SIZES, load_splits
-from tf_optimizers.demo.gradient_compression.study import Plan, make_optimizers
+from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
+from tf_optimizers.demo.gradient_compression.study import (
+    FULL,
+    QUICK,
+    Plan,
+    make_optimizers,
+)
 from tf_optimizers.demo.loopback import sent_bytes
+from tf_optimizers.demo.network import build_model, initial_weights
 from tf_optimizers.demo.processes import BEGIN, END
-from tf_optimizers.demo.report import write_json
-from tf_optimizers.demo.trainer import Trainer, shuffled_batches
-from tf_optimizers.demo.tuning import Trial, choose_trial
+from tf_optimizers.demo.results import write_json
+from tf_optimizers.demo.trainer import Trainer
+from tf_optimizers.demo.tuning import tune
 from tf_optimizers.distribute.agreement import check_agreement
 
 
@@ -38,7 +42,7 @@ def main(task_path: str) -> None:
     # have seeds of their own, which TensorFlow mixes with this.
     keras.utils.set_random_seed(0)
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
-    plan = Plan(**task["plan"])
+    plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
     data = load_splits(Path(task["data_dir"]))
     outcome = SharedStudy(strategy, plan, data, is_first).work(task["seeds"])
@@ -68,54 +72,49 @@ class SharedStudy:
         self.is_first = is_first
         self.train_data = data["train"]
         self.held_out = {
-            name: next(iter(data[name].batch(SPLIT_SIZES[name])))
-            for name in ("validation", "test")
+            name: whole(data[name]) for name in ("validation", "test")
         }
         with strategy.scope():
             self.trainers = {
-                name: Trainer(make_optimizer, plan.hidden_units)
+                name: Trainer(build_model(0, plan.hidden_units), make_optimizer)
                 for name, make_optimizer in make_optimizers(plan).items()
             }
 
     def work(self, seeds: list[int]) -> dict[str, Any]:
         """Tune the dense optimizer, then train with all of them."""
         dense, compressing = self.trainers
-        trials = [self._trial(dense, rate) for rate in self.plan.rates]
-        rate = choose_trial(trials).learning_rate
+
+        def validate(rate: float, seed: int) -> float:
+            self._train(dense, rate, seed, f"learning rate {rate:.3g}")
+            return self.trainers[dense].accuracy(*self.held_out["validation"])
+
+        tuned = tune(self.plan.rates, self.plan.tuning_seeds, validate)
         runs = [
-            self._test(name, rate, seed)
+            self._test(name, tuned["learning_rate"], seed)
             for name in self.trainers
             for seed in seeds
         ]
         optimizer = self.trainers[compressing].optimizer
-        last_step = self.plan.epochs * self.plan.steps_per_epoch - 1
         return {
             "tuned": dense,
-            "tuning": [asdict(trial) for trial in trials],
-            "learning_rate": rate,
-            "at_edge_of_grid": rate
-            in (self.plan.rates[0], self.plan.rates[-1]),
+            **tuned,
             "runs": runs,
             "parameters": self.trainers[compressing].model.count_params(),
-            "communication": optimizer.communication_summary(last_step),
+            "communication": optimizer.communication_summary(
+                self.plan.steps - 1
+            ),
         }
-
-    def _trial(self, name: str, rate: float) -> Trial:
-        accuracies = []
-        for seed in self.plan.tuning_seeds:
-            self._train(name, rate, seed, f"learning rate {rate:.3g}")
-            accuracies.append(self._accuracy(name, "validation"))
-        return Trial(rate, tuple(accuracies))
 
     def _test(self, name: str, rate: float, seed: int) -> dict[str, Any]:
         recorder = self._train(name, rate, seed, f"seed {seed}")
+        accuracy = self.trainers[name].accuracy(*self.held_out["test"])
         return {
             "optimizer": name,
             "seed": seed,
             "loss": recorder.loss,
             "bytes_per_step": recorder.bytes_per_step,
             "seconds_per_step": recorder.seconds_per_step,
-            "test_accuracy": self._accuracy(name, "test"),
+            "test_accuracy": accuracy,
         }
 
     def _train(
@@ -124,7 +123,8 @@ class SharedStudy:
         self._say(f"{BEGIN}{name}, {title}")
         plan = self.plan
         trainer = self.trainers[name]
-        trainer.reset(rate, plan.epochs * plan.steps_per_epoch, seed)
+        weights = initial_weights(seed, plan.hidden_units)
+        trainer.reset(weights, rate, plan.steps)
         recorder = EpochRecorder(self.strategy, plan)
         trainer.model.fit(
             self._batches(seed),
@@ -145,13 +145,6 @@ class SharedStudy:
         )
         batches = shuffled_batches(self.train_data, self.plan.batch_size, seed)
         return batches.with_options(options)
-
-    def _accuracy(self, name: str, split: str) -> float:
-        # Every worker has all weights: sharing the images out, as `evaluate`
-        # does, is not worth a collective.
-        images, labels = self.held_out[split]
-        logits = self.trainers[name].model(images, training=False)
-        return float(np.mean(np.argmax(logits, axis=1) == labels.numpy()))
 
     def _say(self, text: str) -> None:
         if self.is_first:

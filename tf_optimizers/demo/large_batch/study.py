@@ -5,7 +5,7 @@ mean validation accuracy over the tuning seeds; networks with fresh seeds are
 then trained with it, and only they meet the test split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,17 +15,20 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.data import SPLIT_SIZES, load_splits
-from tf_optimizers.demo.parts import Settings
-from tf_optimizers.demo.trainer import (
-    HIDDEN_UNITS,
-    WARMUP_SHARE,
-    MakeOptimizer,
-    StepRecorder,
-    Trainer,
+from tf_optimizers.demo.data import (
+    SPLIT_SIZES,
+    load_splits,
     shuffled_batches,
+    whole,
 )
-from tf_optimizers.demo.tuning import Trial, choose_trial
+from tf_optimizers.demo.network import (
+    HIDDEN_UNITS,
+    build_model,
+    initial_weights,
+)
+from tf_optimizers.demo.parts import Settings
+from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer, Trainer
+from tf_optimizers.demo.tuning import tune
 
 WEIGHT_DECAY = 0.01
 
@@ -108,11 +111,31 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
             "weight_decay": WEIGHT_DECAY,
         },
         "cells": [
-            cell
+            study.cell(name, trainer, budget)
             for name, make_optimizer in OPTIMIZERS.items()
-            for cell in study.cells(name, Trainer(make_optimizer))
+            for trainer in [Trainer(build_model(0), make_optimizer)]
+            for budget in plan.budgets
         ],
     }
+
+
+class StepRecorder(keras.callbacks.Callback):
+    """Records at every step the training loss and what `measure()` returns."""
+
+    def __init__(self, measure: Callable[[], float]) -> None:
+        super().__init__()
+        self.measure = measure
+        self.loss: list[float] = []
+        self.accuracy: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Forget earlier batches, which Keras would average in."""
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Note this step's loss, and the accuracy after it."""
+        self.loss.append(float(logs["loss"]))
+        self.accuracy.append(self.measure())
 
 
 class Study:
@@ -131,47 +154,34 @@ class Study:
         self.progress = progress
         self.train_data = data["train"]
         self.held_out = {
-            name: next(iter(data[name].batch(SPLIT_SIZES[name])))
-            for name in ("validation", "test")
+            name: whole(data[name]) for name in ("validation", "test")
         }
 
-    def cells(self, name: str, trainer: Trainer) -> list[dict[str, Any]]:
-        """Tune and test one optimizer under every budget of the plan."""
-        return [
-            self._cell(name, trainer, budget) for budget in self.plan.budgets
-        ]
-
-    def _cell(
+    def cell(
         self, name: str, trainer: Trainer, budget: Budget
     ) -> dict[str, Any]:
+        """Tune and test one optimizer under one budget."""
         self.progress.set_description_str(
             f"{name}, batch {budget.batch_size}, {budget.steps} steps"
         )
-        trials = [
-            self._trial(trainer, budget, rate) for rate in self.plan.rates
-        ]
-        rate = choose_trial(trials).learning_rate
+
+        def validate(rate: float, seed: int) -> float:
+            self._train(trainer, budget, rate, seed)
+            return trainer.accuracy(*self.held_out["validation"])
+
+        tuned = tune(self.plan.rates, self.plan.tuning_seeds, validate)
+        rate = tuned["learning_rate"]
         accuracies, curves = self._test(trainer, budget, rate)
         return {
             "optimizer": name,
             **asdict(budget),
             "steps": budget.steps,
-            "learning_rate": rate,
-            "at_edge_of_grid": rate
-            in (self.plan.rates[0], self.plan.rates[-1]),
-            "tuning": [asdict(trial) for trial in trials],
+            **tuned,
             "test_accuracy": accuracies,
             "mean": float(np.mean(accuracies)),
             "std": float(np.std(accuracies, ddof=1)),
             "curves": curves,
         }
-
-    def _trial(self, trainer: Trainer, budget: Budget, rate: float) -> Trial:
-        accuracies = []
-        for seed in self.plan.tuning_seeds:
-            self._train(trainer, budget, rate, seed)
-            accuracies.append(trainer.accuracy(*self.held_out["validation"]))
-        return Trial(rate, tuple(accuracies))
 
     def _test(
         self, trainer: Trainer, budget: Budget, rate: float
@@ -202,5 +212,6 @@ class Study:
         callbacks: Sequence[StepRecorder] = (),
     ) -> None:
         data = shuffled_batches(self.train_data, budget.batch_size, seed)
-        trainer.train(data, rate, budget.steps, seed, callbacks)
+        weights = initial_weights(seed)
+        trainer.train(data, weights, rate, budget.steps, callbacks)
         self.progress.update()

@@ -9,13 +9,9 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.data import load_splits
+from tf_optimizers.demo.data import load_splits, shuffled_batches
+from tf_optimizers.demo.network import build_model
 from tf_optimizers.demo.parts import Settings
-from tf_optimizers.demo.trainer import (
-    HIDDEN_UNITS,
-    build_model,
-    shuffled_batches,
-)
 
 BATCH_SIZE = 64
 STEPS, QUICK_STEPS = 160, 32
@@ -76,7 +72,7 @@ def train(
     optimizer: keras.optimizers.Optimizer, batches: tf.data.Dataset
 ) -> list[float]:
     """Return the loss of each step of a network that starts from `SEED`."""
-    model = build_model(SEED, HIDDEN_UNITS)
+    model = build_model(SEED)
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,0 +1,48 @@
+"""Results as JSON, and the environment that they come from."""
+
+import json
+import math
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers and repeat them."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+        "tf_optimizers": tfo.__version__,
+        "cpu_cores": os.cpu_count(),
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+    }
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """Write the whole document or, if interrupted, nothing."""
+    text = json.dumps(_finite(document), indent=1, allow_nan=False)
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON cannot hold, by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
