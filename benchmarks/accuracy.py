@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import documents
 import keras
+import results
 import tables
 import tensorflow as tf
 import tqdm
@@ -30,7 +30,6 @@ from tasks import TASKS, Task, Trainer
 import tf_optimizers as tfo
 from tf_optimizers.demo.results import write_json
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 MOMENTUM = 0.9
 RATES = {
     "digits": [2.0**k for k in range(-7, 0)],
@@ -147,7 +146,7 @@ class Study:
 
     def __init__(self, path: pathlib.Path, task: str) -> None:
         self.path = path
-        self.document = documents.load(path)
+        self.document = results.load(path)
         self.result = self.document["models"].setdefault(
             task, {"trials": [], "runs": {}}
         )
@@ -193,15 +192,11 @@ def work(name: str, variant: str, seeds: int, path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = results.options(__file__, __doc__, seeds=6)
     parser.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=list(TASKS)
     )
-    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--work", choices=VARIANTS, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "accuracy.json"
-    )
     arguments = parser.parse_args()
     path, seeds = arguments.output, arguments.seeds
     if arguments.work:

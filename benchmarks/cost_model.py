@@ -15,20 +15,19 @@ non-negative least squares of relative errors, and tried on what is held back.
 The prediction has cores of its own for every worker.
 """
 
-import argparse
 import json
 import pathlib
 import statistics
 from typing import NamedTuple
 
 import numpy as np
+import results
 import tables
 from scipy.optimize import nnls
 from traffic import Exchange, all_gather, dense, reduce_scatter
 
 from tf_optimizers.demo.results import write_json
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 HELD_BACK = "4 M, 3 hosts"
 CORES = 2
 
@@ -170,12 +169,10 @@ def winners(parameters: int, coefficients: np.ndarray) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("input", "output"):
-        file = {"input": "shaped_network", "output": "cost_model"}[name]
-        parser.add_argument(
-            f"--{name}", type=pathlib.Path, default=RESULTS / f"{file}.json"
-        )
+    parser = results.options(__file__, __doc__)
+    parser.add_argument(
+        "--input", type=pathlib.Path, default=results.path_of("shaped_network")
+    )
     arguments = parser.parse_args()
     models = json.loads(arguments.input.read_text())["models"]
     seen = observations(models)

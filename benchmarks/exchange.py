@@ -12,17 +12,15 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import documents
 import keras
+import launched
 import numpy as np
+import results
 import tables
 import tensorflow as tf
 import tqdm
@@ -30,7 +28,6 @@ import tqdm
 import tf_optimizers as tfo
 from tf_optimizers.demo.loopback import sent_bytes
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 BATCH = 32
 WARM_UP = 5
 
@@ -109,22 +106,9 @@ def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
 
 def run_group(contender: str, model: str, workers: int, steps: int) -> dict:
     """Run the workers of a contender to their end; return the result."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "result.json"
-        own = ["--work", contender, "--model", model, "--steps", str(steps)]
-        count = workers if CONTENDERS[contender][0] else 1
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "tf_optimizers.launch"),
-                *("--workers", str(count), __file__, *own),
-                *("--output", str(path)),
-            ],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stdout + done.stderr)
-        return json.loads(path.read_text())
+    own = ["--work", contender, "--model", model, "--steps", str(steps)]
+    count = workers if CONTENDERS[contender][0] else 1
+    return launched.run(__file__, count, *own)
 
 
 def measure(model: str, workers: int, rounds: int, steps: int) -> dict:
@@ -151,15 +135,9 @@ def measure(model: str, workers: int, rounds: int, steps: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
+    parser = results.options(__file__, __doc__, workers=2, rounds=3, steps=20)
     parser.add_argument("--model", choices=MODELS)
     parser.add_argument("--work", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "exchange.json"
-    )
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.work, arguments.model, arguments.steps, arguments.output)
@@ -168,8 +146,7 @@ def main() -> None:
         result = measure(
             name, arguments.workers, arguments.rounds, arguments.steps
         )
-        print(tables.exchange(name, result), end="\n\n")
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result, tables.exchange)
 
 
 if __name__ == "__main__":

@@ -14,23 +14,20 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import documents
 import keras
+import launched
 import numpy as np
+import results
 import tables
 import tensorflow as tf
 
 import tf_optimizers as tfo
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 WIDTH, CLASSES, BATCH = 64, 10, 64
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
@@ -123,7 +120,7 @@ def work(rounds: int, steps: int, path: pathlib.Path) -> None:
     x = rng.standard_normal((BATCH * steps, WIDTH), "float32")
     y = rng.integers(0, CLASSES, BATCH * steps)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).cache()
-    results = {}
+    models = {}
     for optimizer in OPTIMIZERS:
         with strategy.scope():
             model = make_model(optimizer)
@@ -142,42 +139,25 @@ def work(rounds: int, steps: int, path: pathlib.Path) -> None:
             for name, train in contenders.items():
                 # The first round traces.
                 train(clocks[name] if i else Clock())
-        results[optimizer] = {
+        models[optimizer] = {
             "step_ms": {name: clock.times for name, clock in clocks.items()}
         }
     if strategy.cluster_resolver.task_id == 0:
-        path.write_text(json.dumps(results))
+        path.write_text(json.dumps(models))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100)
+    parser = results.options(__file__, __doc__, workers=2, rounds=5, steps=100)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "fit.json"
-    )
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.rounds, arguments.steps, arguments.output)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "result.json"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "tf_optimizers.launch"),
-                *("--workers", str(arguments.workers), __file__, "--work"),
-                *("--rounds", str(arguments.rounds)),
-                *("--steps", str(arguments.steps), "--output", str(path)),
-            ],
-            check=True,
-        )
-        models = json.loads(path.read_text())
+    own = ["--rounds", str(arguments.rounds), "--steps", str(arguments.steps)]
+    models = launched.run(__file__, arguments.workers, "--work", *own)
     for name, result in models.items():
-        print(tables.fit(name, result), end="\n\n")
         result["workers"] = arguments.workers
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result, tables.fit)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,7 @@ As step_time.py, over lists of square variables: ever more of them that share
 4 M parameters, and one of ever more parameters.
 """
 
-import argparse
-import pathlib
-
-import documents
+import results
 import step_time
 import tables
 
@@ -23,14 +20,7 @@ MODELS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=step_time.RESULTS / "growth.json",
-    )
-    arguments = parser.parse_args()
+    arguments = results.options(__file__, __doc__, rounds=11).parse_args()
     for name, shapes in MODELS.items():
         contenders = {
             tables.YARDSTICK: step_time.yardstick_step,
@@ -39,7 +29,7 @@ def main() -> None:
             "tfo.AdamOffload": step_time.optimizer_step(tfo.AdamOffload()),
         }
         result = step_time.measure(name, shapes, contenders, arguments.rounds)
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ selects 0.1 %, masks it, and takes it off the weights. All contenders take turns
 in one process, as in step_time.py, whose yardstick this is, too.
 """
 
-import argparse
-import pathlib
 import warnings
 from collections.abc import Callable
 
-import documents
 import keras
+import results
 import step_time
 import tables
 
@@ -52,16 +50,7 @@ def contenders() -> dict[str, Callable]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS)
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=step_time.RESULTS / "local_work.json",
-    )
+    parser = results.options(__file__, __doc__, MODELS, rounds=15)
     arguments = parser.parse_args()
     # Of a single replica, which has no traffic to save.
     warnings.filterwarnings("ignore", "DGCMomentum saves traffic")
@@ -69,8 +58,7 @@ def main() -> None:
         result = step_time.measure(
             name, MODELS[name], contenders(), arguments.rounds
         )
-        print(tables.step_time(name, result), end="\n\n")
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result, tables.step_time)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ What resident memory rises by at most, in three steps after the first. oneDNN is
 off, as TensorFlow's allocator for it gives nothing back.
 """
 
-import argparse
 import ctypes
 import os
 import pathlib
@@ -15,9 +14,9 @@ from collections.abc import Callable
 
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
-import documents
 import keras
 import numpy as np
+import results
 import step_time
 import tables
 import tensorflow as tf
@@ -56,23 +55,12 @@ def measure(name: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        choices=step_time.MODELS,
-        default=["20M", "bert-base"],
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=step_time.RESULTS / "memory.json",
-    )
+    parser = results.options(__file__, __doc__, step_time.MODELS)
+    parser.set_defaults(models=["20M", "bert-base"])
     arguments = parser.parse_args()
     for name in arguments.models:
         result = measure(name)
-        print(tables.memory(name, result), end="\n\n")
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result, tables.memory)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ everything else, in one process. The first epoch, which compiles, is not
 counted.
 """
 
-import argparse
 import os
-import pathlib
 import time
 import warnings
 from collections.abc import Callable
@@ -17,15 +15,14 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import documents
 import keras
 import numpy as np
+import results
 import tables
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.monitor import Monitor
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 STEPS, BATCH, EVERY = 100, 64, 50
 # Width and depth of a stack of dense layers.
 MODELS = {"0.1 M": (128, 6), "4 M": (1000, 4)}
@@ -104,20 +101,14 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "monitors.json"
-    )
-    arguments = parser.parse_args()
+    arguments = results.options(__file__, __doc__, epochs=5).parse_args()
     for name, shape in MODELS.items():
         contenders = {
             key: measure(*shape, *contender, arguments.epochs)
             for key, contender in MONITORS.items()
         }
         result = {"steps": STEPS, "every": EVERY, "contenders": contenders}
-        print(tables.monitors(name, result), end="\n\n", flush=True)
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result, tables.monitors)
 
 
 if __name__ == "__main__":

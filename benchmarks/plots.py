@@ -3,21 +3,20 @@
 python benchmarks/plots.py
 """
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+import results
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from tables import RESULTS
 
-from tf_optimizers.demo.plots import STYLE, line_style
+from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs, line_style
 
-FOLDER = RESULTS.parents[1] / "docs" / "benchmarks"
+FOLDER = results.FOLDER.parents[1] / "docs" / "benchmarks"
 WORKER_MODEL = "4 M"
 CURVES = ("dense", "DGC, 2 workers", "DGC, 4 workers")
 
@@ -39,10 +38,9 @@ def panels(
     return figure, axes[:count]
 
 
-def finish(figure: Figure, axes: Sequence[Axes], name: str) -> None:
+def finish(figure: Figure, name: str) -> None:
     """Add one legend for all panels, and write the file."""
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    add_legend(figure)
     FOLDER.mkdir(exist_ok=True)
     figure.savefig(FOLDER / f"{name}.png", dpi=100)
 
@@ -70,7 +68,7 @@ def shaped_network(document: dict) -> None:
         axis.set_title(name)
         axis.set_ylabel("ms a step")
         plain_log(axis)
-    finish(figure, axes, "shaped_network")
+    finish(figure, "shaped_network")
 
 
 def workers(document: dict) -> None:
@@ -97,7 +95,7 @@ def workers(document: dict) -> None:
         axis.set_xticks([result["hosts"] for result in models])
         axis.set_ylabel("ms a step")
         plain_log(axis)
-    finish(figure, axes, "workers")
+    finish(figure, "workers")
 
 
 def cost_model(document: dict) -> None:
@@ -118,7 +116,7 @@ def cost_model(document: dict) -> None:
             axis.set_xlabel("workers")
             axis.set_ylabel("ms a step, predicted")
             plain_log(axis)
-    finish(figure, axes, "cost_model")
+    finish(figure, "cost_model")
 
 
 def winners(document: dict) -> None:
@@ -146,7 +144,7 @@ def winners(document: dict) -> None:
         axis.set_yscale("log", base=2)
         axis.set_xlabel("workers")
         axis.set_ylabel("share of the entries that is sent")
-    finish(figure, axes, "winners")
+    finish(figure, "winners")
 
 
 def accuracy(document: dict) -> None:
@@ -159,21 +157,12 @@ def accuracy(document: dict) -> None:
             curves = [run["curve"] for run in result["runs"][variant]]
             steps = [point["step"] for point in curves[0]]
             bits = np.array([[p["bits"] for p in curve] for curve in curves])
-            style = line_style(number, variant)
-            axis.plot(steps, bits.mean(0), **style)
-            axis.fill_between(
-                steps,
-                bits.min(0),
-                bits.max(0),
-                color=style["color"],
-                alpha=0.2,
-                linewidth=0,
-            )
+            draw_runs(axis, steps, bits, number, variant)
         axis.set_title(task)
         axis.set_xlabel("step")
         axis.set_ylabel("validation loss, bits")
         plain_log(axis, "{x:g}")
-    finish(figure, axes, "accuracy")
+    finish(figure, "accuracy")
 
 
 def time_to_accuracy(document: dict) -> None:
@@ -192,7 +181,7 @@ def time_to_accuracy(document: dict) -> None:
         axis.set_xlabel("seconds of training")
         axis.set_ylabel("validation accuracy, %")
         axis.set_ylim(80, 100)
-    finish(figure, axes, "time_to_accuracy")
+    finish(figure, "time_to_accuracy")
 
 
 def growth(document: dict) -> None:
@@ -220,7 +209,7 @@ def growth(document: dict) -> None:
     shared = document["models"]["variables, 1"]["parameters"]
     axes[0].set_title(f"{shared / 1e6:.1f} M parameters")
     axes[1].set_title("one variable")
-    finish(figure, axes, "growth")
+    finish(figure, "growth")
 
 
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
@@ -235,7 +224,7 @@ PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
 def main() -> None:
     with matplotlib.rc_context(STYLE):
         for benchmark, draw in PLOTS.items():
-            document = json.loads((RESULTS / f"{benchmark}.json").read_text())
+            document = results.read(benchmark)
             for plot in draw:
                 plot(document)
 

@@ -12,15 +12,14 @@ kernel would cut before a wire, counts with one header.
 
 import argparse
 import os
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import documents
 import hosts
 import numpy as np
+import results
 import tables
 import tensorflow as tf
 import tqdm
@@ -28,8 +27,6 @@ from exchange import OURS, STOCK, make_step
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.wire import Wire
-
-RESULTS = pathlib.Path(__file__).parent / "results"
 
 # Widths of a stack of square layers without biases.
 MODELS = {"4 M": (2, 1414), "20 M": (2, 3162)}
@@ -200,11 +197,8 @@ def compare_on(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = results.options(__file__, __doc__, MODELS)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS)
-    )
     parser.add_argument(
         "--contenders", nargs="+", choices=ALL, default=list(CONTENDERS)
     )
@@ -212,9 +206,6 @@ def main() -> None:
         "--links", nargs="+", choices=hosts.LINKS, default=list(hosts.LINKS)
     )
     parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "shaped_network.json"
-    )
     arguments = parser.parse_args()
     if arguments.work:
         steps = HostSteps(arguments.work, arguments.models[0])
@@ -234,8 +225,9 @@ def main() -> None:
                 "hosts": count,
                 "links": links,
             }
-            print(tables.shaped_network(name, result))
-            documents.record(arguments.output, name, result)
+            results.record(
+                arguments.output, name, result, tables.shaped_network
+            )
 
 
 if __name__ == "__main__":

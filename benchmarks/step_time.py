@@ -11,24 +11,20 @@ Every repeat goes into a JSON file; medians and ratios are printed. `--models`
 measures some of the lists anew and keeps what the file has of the others.
 """
 
-import argparse
 import os
-import pathlib
 import time
 from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import documents
 import keras
 import numpy as np
+import results
 import tables
 import tensorflow as tf
 import tqdm
 
 import tf_optimizers as tfo
-
-RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def bert_base() -> list[tuple[int, ...]]:
@@ -142,19 +138,11 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS)
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "step_time.json"
-    )
+    parser = results.options(__file__, __doc__, MODELS, rounds=15)
     arguments = parser.parse_args()
     for name in arguments.models:
         result = measure(name, MODELS[name], contenders(), arguments.rounds)
-        print(tables.step_time(name, result), end="\n\n")
-        documents.record(arguments.output, name, result)
+        results.record(arguments.output, name, result, tables.step_time)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ A table stands below a comment that names benchmark and model, as in
 `<!-- step_time: bert-base -->`; a new comment gets its table, too.
 """
 
-import json
-import pathlib
 import re
 import statistics
+from collections.abc import Iterable
 
 import numpy as np
+import results
 from scipy import stats
 
-RESULTS = pathlib.Path(__file__).parent / "results"
-ROOT = RESULTS.parents[1]
+ROOT = results.FOLDER.parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 
 # The comment, and the table that may stand below it: title and rows.
@@ -25,177 +24,179 @@ MARKED_TABLE = re.compile(
 YARDSTICK = "ResourceApplyAdam"
 
 
-def heading(title: str, header: str) -> list[str]:
-    """Return the lines above a table's rows.
+def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return a title, and a table of rows of cells.
 
     Columns without a name hold names, on the left; the others hold figures.
     """
     names = header.strip("|").split("|")
-    rule = " | ".join("---:" if name.strip() else "---" for name in names)
-    return [title, "", header, f"| {rule} |"]
+    rule = ["---:" if name.strip() else "---" for name in names]
+    lines = [f"| {' | '.join(row)} |" for row in [rule, *rows]]
+    return "\n".join([title, "", header, *lines])
+
+
+def spread(values: list[float], digits: int = 1) -> tuple[str, str]:
+    """Return a cell of the median, and one of the quartiles."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return f"{median:.{digits}f}", f"{low:.{digits}f}-{high:.{digits}f}"
 
 
 def step_time(name: str, result: dict) -> str:
     """Return medians, quartiles and ratios of one model's contenders."""
-    times = result["step_ms"]
-    unit = statistics.median(times[YARDSTICK])
-    lines = heading(
+    unit = statistics.median(result["step_ms"][YARDSTICK])
+    return table(
         f"{name}: {result['variables']:,} variables, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
         "| | median ms | quartiles | x yardstick | first call s |",
+        (
+            [
+                key,
+                *spread(times),
+                f"{statistics.median(times) / unit:.2f}",
+                f"{result['first_call_ms'][key] / 1e3:.1f}",
+            ]
+            for key, times in result["step_ms"].items()
+        ),
     )
-    for key, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        lines.append(
-            f"| {key} | {median:.1f} | {low:.1f}-{high:.1f} "
-            f"| {median / unit:.2f} "
-            f"| {result['first_call_ms'][key] / 1e3:.1f} |"
-        )
-    return "\n".join(lines)
 
 
 def memory(name: str, result: dict) -> str:
     """Return the temporary memory of each contender's step."""
     largest = result["largest_bytes"] / 2**20
-    lines = heading(
+    return table(
         f"{name}: the largest variable has {largest:,.1f} MiB",
         "| | temporary MiB |",
+        (
+            [key, f"{size / 2**20:,.1f}"]
+            for key, size in result["temporary_bytes"].items()
+        ),
     )
-    for key, size in result["temporary_bytes"].items():
-        lines.append(f"| {key} | {size / 2**20:,.1f} |")
-    return "\n".join(lines)
 
 
 def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
-    lines = heading(
+    return table(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
         "| | median ms a step | quartiles | kB a step and worker |",
+        (
+            [key, *spread(contender["step_ms"]), kilobytes(contender)]
+            for key, contender in result["contenders"].items()
+        ),
     )
-    for key, contender in result["contenders"].items():
-        low, median, high = statistics.quantiles(contender["step_ms"], n=4)
-        sent = statistics.median(contender["bytes_per_step"]) / 1e3
-        lines.append(
-            f"| {key} | {median:.1f} | {low:.1f}-{high:.1f} | {sent:,.1f} |"
-        )
-    return "\n".join(lines)
+
+
+def kilobytes(contender: dict) -> str:
+    return f"{statistics.median(contender['bytes_per_step']) / 1e3:,.1f}"
 
 
 def fit(name: str, result: dict) -> str:
     """Return medians, quartiles and the ratio of `fit` to a custom loop."""
-    times = result["step_ms"]
-    unit = statistics.median(times["custom loop"])
-    lines = heading(
+    unit = statistics.median(result["step_ms"]["custom loop"])
+    return table(
         name,
         "| | median ms a step | quartiles | x custom loop |",
+        (
+            [key, *spread(times, 2), f"{statistics.median(times) / unit:.2f}"]
+            for key, times in result["step_ms"].items()
+        ),
     )
-    for key, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        lines.append(
-            f"| {key} | {median:.2f} | {low:.2f}-{high:.2f} "
-            f"| {median / unit:.2f} |"
-        )
-    return "\n".join(lines)
 
 
 def monitors(name: str, result: dict) -> str:
     """Return what a monitor adds to the time of everything else."""
-    lines = heading(
-        f"{name} parameters",
-        "| | ms a step without | a measurement, ms | share of the time |",
-    )
+    rows = []
     for key, times in result["contenders"].items():
         spent, total = sum(times["monitor_s"]), sum(times["epoch_s"])
         steps = result["steps"] * len(times["epoch_s"])
-        lines.append(
-            f"| {key} | {1e3 * (total - spent) / steps:.2f} "
-            f"| {1e3 * spent * result['every'] / steps:.2f} "
-            f"| {spent / (total - spent):.1%} |"
-        )
-    return "\n".join(lines)
+        measurement = 1e3 * spent * result["every"] / steps
+        share = f"{spent / (total - spent):.1%}"
+        without = f"{1e3 * (total - spent) / steps:.2f}"
+        rows.append([key, without, f"{measurement:.2f}", share])
+    header = "| | ms a step without | a measurement, ms | share of the time |"
+    return table(f"{name} parameters", header, rows)
 
 
 def shaped_network(name: str, result: dict) -> str:
     """Return medians and quartiles by link, and bytes."""
     links = result["links"]
-    lines = heading(
-        f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms a "
-        "step (quartiles)",
-        f"| | {' | '.join(links)} | kB a step and host |",
-    )
+    rows = []
     for key, contender in next(iter(links.values())).items():
-        cells = []
+        cells = [key]
         for link in links.values():
             low, median, high = statistics.quantiles(
                 link[key]["step_ms"], n=4, method="inclusive"
             )
             cells.append(f"{median:,.0f} ({low:,.0f}-{high:,.0f})")
-        sent = statistics.median(contender["bytes_per_step"]) / 1e3
-        lines.append(f"| {key} | {' | '.join(cells)} | {sent:,.1f} |")
-    return "\n".join(lines)
+        rows.append([*cells, kilobytes(contender)])
+    return table(
+        f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms a "
+        "step (quartiles)",
+        f"| | {' | '.join(links)} | kB a step and host |",
+        rows,
+    )
 
 
 def cost_model(name: str, compared: list[dict]) -> str:
     """Return how far the predictions are from what was measured."""
-    lines = heading(
-        f"{name}: measured, and predicted ms a step",
-        "| | | | measured | predicted | error |",
-    )
+    rows = []
     for one in compared:
         measured, predicted = one["measured_ms"], one["predicted_ms"]
-        lines.append(
-            f"| {one['model']} | {one['link']} | {one['contender']} "
-            f"| {measured:,.0f} | {predicted:,.0f} "
-            f"| {predicted / measured - 1:+.0%} |"
-        )
-    return "\n".join(lines)
+        numbers = [f"{measured:,.0f}", f"{predicted:,.0f}"]
+        numbers.append(f"{predicted / measured - 1:+.0%}")
+        rows.append([one["model"], one["link"], one["contender"], *numbers])
+    return table(
+        f"{name}: measured, and predicted ms a step",
+        "| | | | measured | predicted | error |",
+        rows,
+    )
 
 
 def time_to_accuracy(name: str, result: dict) -> str:
     """Return when each contender has first reached each accuracy."""
     targets = (0.9, 0.95, 0.97, 0.98)
-    lines = heading(
-        f"{name}: seconds of training until a validation accuracy",
-        f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
-        "| end of the run | in the end | MB sent by a host |",
-    )
+    rows = []
     for key, run in result.items():
-        cells = []
+        cells = [key]
         for target in targets:
             times = [t for _, t, reached in run["curve"] if reached >= target]
             cells.append(f"{times[0]:.1f}" if times else "not reached")
         _, seconds, last = run["curve"][-1]
         cells += [f"{seconds:.1f}", f"{100 * last:.1f} %"]
-        cells.append(f"{run['bytes'] / 1e6:,.0f}")
-        lines.append(f"| {key} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([*cells, f"{run['bytes'] / 1e6:,.0f}"])
+    return table(
+        f"{name}: seconds of training until a validation accuracy",
+        f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
+        "| end of the run | in the end | MB sent by a host |",
+        rows,
+    )
 
 
 def accuracy(name: str, result: dict) -> str:
     """Return what each variant reached on the test split, against dense."""
-    lines = heading(
-        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
-        f"{result['steps']:,} steps of {result['batch_size']}",
-        "| | seeds | accuracy % | minus dense (95 %) "
-        "| loss, bits | minus dense (95 %) |",
-    )
+    rows = []
     for key, runs in result["runs"].items():
-        cells = [str(len(runs))]
+        cells = [key, str(len(runs))]
         for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
             values = [scale * run["test"][metric] for run in runs]
             dense = {
                 run["seed"]: scale * run["test"][metric]
                 for run in result["runs"]["dense"]
             }
-            spread = f"{np.std(values, ddof=1):.{digits}f}"
-            cells.append(f"{np.mean(values):.{digits}f} ± {spread}")
+            deviation = f"{np.std(values, ddof=1):.{digits}f}"
+            cells.append(f"{np.mean(values):.{digits}f} ± {deviation}")
             gains = [
                 value - dense[run["seed"]]
                 for value, run in zip(values, runs, strict=True)
             ]
             cells.append("" if key == "dense" else interval(gains, digits))
-        lines.append(f"| {key} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(
+        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
+        f"{result['steps']:,} steps of {result['batch_size']}",
+        "| | seeds | accuracy % | minus dense (95 %) "
+        "| loss, bits | minus dense (95 %) |",
+        rows,
+    )
 
 
 def interval(differences: list[float], digits: int) -> str:
@@ -223,13 +224,13 @@ TABLES = {
 def fill_in(page: str) -> str:
     """Return a page whose tables, below comments that name them, are new."""
 
-    def table(found: re.Match) -> str:
+    def new_table(found: re.Match) -> str:
         benchmark, name = found.groups()
-        document = json.loads((RESULTS / f"{benchmark}.json").read_text())
-        new = TABLES[benchmark](name, document["models"][name])
+        result = results.read(benchmark)["models"][name]
+        new = TABLES[benchmark](name, result)
         return f"<!-- {benchmark}: {name} -->\n\n{new}\n"
 
-    return MARKED_TABLE.sub(table, page)
+    return MARKED_TABLE.sub(new_table, page)
 
 
 def main() -> None:

@@ -9,17 +9,15 @@ steps only; the accuracy is that of the validation split after every epoch.
 """
 
 import argparse
-import json
 import os
-import pathlib
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import accuracy
-import documents
 import hosts
 import keras
+import results
 import tables
 import tqdm
 from exchange import OURS, STOCK
@@ -27,7 +25,6 @@ from tasks import TASKS, Trainer
 
 from tf_optimizers.demo.results import write_json
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 TASK = "digits"
 LINKS = ["100 Mbit/s", "1 Gbit/s"]
 SEED = 0
@@ -68,17 +65,13 @@ class HostTraining:
 
 
 def learning_rate() -> float:
-    document = json.loads((RESULTS / "accuracy.json").read_text())
-    return document["models"][TASK]["learning_rate"]
+    return results.read("accuracy")["models"][TASK]["learning_rate"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = results.options(__file__, __doc__)
     parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--work", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output", type=pathlib.Path, default=RESULTS / "time_to_accuracy.json"
-    )
     arguments = parser.parse_args()
     if arguments.work:
         training = HostTraining(arguments.work)
@@ -91,7 +84,7 @@ def main() -> None:
         return
     hosts.end_on_signals()
     path, rate = arguments.output, learning_rate()
-    document = documents.load(path)
+    document = results.load(path)
     commands = [[__file__, "--work", name] for name in CONTENDERS]
     with hosts.network(2) as net, hosts.groups(net, commands) as groups:
         asked = dict(zip(CONTENDERS, groups, strict=True))

@@ -1,0 +1,28 @@
+"""Workers of a benchmark on this machine, joined by loopback."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+
+def run(script: str, workers: int, *arguments: str) -> Any:
+    """Run a script as several workers; return what the first one writes.
+
+    Args:
+        script: Its path. It writes JSON to the path that follows `--output`.
+        workers: Processes.
+        *arguments: Of the script.
+    """
+    launch = ["-m", "tf_optimizers.launch", "--workers", str(workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "result.json"
+        own = [script, *arguments, "--output", str(path)]
+        done = subprocess.run(
+            [sys.executable, *launch, *own], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+        return json.loads(path.read_text())
