@@ -25,7 +25,7 @@ import results
 import tables
 import tensorflow as tf
 import tqdm
-from tasks import TASKS, Task, Trainer
+from tasks import TASKS, Task, TaskTrainer
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.results import write_json
@@ -110,15 +110,13 @@ def initial_weights(task: Task, seeds: list[int]) -> dict[int, WEIGHTS]:
 
 
 def train(
-    trainer: Trainer, weights: WEIGHTS, seed: int, rate: float, title: str
+    trainer: TaskTrainer, weights: WEIGHTS, seed: int, rate: float, title: str
 ) -> dict:
     """Train for a whole run; return its curve, and where it ended."""
-    trainer.reset(weights, rate)
-    every = trainer.steps // POINTS
-    curve = []
-    batches = tqdm.tqdm(
-        trainer.batches(seed), title, trainer.steps, leave=False
-    )
+    task, curve = trainer.task, []
+    trainer.reset(weights, rate, task.steps)
+    every = task.steps // POINTS
+    batches = tqdm.tqdm(task.batches(seed), title, task.steps, leave=False)
     for step, batch in enumerate(batches, 1):
         trainer.train_step(*batch)
         if step % every == 0:
@@ -174,14 +172,14 @@ def work(name: str, variant: str, seeds: int, path: pathlib.Path) -> None:
     trials = study.missing_trials(name) if variant == DENSE else []
     missing = study.missing_seeds(variant, seeds)
     weights = initial_weights(task, missing + [seed for _, seed in trials])
-    trainer = Trainer(task, strategy, VARIANTS[variant].make_optimizer)
+    trainer = TaskTrainer(task, strategy, VARIANTS[variant].make_optimizer)
     for rate, seed in trials:
         run = train(trainer, weights[seed], seed, rate, f"{name}, {rate:g}")
         study.add(study.result["trials"], run)
     rate = tuned_rate(study.result["trials"])
     study.result |= {
         "parameters": trainer.model.count_params(),
-        "steps": trainer.steps,
+        "steps": task.steps,
         "batch_size": task.batch_size,
         "learning_rate": rate,
     }

@@ -7,8 +7,8 @@ text: the English of Python's own manual (`pydoc_data.topics`), a transformer
 
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from tf_optimizers.demo.data import MAX_PIXEL, split_rows
-from tf_optimizers.demo.trainer import WarmupThenDecay
+from tf_optimizers.demo.trainer import Trainer
 
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -24,13 +24,37 @@ CONTEXT = 32
 WIDTH, BLOCKS = 128, 1
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """What is learned, by which network, for how long."""
 
     load: Callable[[], dict[str, Split]]
     make_model: Callable[[], keras.Model]
     batch_size: int
     epochs: int
+
+    @cached_property
+    def data(self) -> dict[str, Split]:
+        return self.load()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data["train"][0]) // self.batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def batches(self, seed: int) -> Iterator[Split]:
+        """Return all batches of a run, in an order that the seed decides."""
+        rng = np.random.default_rng(seed)
+        x, y = self.data["train"]
+        for _ in range(self.epochs):
+            order = rng.permutation(len(x))
+            for step in range(self.steps_per_epoch):
+                first = step * self.batch_size
+                rows = order[first : first + self.batch_size]
+                yield x[rows], y[rows]
 
 
 def load_images() -> dict[str, Split]:
@@ -124,8 +148,8 @@ TASKS = {
 }
 
 
-class Trainer:
-    """Trains one network with one optimizer, run after run.
+class TaskTrainer(Trainer):
+    """Trains the network of a task in a loop of its own.
 
     Args:
         task: What is learned.
@@ -139,48 +163,17 @@ class Trainer:
         strategy: tf.distribute.Strategy,
         make_optimizer: Callable,
     ) -> None:
-        self.task = task
-        self.data = task.load()
-        self.rate = WarmupThenDecay()
         with strategy.scope():
-            self.model = task.make_model()
-            self.optimizer = make_optimizer(self.rate, self.steps)
-            self.optimizer.build(self.model.trainable_variables)
+            super().__init__(
+                task.make_model(), lambda rate: make_optimizer(rate, task.steps)
+            )
+        self.task = task
         self.train_step = self._make_step(strategy)
         self._scores = tf.function(self._score, autograph=False)
-        self._first_state = [v.numpy() for v in self.optimizer.variables]
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.data["train"][0]) // self.task.batch_size
-
-    @property
-    def steps(self) -> int:
-        return self.task.epochs * self.steps_per_epoch
-
-    def reset(self, weights: list[np.ndarray], rate: float) -> None:
-        """Become what a new trainer is, without tracing anew."""
-        self.model.set_weights(weights)
-        for variable, first in zip(
-            self.optimizer.variables, self._first_state, strict=True
-        ):
-            variable.assign(first)
-        self.rate.set(rate, self.steps)
-
-    def batches(self, seed: int) -> Iterator[Split]:
-        """Return all batches of a run, in an order that the seed decides."""
-        rng = np.random.default_rng(seed)
-        x, y = self.data["train"]
-        size = self.task.batch_size
-        for _ in range(self.task.epochs):
-            order = rng.permutation(len(x))
-            for step in range(self.steps_per_epoch):
-                rows = order[step * size : (step + 1) * size]
-                yield x[rows], y[rows]
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss (bits) and accuracy, per image or character."""
-        x, y = self.data[split]
+        x, y = self.task.data[split]
         sums = np.sum(
             [
                 [

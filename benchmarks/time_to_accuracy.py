@@ -21,7 +21,7 @@ import results
 import tables
 import tqdm
 from exchange import OURS, STOCK
-from tasks import TASKS, Trainer
+from tasks import TASKS, TaskTrainer
 
 from tf_optimizers.demo.results import write_json
 
@@ -40,25 +40,26 @@ class HostTraining:
     def __init__(self, contender: str) -> None:
         strategy, variant = CONTENDERS[contender]
         optimizer = accuracy.VARIANTS[variant].make_optimizer
-        self.trainer = Trainer(TASKS[TASK], strategy(), optimizer)
+        self.task = TASKS[TASK]
+        self.trainer = TaskTrainer(self.task, strategy(), optimizer)
         keras.utils.set_random_seed(SEED)
-        self.weights = TASKS[TASK].make_model().get_weights()
+        self.weights = self.task.make_model().get_weights()
 
     def train_first_step(self, rate: float) -> None:
         """Trace the step, which is not what is measured."""
-        self.trainer.reset(self.weights, rate)
-        self.trainer.train_step(*next(self.trainer.batches(SEED)))
+        self.trainer.reset(self.weights, rate, self.task.steps)
+        self.trainer.train_step(*next(self.task.batches(SEED)))
 
     def train(self, rate: float) -> dict:
         """Train from the start; return seconds and accuracy by epoch."""
         trainer, curve, seconds = self.trainer, [], 0.0
-        trainer.reset(self.weights, rate)
+        trainer.reset(self.weights, rate, self.task.steps)
         before = hosts.sent()
-        for step, batch in enumerate(trainer.batches(SEED), 1):
+        for step, batch in enumerate(self.task.batches(SEED), 1):
             start = time.perf_counter()
             trainer.train_step(*batch)
             seconds += time.perf_counter() - start
-            if step % trainer.steps_per_epoch == 0:
+            if step % self.task.steps_per_epoch == 0:
                 reached = trainer.evaluate("validation")["accuracy"]
                 curve.append((step, seconds, reached))
         return {"curve": curve, "bytes": hosts.sent() - before}
