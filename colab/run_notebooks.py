@@ -66,9 +66,21 @@ def is_log(output: nbformat.NotebookNode) -> bool:
     return output.get("name") == "stderr" and not IMPORT_LOG.sub("", text)
 
 
+def is_install(cell: nbformat.NotebookNode) -> bool:
+    """Tell the cell that installs the package, written by tools/home.py."""
+    return "install" in cell.metadata.get("tags", ())
+
+
 def digest(notebook: nbformat.NotebookNode) -> str:
-    """Return a digest of the code that the outputs come from."""
-    sources = [c.source for c in notebook.cells if c.cell_type == "code"]
+    """Return a digest of the code that the outputs come from.
+
+    Where the package was installed from makes no difference to them.
+    """
+    sources = [
+        cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code" and not is_install(cell)
+    ]
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()[:16]
 
 

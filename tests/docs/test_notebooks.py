@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import home
 import nbformat
 import pytest
 import run_notebooks
@@ -17,13 +18,8 @@ PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
 PATHS = sorted((ROOT / "colab").glob("*.ipynb"))
 BADGE = (
     "https://colab.research.google.com/assets/colab-badge.svg)]"
-    "(https://colab.research.google.com/github/"
+    f"(https://colab.research.google.com/github/{home.read().repository}/"
 )
-INSTALL = """\
-import sys
-
-if "google.colab" in sys.modules:
-    %pip install -q "tf_optimizers[demo]\""""
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/])/(tmp|home|root|work|usr|opt|var|content)/|site-packages"
 )
@@ -79,13 +75,11 @@ def test_runs_at_reduced_size(path, tmp_path):
 def test_begins_with_a_badge_of_its_own(notebook, request):
     path = request.node.callspec.params["notebook"]
     badges = re.findall(re.escape(BADGE) + r"(.+)\)", notebook.cells[0].source)
-    assert [badge.split("/main/")[1] for badge in badges] == [
-        f"colab/{path.name}"
-    ]
+    assert badges == [f"blob/main/colab/{path.name}"]
 
 
-def test_installs_in_colab_alone(notebook):
-    assert code_cells(notebook)[0].source == INSTALL
+def test_installs_in_its_first_cell_alone(notebook):
+    assert code_cells(notebook)[0].source == home.read().install_cell
     for cell in code_cells(notebook)[1:]:
         assert "pip" not in cell.source.split()
 
