@@ -1,4 +1,4 @@
-"""The recipes of docs/distribute.md describe clusters that are taken."""
+"""The recipes of docs/launch.md describe clusters that are taken."""
 
 import json
 import os
@@ -14,7 +14,8 @@ import yaml
 from tf_optimizers.distribute.cluster import check_cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "distribute.md").read_text()
+RECIPES = (ROOT / "docs" / "launch.md").read_text()
+FAILURES = (ROOT / "docs" / "distribute.md").read_text()
 SLURM = {
     "SLURM_PROCID": "1",
     "SLURM_STEP_NUM_TASKS": "2",
@@ -35,7 +36,8 @@ COMMANDS = {
 
 
 def block(name):
-    return re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", TEXT, re.S).group(1)
+    pattern = rf"<!-- {name} -->\n```\w+\n(.*?)```"
+    return re.search(pattern, RECIPES, re.S).group(1)
 
 
 def place(monkeypatch, text):
@@ -139,7 +141,7 @@ def test_failures_are_those_that_are_tested():
         (ROOT / "tests" / "distribute" / f"test_{name}.py").read_text()
         for name in ("worker_errors", "guide")
     )
-    table = TEXT.split("| what happened |")[1]
+    table = FAILURES.split("| what happened |")[1]
     messages = [
         re.search("`(.+?)`", line.split("|")[2]).group(1)
         for line in table.splitlines()[2:]
