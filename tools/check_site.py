@@ -20,7 +20,7 @@ import home
 # What Markdown leaves of marks that it has not understood; and a label such as
 # "State: " that house_docstrings.py does not know, in the midst of a paragraph.
 LEFTOVER = re.compile(
-    r":::|```|\*\*|\]\(|>>> |^\s*[-*|] |\.\n[A-Z][a-z]+( [a-z]+){0,2}: ", re.M
+    r":::|```|\*\*|\]\(|>>> |^\s*[-*|] |\.\n[A-Z]\w+( [a-z]+){0,2}: ", re.M
 )
 CODE = ("code", "pre", "script", "style", "svg")
 TITLES = ("h1", "h2", "h3", "h4", "h5", "h6")
