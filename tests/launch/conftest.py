@@ -1,0 +1,81 @@
+"""How a test of the launcher writes its script and starts it."""
+
+import os
+import subprocess
+
+import pytest
+from launched import LAUNCHER, PACKAGE
+from launcher import LIMIT, Launcher
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a script; return its path."""
+
+    def write(*parts, name="script.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(parts))
+        return str(path)
+
+    return write
+
+
+FAKE_TENSORFLOW = """
+class config:
+    cpus = []
+    set_logical_device_configuration = lambda _, cpus: config.cpus.extend(cpus)
+    list_physical_devices = lambda kind: [kind]
+    list_logical_devices = lambda kind: config.cpus
+    LogicalDeviceConfiguration = object
+"""
+
+
+@pytest.fixture
+def fake_tensorflow(environment, tmp_path):
+    """Where it matters only that TensorFlow is loaded: it takes seconds."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "tensorflow.py").write_text(FAKE_TENSORFLOW)
+    environment.setenv(
+        "PYTHONPATH", f"{tmp_path / 'fake'}:{os.environ['PYTHONPATH']}"
+    )
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """What the tests depend on, whatever the caller's is."""
+    for name in ("TF_CONFIG", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    monkeypatch.setenv("PYTHON_COLORS", "0")
+    path = os.environ.get("PYTHONPATH")
+    paths = [str(PACKAGE), *([path] if path else [])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    return monkeypatch
+
+
+@pytest.fixture
+def launch(environment, tmp_path):
+    """Run the launcher to its end."""
+
+    def launch(*arguments, command=LAUNCHER, **options):
+        options = {"cwd": tmp_path, "capture_output": True, **options}
+        return subprocess.run(
+            [*command, *arguments], timeout=LIMIT, check=False, **options
+        )
+
+    return launch
+
+
+@pytest.fixture
+def start(environment, tmp_path):
+    """Start the launcher, and go on."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Launcher(arguments, tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        launcher.close()

@@ -1,0 +1,176 @@
+"""The first failure stops all workers, which may be started anew."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from launcher import (
+    INDEX,
+    LONG,
+    assert_gone,
+    lines_of,
+)
+
+from tf_optimizers.launch.group import pauses
+
+FAILURES = {
+    "sys.exit(3)": (3, "Worker 1 failed with exit code 3"),
+    "os._exit(255)": (255, "Worker 1 failed with exit code 255"),
+    "sys.exit('no data')": (1, "Worker 1 failed with exit code 1"),
+    "raise ValueError('no data')": (1, "Worker 1 failed with exit code 1"),
+    "os.kill(os.getpid(), signal.SIGKILL)": (
+        137,
+        "Worker 1 was killed by signal 9",
+    ),
+    "os.kill(os.getpid(), signal.SIGSEGV)": (
+        139,
+        "Worker 1 was killed by signal 11",
+    ),
+    "os.kill(os.getpid(), signal.SIGRTMIN + 1)": (
+        163,
+        "Worker 1 was killed by signal 35",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_first_failure_stops_all_and_is_the_exit_code(launch, write, failure):
+    # Worker 2 has ended well before worker 1 fails.
+    script = write(
+        INDEX,
+        "if index == 1:\n"
+        "    while len(os.listdir('pids')) < 3: time.sleep(0.01)\n"
+        f"    {failure}\n"
+        "open(f'pids/{os.getpid()}', 'w').close()\n"
+        "if index != 2:\n"
+        f"    time.sleep({LONG})\n",
+    )
+    folder = Path(script).with_name("pids")
+    folder.mkdir()
+    (folder / "placeholder").touch()
+    run = launch("--workers", "3", "--grace-period", str(LONG), script)
+    code, description = FAILURES[failure]
+    assert run.returncode == code
+    said = [
+        line
+        for line in run.stderr.decode().splitlines()
+        if line.startswith("[launcher]")
+    ]
+    assert len(said) == 1
+    assert said[0].startswith(f"[launcher] {description}")
+    if "no data" in failure:
+        assert lines_of(run.stderr, 1)[-1].endswith(b"no data")
+    (folder / "placeholder").unlink()
+    assert_gone([int(name) for name in os.listdir(folder)], seconds=0)
+
+
+RESTARTING = (
+    INDEX,
+    "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
+    "print(restart, *cluster['cluster']['worker'], flush=True)\n"
+    "if index == 1 and restart < 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+    f"if restart < 2: time.sleep({LONG})\n",
+)
+
+
+def test_failed_worker_is_started_anew_with_all_others(launch, write):
+    script = write(*RESTARTING)
+    run = launch(
+        *("--workers", "2", "--max-restarts", "2"),
+        *("--restart-pause", "0.1", script),
+    )
+    assert run.returncode == 0
+    lines = [line.split() for line in lines_of(run.stdout, 1)]
+    assert [line[0] for line in lines] == [b"0", b"1", b"2"]
+    assert [line.split() for line in lines_of(run.stdout, 0)][-1] == lines[-1]
+    killed = (
+        "[launcher] Worker 1 was killed by signal 9 (Killed). "
+        "All workers are stopped."
+    )
+    assert run.stderr.decode().splitlines() == [
+        killed,
+        "[launcher] Restart 1 of 2 in 0.1 s.",
+        killed,
+        "[launcher] Restart 2 of 2 in 0.2 s.",
+    ]
+
+
+def test_exit_code_after_all_restarts_is_that_of_the_last_start(launch, write):
+    script = write(
+        INDEX,
+        "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
+        "sys.exit(3 + restart)\n",
+    )
+    run = launch(
+        *("--workers", "1", "--max-restarts", "1"),
+        *("--restart-pause", "0", script),
+    )
+    assert run.returncode == 4
+    assert run.stderr.count(b"Restart") == 1
+    assert b"failed with exit code 4" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (1.0, [1, 2, 4, 8, 16, 32, 60, 60]),
+        (0.0, [0] * 8),
+        (100.0, [100] * 8),
+    ],
+)
+def test_pause_doubles_with_every_restart_up_to_a_minute(first, expected):
+    assert list(itertools.islice(pauses(first), 8)) == expected
+
+
+def test_signal_ends_the_pause_before_a_restart(start, write):
+    script = write("import sys; print('failing', flush=True); sys.exit(3)")
+    launcher = start(
+        *("--workers", "1", "--max-restarts", "1"),
+        *("--restart-pause", str(LONG), script),
+    )
+    launcher.wait_to_hear(f"Restart 1 of 1 in {LONG} s.")
+    launcher.process.terminate()
+    assert launcher.process.stdout.read() == b"[worker 0] failing\n"
+    assert launcher.wait() == 3
+    assert "Received SIGTERM. There will be no restart." in launcher.errors()
+
+
+def test_signal_ends_the_launcher_despite_restarts(start, write):
+    script = write(
+        f"import time; print('ready', 0, flush=True)\ntime.sleep({LONG})"
+    )
+    launcher = start("--workers", "1", "--max-restarts", "5", script)
+    launcher.process.stdout.readline()
+    launcher.process.terminate()
+    assert launcher.wait() == 143
+    assert "Restart" not in launcher.errors()
+
+
+def test_signal_while_workers_are_stopped_prevents_the_restart(
+    start, write, tmp_path
+):
+    script = write(
+        INDEX,
+        "if index == 1:\n"
+        "    while not os.path.exists('armed'): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "open('armed', 'w').close()\n"
+        "while not os.path.exists('end'): time.sleep(0.01)\n",
+    )
+    launcher = start(
+        *("--workers", "2", "--grace-period", str(LONG)),
+        *("--max-restarts", "5", script),
+    )
+    assert launcher.process.stdout.readline() == b"[worker 0] asked\n"
+    launcher.process.terminate()
+    launcher.wait_to_hear("Received SIGTERM. There will be no restart.")
+    (tmp_path / "end").touch()
+    assert launcher.wait() == 3
+    assert "Restart" not in launcher.errors()
+
+
+def test_exit_code_255_is_not_a_signal(launch, write):
+    run = launch("--workers", "1", write("import os; os._exit(255)"))
+    assert run.returncode == 255

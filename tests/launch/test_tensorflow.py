@@ -1,0 +1,56 @@
+"""Workers that load TensorFlow; those of the other tests do without."""
+
+from launcher import INDEX, lines_of
+
+
+def test_workers_form_a_strategy_and_reduce(launch, write):
+    script = write(
+        INDEX,
+        "import tensorflow as tf\n"
+        "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
+        "@tf.function\n"
+        "def total():\n"
+        "    value = tf.constant([1.0, 10.0]) * (index + 1)\n"
+        "    context = tf.distribute.get_replica_context()\n"
+        "    return context.all_reduce('sum', value)\n"
+        "result = strategy.run(total).numpy().tolist()\n"
+        "print('workers', strategy.num_replicas_in_sync, result)\n",
+    )
+    run = launch("--workers", "2", script)
+    assert run.returncode == 0, run.stderr.decode(errors="replace")
+    for index in range(2):
+        assert b"workers 2 [3.0, 30.0]" in lines_of(run.stdout, index)
+
+
+def test_devices_per_worker_are_logical_cpus(launch, write):
+    script = write(
+        "import tensorflow as tf\n"
+        "print(*(cpu.name for cpu in tf.config.list_logical_devices('CPU')))",
+    )
+    arguments = ["--workers", "2", "--devices-per-worker", "2", script]
+    run = launch(*arguments)
+    assert run.returncode == 0, run.stderr.decode(errors="replace")
+    for index in range(2):
+        expected = b"/device:CPU:0 /device:CPU:1"
+        assert lines_of(run.stdout, index)[-1] == expected
+
+
+def test_port_taken_by_force_is_an_error_of_that_worker(launch, write):
+    script = write(
+        INDEX,
+        "import socket, tensorflow as tf\n"
+        "port = cluster['cluster']['worker'][index].split(':')[1]\n"
+        "if index:\n"
+        "    taker = socket.socket()\n"
+        "    taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "    taker.bind(('', int(port)))\n"
+        "    taker.listen()\n"
+        "    print(port, flush=True)\n"
+        "tf.distribute.MultiWorkerMirroredStrategy()\n",
+    )
+    run = launch("--workers", "2", "--grace-period", "0", script)
+    assert run.returncode == 1
+    assert b"[launcher] Worker 1 failed with exit code 1." in run.stderr
+    errors = b"\n".join(lines_of(run.stderr, 1))
+    assert b"Could not start gRPC server" in errors
+    assert b"0.0.0.0:" + lines_of(run.stdout, 1)[0] in errors
