@@ -1,0 +1,206 @@
+"""What a backup holds is restored, or refused with nothing changed."""
+
+import errno
+import os
+
+import cases
+import numpy as np
+import pytest
+import tensorflow as tf
+from backups import (
+    NONE,
+    assert_equal,
+    make_archive,
+    restore,
+    scramble,
+    state,
+)
+
+from tf_optimizers.callbacks.archive import Archive
+from tf_optimizers.callbacks.files import Folder, digest
+from tf_optimizers.callbacks.state import State
+from tf_optimizers.distribute.workers import Workers
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize("old", ["one", "two"])
+@pytest.mark.parametrize("new", ["one", "two"])
+def test_sums_of_replicas_are_conserved(tmp_path, strategies, old, new):
+    source, model = make_archive(tmp_path, strategies[old])
+    scramble(model, 0)
+    source.save({"epoch": 3, "batch": 2})
+    target, other = make_archive(tmp_path, strategies[new])
+    content = restore(target)
+    assert (content["epoch"], content["batch"]) == (3, 2)
+    if old == new:
+        assert_equal(state(other), state(model))
+    pairs = zip(
+        [*model.variables, *model.optimizer.variables],
+        [*other.variables, *other.optimizer.variables],
+        strict=True,
+    )
+    for a, b in pairs:
+        mine = strategies[new].experimental_local_results(b.value)
+        if a.aggregation == "sum":
+            parts = strategies[old].experimental_local_results(a.value)
+            total = np.sum([p.numpy() for p in parts], 0, dtype="float64")
+            found = np.sum([p.numpy() for p in mine], 0, dtype="float64")
+            np.testing.assert_allclose(found, total, rtol=2e-7, atol=2e-6)
+            assert np.abs(total).max() > 1
+        else:
+            first = strategies[old].experimental_local_results(a.value)[0]
+            np.testing.assert_array_equal(mine[0].numpy(), first.numpy())
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "alone",
+        "in LossScaleOptimizer",
+        pytest.param("in MultiOptimizer", marks=cases.needs_groups),
+    ],
+)
+@pytest.mark.parametrize("name", ["lamb", "adam_offload"])
+@pytest.mark.parametrize("old", ["one", "two"])
+def test_accumulated_gradients_are_conserved(
+    tmp_path, strategies, name, old, wrapper
+):
+    """Each replica has a share of them, but the host the sum."""
+
+    def accumulating(strategy):
+        archive, model = make_archive(
+            *(tmp_path, strategy, name),
+            wrapper=wrapper,
+            gradient_accumulation_steps=2,
+        )
+        variable = next(
+            v for v in model.optimizer.variables if "accumulator" in v.path
+        )
+        return archive, strategy.experimental_local_results(variable.value)
+
+    new = {"one": "two", "two": "one"}[old]
+    source, parts = accumulating(strategies[old])
+    for i, part in enumerate(parts):
+        part.assign(tf.fill(part.shape, 2.0 + i))
+    source.save({"epoch": 1, "batch": 3})
+    target, others = accumulating(strategies[new])
+    restore(target)
+    total = sum(part.numpy() for part in parts)
+    np.testing.assert_array_equal(sum(p.numpy() for p in others), total)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated": truncate,
+    "flipped bit": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("file", ["json", "worker-0.npz"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_backup_is_not_used(tmp_path, file, damage):
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    before = state(model)
+    scramble(model, 1)
+    archive.save({"epoch": 2, "batch": 0})
+    DAMAGE[damage](tmp_path / f"00000002.{file}")
+    if (damage, file) == ("missing", "json"):  # It was never complete.
+        assert restore(archive)["epoch"] == 1
+        return
+    with pytest.warns(UserWarning, match="00000002.*The one before it is used"):
+        content = restore(archive)
+    assert content["epoch"] == 1
+    assert_equal(state(model), before)
+    archive.save({"epoch": 3, "batch": 0})
+    assert Folder(tmp_path).generations() == [3, 1]
+    DAMAGE[damage](tmp_path / f"00000003.{file}")
+    DAMAGE[damage](tmp_path / f"00000001.{file}")
+    with pytest.raises(RuntimeError, match="00000001.*start anew"):
+        archive.newest()
+
+
+def test_backup_holds_no_code(tmp_path):
+    """What pickles is refused by the reader, whatever its checksum."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    part = tmp_path / "00000001.worker-0.npz"
+    np.savez(part, **{"lasting.0": np.array([print], dtype=object)})
+    content = Folder(tmp_path).content(1) | {"parts": [digest(part)]}
+    Folder(tmp_path).commit(1, content)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        restore(archive)
+
+
+def test_backup_that_cannot_be_written_leaves_the_one_before(
+    tmp_path, monkeypatch
+):
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    before = sorted(tmp_path.iterdir())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RuntimeError, match=r"No space left .*worker 0"):
+            archive.save({"epoch": 2, "batch": 0})
+    assert sorted(tmp_path.iterdir()) == before
+    assert archive.newest()["epoch"] == 1
+
+
+def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    monkeypatch.setattr(Folder, "sees", lambda *_: False)
+    with pytest.raises(RuntimeError, match="all workers share.*worker 0 does"):
+        archive.check_shared()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stock_strategy_of_several_workers_is_refused():
+    with pytest.raises(TypeError, match="SparseMultiWorkerMirroredStrategy"):
+        Workers(tf.distribute.MultiWorkerMirroredStrategy())
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_older_backups_are_deleted(tmp_path, kept):
+    (tmp_path / "notes.txt").write_text("mine")
+    archive, model = make_archive(tmp_path, optimizer="lamb")
+    archive = Archive(Folder(tmp_path), State(model), Workers(NONE), kept)
+    (tmp_path / "00000001.worker-0.npz.partial").write_bytes(b"killed")
+    for epoch in range(4):
+        archive.save({"epoch": epoch, "batch": 0})
+        assert archive.newest()["epoch"] == epoch
+    assert Folder(tmp_path).generations() == [4, 3][:kept]
+    assert len(list(tmp_path.iterdir())) == 1 + 2 * kept
+    archive.delete()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"optimizer": "lans"}, "optimizer is LANS here, and Lamb"),
+        ({"width": 5}, r"dense_\d*/?kernel is .*8, 5.*8, 16|kernel is"),
+    ],
+    ids=["optimizer", "shape"],
+)
+def test_backup_of_another_training_is_refused(tmp_path, kwargs, message):
+    make_archive(tmp_path, optimizer="lamb")[0].save({"epoch": 1, "batch": 0})
+    archive, model = make_archive(tmp_path, **{"optimizer": "lamb"} | kwargs)
+    before = state(model)
+    with pytest.raises(ValueError, match=message):
+        restore(archive)
+    assert_equal(state(model), before)

@@ -1,0 +1,166 @@
+"""Small trainings that are backed up and interrupted."""
+
+import cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.callbacks.archive import Archive
+from tf_optimizers.callbacks.files import Folder
+from tf_optimizers.callbacks.state import State
+from tf_optimizers.distribute.workers import Workers
+
+X, Y = np.random.default_rng(0).random((2, 60, 8)).astype("float32")
+OPTIMIZERS = {
+    **{name: case.make for name, case in cases.CASES.items()},
+    "dgc": lambda **kwargs: tfo.DGCMomentum(
+        0.1, sparsity=(0.9,), min_compress_size=20, **kwargs
+    ),
+    "keras-adam": keras.optimizers.Adam,
+}
+WRAPPERS = {
+    "alone": lambda optimizer: optimizer,
+    "in LossScaleOptimizer": keras.optimizers.LossScaleOptimizer,
+    "in MultiOptimizer": lambda optimizer: keras.optimizers.MultiOptimizer(
+        lambda variable: optimizer
+    ),
+}
+NONE = tf.distribute.get_strategy()
+
+
+class Interruption(Exception):
+    """What a kill is in here."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Raises in a step, counted over all epochs."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.remaining = step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.remaining -= 1
+        if self.remaining < 0:
+            raise Interruption
+
+
+class Logs(keras.callbacks.Callback):
+    """Notes what an epoch reports."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append((epoch, logs))
+
+
+def make_model(optimizer, strategy=NONE, width=16, **kwargs):
+    """Seeds and replicas' own statistics are part of the state."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(width, activation="relu"),
+                keras.layers.Dropout(0.5),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(8),
+            ]
+        )
+        model.compile(optimizer(), "mse", metrics=["mae"], **kwargs)
+    return model
+
+
+def fit(model, folder, *callbacks, epochs=3, **kwargs):
+    """Return the epochs' logs; six batches each."""
+    noted = Logs()
+    backup = tfo.callbacks.BackupAndRestore(folder, **kwargs)
+    model.fit(
+        *(X, Y),
+        batch_size=10,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[backup, noted, *callbacks],
+    )
+    return noted.logs
+
+
+def epochs_of(logs):
+    return [epoch for epoch, _ in logs]
+
+
+def state(model):
+    """Every replica's own values."""
+    strategy = model.distribute_strategy
+    return [
+        cases.as_numpy(part)
+        for v in [*model.variables, *model.optimizer.variables]
+        for part in strategy.experimental_local_results(v.value)
+    ]
+
+
+def interrupt(model, folder, step, **kwargs):
+    with pytest.raises(Interruption):
+        fit(model, folder, Interrupt(step), **kwargs)
+
+
+def assert_equal(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def make_archive(
+    folder, strategy=NONE, optimizer="dgc", width=16, wrapper="alone", **kwargs
+):
+    """An archive of a model that has not been trained."""
+
+    def make():
+        return WRAPPERS[wrapper](OPTIMIZERS[optimizer](**kwargs))
+
+    model = make_model(make, strategy, width)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    folder = Folder(folder)
+    return Archive(folder, State(model), Workers(strategy), 2), model
+
+
+def scramble(model, seed):
+    """Give every replica values of its own where it may have them."""
+    rng = np.random.default_rng(seed)
+    strategy = model.distribute_strategy
+    for v in [*model.variables, *model.optimizer.variables]:
+        parts = strategy.experimental_local_results(v.value)
+        values = [rng.standard_normal(v.shape) * 10 for _ in parts]
+        for part, value in zip(parts, values, strict=True):
+            own = "on_read" in str(v.synchronization) or "moving" in v.path
+            part.assign(tf.cast(value if own else values[0], v.dtype))
+
+
+def restore(archive):
+    content = archive.newest()
+    archive.restore(content, "lasting")
+    return content
+
+
+def make_small(folder, step=4, save_freq=4, **kwargs):
+    """A model with a backup, in the middle of an epoch of six batches."""
+
+    def make():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    interrupt(make(), folder, step, save_freq=save_freq, **kwargs)
+    return make()
+
+
+def fit_alone(model):
+    """Return how many steps a `fit` without a backup makes, of six."""
+    before = int(model.optimizer.iterations.numpy())
+    model.fit(X, Y, batch_size=10, verbose=0)
+    return int(model.optimizer.iterations.numpy()) - before
