@@ -4,9 +4,9 @@ import pathlib
 import shutil
 
 import keras
-import launched
 import numpy as np
 import pytest
+import real_workers
 import tensorflow as tf
 from programs import resume
 
@@ -32,7 +32,7 @@ def results(folder):
     """
 
     def run(count, *tasks, **kwargs):
-        outcome = launched.run("resume", folder, count, *tasks, **kwargs)
+        outcome = real_workers.run("resume", folder, count, *tasks, **kwargs)
         assert outcome.exit_code == 0, outcome.output[-5000:]
         deaths = outcome.output.count("was killed by signal 9")
         assert deaths == kwargs.get("restarts", 0)

@@ -1,9 +1,9 @@
 """Sums by owners: who owns what, what is kept, and that nothing is lost."""
 
 import dgc
-import launched
 import numpy as np
 import pytest
+import real_workers
 import reference
 import tensorflow as tf
 from programs import scatter, transport
@@ -157,7 +157,7 @@ def group(request, tmp_path_factory):
     """What workers report, and how many there are, of how many devices."""
     count, devices = request.param
     folder = tmp_path_factory.mktemp("scatter")
-    results = launched.results("scatter", folder, count, devices=devices)
+    results = real_workers.results("scatter", folder, count, devices=devices)
     return results, count, devices
 
 

@@ -4,8 +4,8 @@ Transport never changes the mathematics, and no gradient is lost.
 """
 
 import dgc
-import launched
 import pytest
+import real_workers
 from cases import error
 from programs import transport
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def transports(tmp_path_factory):
     """The same run of DGCMomentum under each kind of strategy, by name."""
     return {
-        kind: launched.results(
+        kind: real_workers.results(
             "transport",
             tmp_path_factory.mktemp("transport"),
             2,
@@ -143,5 +143,7 @@ def test_golden_of_four_replicas(tmp_path):
     From the step on with which compression begins: before, ours clips large
     tensors and Paddle's does not, so that the two part, by intent.
     """
-    (errors,) = launched.results("transport", tmp_path, 1, "golden", devices=4)
+    (errors,) = real_workers.results(
+        "transport", tmp_path, 1, "golden", devices=4
+    )
     assert max(errors) < 3e-5

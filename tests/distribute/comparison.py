@@ -4,15 +4,15 @@ Both live in each of two processes, and do all that programs/two_strategies.py
 has a table of. Not collected by `pytest` alone: `tox -e strategies`.
 """
 
-import launched
 import pytest
+import real_workers
 from programs.two_strategies import BEHAVIOURS
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What each worker reports."""
-    return launched.results(
+    return real_workers.results(
         "two_strategies", tmp_path_factory.mktemp("strategies"), 2, timeout=280
     )
 

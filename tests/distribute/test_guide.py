@@ -2,9 +2,9 @@
 
 import itertools
 
-import launched
 import numpy as np
 import pytest
+import real_workers
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "another_cluster"]
     parts += ["order", "counts", "seeds"]
-    return launched.results("guide", folder, 2, *parts)
+    return real_workers.results("guide", folder, 2, *parts)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -25,7 +25,7 @@ def order(request, tmp_path_factory):
         results = request.getfixturevalue("results")
     else:
         folder = tmp_path_factory.mktemp("order")
-        results = launched.results("guide", folder, request.param, "order")
+        results = real_workers.results("guide", folder, request.param, "order")
     return [result["order"] for result in results]
 
 

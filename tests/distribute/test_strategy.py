@@ -6,9 +6,9 @@ workers agree to the bit.
 
 import warnings
 
-import launched
 import numpy as np
 import pytest
+import real_workers
 import tensorflow as tf
 from cases import error
 from programs import training
@@ -55,7 +55,7 @@ def alone():
 def group(request, tmp_path_factory):
     """What the workers of a group report, by scenario."""
     count, devices, names = request.param
-    results = launched.results(
+    results = real_workers.results(
         "training",
         tmp_path_factory.mktemp("group"),
         count,

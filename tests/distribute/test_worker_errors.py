@@ -7,14 +7,14 @@ import socket
 import subprocess
 import sys
 
-import launched
 import pytest
+import real_workers
 
 from tf_optimizers.launch.group import environment, reserve_addresses
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = launched.PROGRAMS / "faults.py"
+PROGRAM = real_workers.PROGRAMS / "faults.py"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ PROGRAM = launched.PROGRAMS / "faults.py"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
-    outcome = launched.run("faults", tmp_path, 2, case, timeout=120)
+    outcome = real_workers.run("faults", tmp_path, 2, case, timeout=120)
     assert outcome.exit_code != 0
     assert "trained to the end" not in outcome.output
     for message in messages:
@@ -58,7 +58,7 @@ def test_worker_that_saves_alone_is_told_so(tmp_path):
                 subprocess.Popen(
                     [sys.executable, PROGRAM, "saves alone"],
                     env=environment(addresses, place)
-                    | launched.environment(tmp_path),
+                    | real_workers.environment(tmp_path),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -91,7 +91,7 @@ def test_taken_port_is_an_error(tmp_path):
         }
         result = subprocess.run(
             [sys.executable, PROGRAM, "port"],
-            env=launched.environment(tmp_path)
+            env=real_workers.environment(tmp_path)
             | {"TF_CONFIG": json.dumps(config)},
             capture_output=True,
             text=True,

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-import launched
+import real_workers
 
 SCRIPT = pathlib.Path(__file__).with_name("train.py")
 # In seconds: what takes longer, hangs.
@@ -34,7 +34,7 @@ class Training:
     def start(self):
         """Start the launcher, again after `kill_launcher`."""
         self.run(
-            *(*launched.LAUNCHER, "--workers", "2"),
+            *(*real_workers.LAUNCHER, "--workers", "2"),
             *("--grace-period", "2", "--max-restarts", str(self.restarts)),
             *("--restart-pause", "0", str(SCRIPT), str(self.folder)),
         )
@@ -48,7 +48,7 @@ class Training:
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            env=launched.environment(self.folder) | environment,
+            env=real_workers.environment(self.folder) | environment,
         )
         self.launchers.append(process)
         threading.Thread(

@@ -4,8 +4,8 @@ import os
 import subprocess
 
 import pytest
-from launched import LAUNCHER, PACKAGE
 from launcher import LIMIT, Launcher
+from real_workers import LAUNCHER, PACKAGE
 
 
 @pytest.fixture

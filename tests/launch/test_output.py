@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
-from launched import LAUNCHER
 from launcher import INDEX, LONG, assert_gone, is_alive, lines_of
+from real_workers import LAUNCHER
 
 from tf_optimizers.launch.output import whole_lines
 

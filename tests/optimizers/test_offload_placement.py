@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from launched import PACKAGE, PROGRAMS
 from programs import offload
+from real_workers import PACKAGE, PROGRAMS
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.keras import average

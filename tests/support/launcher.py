@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from launched import LAUNCHER
+from real_workers import LAUNCHER
 
 # In seconds; far above what is needed, as other work may share the machine.
 LIMIT = 300

@@ -8,7 +8,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from launched import report
+from real_workers import report
 
 import tf_optimizers as tfo
 

@@ -2,8 +2,8 @@
 
 import dgc
 import numpy as np
-from launched import report
 from programs import transport
+from real_workers import report
 
 import tf_optimizers as tfo
 from tf_optimizers.compression import wire

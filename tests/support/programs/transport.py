@@ -7,7 +7,7 @@ import sys
 import dgc
 import numpy as np
 import tensorflow as tf
-from launched import report
+from real_workers import report
 
 import tf_optimizers as tfo
 

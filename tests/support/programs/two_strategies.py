@@ -1,7 +1,7 @@
 """TensorFlow's strategy and ours in one script, behaviour by behaviour."""
 
 import tensorflow as tf
-from launched import report
+from real_workers import report
 from strategies import checkpoints, collectives, data, runs, variables
 from strategies.table import as_json
 
