@@ -32,7 +32,7 @@ from tf_optimizers.compression.memory import Memory, Momentum
 from tf_optimizers.compression.rows import SentRows
 from tf_optimizers.compression.scatter import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
-from tf_optimizers.compression.summary import summarize
+from tf_optimizers.compression.summary import traffic_summary
 from tf_optimizers.compression.wire import Wire
 from tf_optimizers.dgc.penalty import penalty_of
 
@@ -335,7 +335,7 @@ class DGCMomentum(Optimizer):
             step = int(tf.convert_to_tensor(self.iterations))
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
-        return summarize(
+        return traffic_summary(
             step,
             built_variables(self),
             self.compressed_variables,

@@ -8,7 +8,7 @@ import reference
 import tensorflow as tf
 from programs import scatter, transport
 
-from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.wire import Wire
 from tf_optimizers.distribute.owners import Owners
 from tf_optimizers.distribute.reduce_scatter import (
@@ -169,7 +169,7 @@ def test_training_matches_reference(group):
     share = replicas // memories
     shapes = list(transport.SHAPES.values())[:2]
     wire = Wire(replicas, tf.float32, True, share)
-    counts = [kept(int(np.prod(shape)), 0.93) for shape in shapes]
+    counts = [sent_count(int(np.prod(shape)), 0.93) for shape in shapes]
     oracle = reference.DealtDGC(
         [np.zeros(s) for s in shapes],
         memories,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.wire import Wire
 
 SIZE = 10**6
@@ -43,7 +43,7 @@ def test_warm_up_of_many_workers_becomes_sparse():
     wire = Wire(32, tf.float32, is_packed=True)
     stages = (0.75, 0.9375, 0.984375, 0.996, 0.999)
     size = 4 * SIZE
-    counts = [kept(size, stage) for stage in stages]
+    counts = [sent_count(size, stage) for stage in stages]
     is_dense = [wire.is_dense(size, count) for count in counts]
     assert is_dense == [True, True, False, False, False]
     is_dealt = [bool(wire.owners([size], [count])) for count in counts]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from golden import TOLERANCE, load
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import SparsitySchedule, kept
+from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
 
 SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
 L = keras.regularizers
@@ -746,7 +746,7 @@ def test_stages_follow_the_formula():
     ],
 )
 def test_number_sent_is_exact_in_decimal(size, sparsity, expected):
-    assert kept(size, sparsity) == expected
+    assert sent_count(size, sparsity) == expected
 
 
 def test_communication_summary():

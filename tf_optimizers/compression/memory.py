@@ -14,7 +14,7 @@ from tf_optimizers.base.clipping import clip, clip_factor
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.scatter import set_entries
-from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Wire, position_dtype, rounded
@@ -109,7 +109,7 @@ class Memory(NamedTuple):
         v = own_component(self.residual).handle
         accumulate = compiled(_accumulate, shape, dtype, self.rule)
         accumulate(weight.handle, u, v, gradient, scale)
-        k = kept(shape.num_elements(), sparsity)
+        k = sent_count(shape.num_elements(), sparsity)
         select = compiled(_select, shape, dtype, k, self.wire, xla=False)
         return Selection(*select(v, gradient, seed))
 

@@ -45,7 +45,7 @@ class SparsitySchedule:
         return tf.maximum(stage + 1, 0) if self.begin_step else stage
 
 
-def kept(size: int, sparsity: float) -> int:
+def sent_count(size: int, sparsity: float) -> int:
     """Return how many of `size` entries are sent, at least one.
 
     In decimal: 0.999 of 1,000,000 leaves 1,000, not 999.

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import path_of
-from tf_optimizers.compression.schedule import kept
+from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.wire import Wire
 
 
-def summarize(
+def traffic_summary(
     step: int,
     variables: Sequence[Any],
     compressed: Sequence[Any],
@@ -34,7 +34,7 @@ def summarize(
     sent = dense | {path_of(variables[i]): rows[i] for i in rows}
     if sparsity is not None:
         sizes = {path_of(v): _size(v) for v in compressed}
-        counts = [kept(size, sparsity) for size in sizes.values()]
+        counts = [sent_count(size, sparsity) for size in sizes.values()]
         taken = wire.sent_bytes(list(sizes.values()), counts)
         sent |= dict(zip(sizes, taken, strict=True))
     return {
