@@ -26,7 +26,6 @@ import tqdm
 from exchange import OURS, STOCK, make_step
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.wire import Wire
 
 # Widths of a stack of square layers without biases.
 MODELS = {"4 M": (2, 1414), "20 M": (2, 3162)}
@@ -83,25 +82,15 @@ def momentum(dtype: str | None) -> Callable:
     return lambda: Momentum(dtype)
 
 
-def dgc(kind: type = tfo.DGCMomentum, **kwargs: str) -> Callable:
-    return lambda: kind(RATE, momentum=MOMENTUM, **kwargs)
+def dgc(exchange: str | None = None, **kwargs: str) -> Callable:
+    """Return what makes a DGCMomentum with a kind of exchange."""
 
+    def make() -> tfo.DGCMomentum:
+        optimizer = tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
+        optimizer._exchange_kind = exchange
+        return optimizer
 
-class WithOwners(Wire):
-    """Lets owners sum entries, however few hosts there are."""
-
-    def is_worth(self, usual: float, dealt: float) -> bool:
-        """Return that owners are worth it."""
-        return True
-
-
-class Dealing(tfo.DGCMomentum):
-    """DGC as many hosts exchange, with any number of them."""
-
-    def build(self, variables: Sequence) -> None:
-        """Create the state."""
-        super().build(variables)
-        self._wire = WithOwners(*self._wire)
+    return make
 
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
@@ -113,14 +102,14 @@ CONTENDERS = {
     "DGC, float32 values": ("ours", dgc()),
     "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
 }
-DEALING = {
-    "DGC, float32 values, reduce-scatter": ("ours", dgc(Dealing)),
+SHARDED = {
+    "DGC, float32 values, reduce-scatter": ("ours", dgc("sharded")),
     "DGC, float16 values, reduce-scatter": (
         "ours",
-        dgc(Dealing, value_dtype="float16"),
+        dgc("sharded", value_dtype="float16"),
     ),
 }
-ALL = CONTENDERS | DEALING
+ALL = CONTENDERS | SHARDED
 
 
 class HostSteps:

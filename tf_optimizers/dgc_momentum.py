@@ -27,7 +27,7 @@ from tf_optimizers.checks import (
     check_integer,
     check_unused,
 )
-from tf_optimizers.compression.exchange import exchange
+from tf_optimizers.compression.compressor import exchange
 from tf_optimizers.compression.memory import Memory, Momentum
 from tf_optimizers.compression.rows import SentRows
 from tf_optimizers.compression.scatter import subtract_entries
@@ -155,6 +155,9 @@ class DGCMomentum(Optimizer):
         Communication Bandwidth for Distributed Training", arXiv:1712.01887.
     """
 
+    # What entries are exchanged by; see `choose_exchange`.
+    _exchange_kind: str | None = None
+
     def __init__(
         self,
         learning_rate: Any,
@@ -273,6 +276,7 @@ class DGCMomentum(Optimizer):
                         self._wire,
                         sparsity,
                         step,
+                        self._exchange_kind,
                     ),
                     variables,
                 )
@@ -342,6 +346,7 @@ class DGCMomentum(Optimizer):
             self._rows.sent(),
             sparsity,
             self._wire,
+            self._exchange_kind,
         )
 
     def get_config(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    distribute_utils,
     values,
 )
 from tensorflow.python.eager import context
@@ -93,6 +94,7 @@ TENSORFLOW = {
         "_std_server_started",
         "_use_merge_call",
     ],
+    distribute_utils: ["regroup", "select_replica"],
     values.DistributedVariable: ["values"],
     dataset_ops.DatasetV2: ["_functions", "_inputs"],
     shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
@@ -321,7 +323,7 @@ def test_every_private_name_of_compat_is_listed_here():
     }
     private = {name for name in listed if re.match("_[a-z]", name)}
     ours = {
-        *("_counter", "_first_key", "_host_channel", "_side_channel"),
+        *("_counter", "_first_key", "_worker_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked"),
         *("_accumulate", "_overwrite_with_averages", "_shared_average"),

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.compression.exchange import choose_exchange
 from tf_optimizers.compression.wire import Wire, rounded
 
 HALF = ["float16", "bfloat16"]
@@ -131,8 +132,12 @@ def test_summary_counts_the_bytes_of_the_transport(
         is_packed: Wire(2, tf.as_dtype(dtype), is_packed)
         for is_packed in (True, False)
     }
-    assert wires[True].sent_bytes([10**6], [1000]) == [packed * 1000 + 4 * 16]
-    assert wires[False].sent_bytes([10**6], [1000]) == [plain * 1000]
+    for is_packed, expected in (
+        (True, packed * 1000 + 4 * 16),
+        (False, plain * 1000),
+    ):
+        exchange = choose_exchange(wires[is_packed], [10**6], [1000])
+        assert exchange.sent_bytes() == [expected]
     run = dgc.Run(
         mirrored, {"w": np.zeros((40, 50))}, sparsity=(0.9,), value_dtype=dtype
     )

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_optimizers.compression.exchange import choose_exchange
+from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.schedule import sent_count
+from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.wire import Wire
 
 SIZE = 10**6
@@ -30,13 +33,12 @@ def test_rule_compares_the_bytes_that_replicas_pass_on(
     wire = Wire(replicas, tf.as_dtype(dtype), packed)
     for share in (0.98 * densest, 1.02 * densest):
         count = int(share * SIZE)
-        pair = wire._entry_bytes(SIZE, count)
+        pair = wire.entry_bytes(SIZE, count)
         passed_on = (replicas - 1) * pair, 2 * (replicas - 1) / replicas * 4e6
         is_dense = passed_on[0] > passed_on[1]
-        assert wire.is_dense(SIZE, count) is is_dense is (share > densest)
-        if not wire.owners([SIZE], [count]):
-            expected = 4 * SIZE if is_dense else pair
-            assert wire.sent_bytes([SIZE], [count]) == [expected]
+        gathered = GatheredExchange(wire, [SIZE], [count])
+        assert gathered.is_dense(0) is is_dense is (share > densest)
+        assert gathered.sent_bytes() == [4 * SIZE if is_dense else pair]
 
 
 def test_warm_up_of_many_workers_becomes_sparse():
@@ -44,10 +46,15 @@ def test_warm_up_of_many_workers_becomes_sparse():
     stages = (0.75, 0.9375, 0.984375, 0.996, 0.999)
     size = 4 * SIZE
     counts = [sent_count(size, stage) for stage in stages]
-    is_dense = [wire.is_dense(size, count) for count in counts]
+    is_dense = [
+        GatheredExchange(wire, [size], [count]).is_dense(0) for count in counts
+    ]
     assert is_dense == [True, True, False, False, False]
-    is_dealt = [bool(wire.owners([size], [count])) for count in counts]
-    assert is_dealt == [False, True, True, False, False]
+    is_sharded = [
+        isinstance(choose_exchange(wire, [size], [count]), ShardedExchange)
+        for count in counts
+    ]
+    assert is_sharded == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -67,7 +74,7 @@ def test_both_ways_give_the_same_weights(mirrored, monkeypatch, dtype):
 
     dense = train()
     traffic = dense.optimizer.communication_summary()["total"]
-    monkeypatch.setattr(Wire, "is_dense", lambda *_: False)
+    monkeypatch.setattr(GatheredExchange, "is_dense", lambda *_: False)
     sparse = train()
     assert traffic["ratio"] == 1.0
     assert sparse.optimizer.communication_summary()["total"] != traffic

@@ -6,31 +6,47 @@ import tensorflow as tf
 from programs import transport
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute.entries import SortedEntries, packed_bytes
+from tf_optimizers.distribute.entries import Entries, packed_bytes
 from tf_optimizers.distribute.sparse_all_reduce import pack, unpack
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
-def make_slices(rng, rows, kind, value_dtype, index_dtype, row_shape):
-    values = rng.standard_normal([rows, *row_shape])
-    return kind(
-        tf.cast(values, value_dtype),
-        tf.constant(np.sort(rng.integers(0, 100, rows)), index_dtype),
-        tf.constant([100, *row_shape], tf.int64),
-    )
+def make_part(rng, rows, value_dtype, index_dtype, row_shape):
+    """Return entries if there is no shape of rows, slices if there is."""
+    shape = () if row_shape is None else row_shape
+    values = tf.cast(rng.standard_normal([rows, *shape]), value_dtype)
+    indices = tf.constant(np.sort(rng.integers(0, 100, rows)), index_dtype)
+    if row_shape is None:
+        return Entries(values, indices, 100)
+    dense_shape = tf.constant([100, *row_shape], tf.int64)
+    return tf.IndexedSlices(values, indices, dense_shape)
+
+
+def fields(part):
+    return part.values, part[1] if isinstance(part, Entries) else part.indices
 
 
 def gather(per_replica):
-    """Pack on every replica, concatenate, unpack on the first."""
+    """Pack on every replica, concatenate, unpack on the first.
+
+    Of each, entries first.
+    """
+    entries, slices = (
+        [
+            [p for p in parts if isinstance(p, Entries) == of_kind]
+            for parts in per_replica
+        ]
+        for of_kind in (True, False)
+    )
     rows = [
         tf.stack([tf.shape(p.indices)[0] for p in parts])
-        for parts in zip(*per_replica, strict=True)
-        if not isinstance(parts[0], SortedEntries)
+        for parts in zip(*slices, strict=True)
     ]
-    words = [pack(slices, rows) for slices in per_replica]
+    words = [pack(e, s, rows) for e, s in zip(entries, slices, strict=True)]
     gathered = tf.reshape(tf.stack(words), [-1])  # Equally many of each.
-    return unpack(gathered, per_replica[0], rows, len(per_replica))
+    found = unpack(gathered, entries[0], slices[0], rows, len(per_replica))
+    return [*found[0], *found[1]]
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -38,13 +54,12 @@ def gather(per_replica):
 @pytest.mark.parametrize("value_dtype", DTYPES)
 def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
     rng = np.random.default_rng(0)
-    counts = [[3, 0, 4, 1], [3, 5, 0, 1], [3, 1, 2, 1]]
-    shapes = [(), (3,), (2, 2), ()]
-    kinds = [SortedEntries, tf.IndexedSlices, tf.IndexedSlices, SortedEntries]
+    counts = [[3, 1, 0, 4], [3, 1, 5, 0], [3, 1, 1, 2]]
+    shapes = [None, None, (3,), (2, 2)]
     per_replica = [
         [
-            make_slices(rng, n, kind, value_dtype, index_dtype, shape)
-            for n, kind, shape in zip(rows, kinds, shapes, strict=True)
+            make_part(rng, n, value_dtype, index_dtype, shape)
+            for n, shape in zip(rows, shapes, strict=True)
         ]
         for rows in counts
     ]
@@ -55,15 +70,22 @@ def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
     )
     for i, result in enumerate(function()):
         parts = [slices[i] for slices in per_replica]
-        assert result.values.dtype == value_dtype
-        assert result.indices.dtype == index_dtype
-        for field in ("values", "indices"):
-            expected = tf.concat([getattr(p, field) for p in parts], 0)
-            actual = getattr(result, field)
+        for actual, *every, dtype in zip(
+            *map(fields, (result, *parts)),
+            (value_dtype, index_dtype),
+            strict=True,
+        ):
+            assert actual.dtype == dtype
             np.testing.assert_array_equal(
-                tf.cast(actual, "float64"), tf.cast(expected, "float64")
+                tf.cast(actual, "float64"),
+                tf.cast(tf.concat(every, 0), "float64"),
             )
-        np.testing.assert_array_equal(result.dense_shape, parts[0].dense_shape)
+        if shapes[i] is None:
+            assert result.size == parts[0].size
+        else:
+            np.testing.assert_array_equal(
+                result.dense_shape, parts[0].dense_shape
+            )
 
 
 def test_no_rows_on_any_replica_are_padded():
@@ -72,7 +94,7 @@ def test_no_rows_on_any_replica_are_padded():
         tf.zeros([0, 3]), tf.zeros([0], tf.int64), tf.constant([100, 3])
     )
     rows = [tf.constant([0, 0])]
-    assert tf.size(pack([slices], rows)) == 4  # A row and its index.
+    assert tf.size(pack([], [slices], rows)) == 4  # A row and its index.
     (result,) = gather([[slices], [slices]])
     assert result.values.shape == [0, 3]
     assert result.indices.shape == [0]
@@ -81,10 +103,8 @@ def test_no_rows_on_any_replica_are_padded():
 def test_bits_survive():
     """Denormal numbers and the payload of a NaN are not arithmetic's."""
     bits = tf.constant([0x7FC12345, 1, -(2**31), 0x7F800000], tf.int32)
-    slices = SortedEntries(
-        tf.bitcast(bits, tf.float32), tf.range(4), tf.constant([9])
-    )
-    (result,) = gather([[slices], [slices]])
+    entries = Entries(tf.bitcast(bits, tf.float32), tf.range(4), 9)
+    (result,) = gather([[entries], [entries]])
     np.testing.assert_array_equal(
         tf.bitcast(result.values, tf.int32), tf.tile(bits, [2])
     )
@@ -97,13 +117,11 @@ def test_pair_takes_2_bytes_and_its_value(dtype, pair):
     """And a count of each 65,536 elements 4 bytes."""
     sizes = {10**6: (1000, 16), 65536: (30, 1), 65537: (20, 2)}
     entries = [
-        SortedEntries(
-            tf.zeros([count], dtype), tf.range(count), tf.constant([size])
-        )
+        Entries(tf.zeros([count], dtype), tf.range(count), size)
         for size, (count, _) in sizes.items()
     ]
     expected = [count * pair + 4 * blocks for count, blocks in sizes.values()]
-    assert tf.size(pack(entries, [])) * 4 == sum(expected)
+    assert tf.size(pack(entries, [], [])) * 4 == sum(expected)
     assert expected == [
         packed_bytes(size, count, tf.as_dtype(dtype))
         for size, (count, _) in sizes.items()
@@ -135,10 +153,10 @@ def test_positions_arrive_whatever_their_blocks(replicas):
     ]
     per_replica = [
         [
-            SortedEntries(
+            Entries(
                 tf.random.stateless_normal([len(p)], [replica, i]),
                 tf.constant(p),
-                tf.constant([size]),
+                size,
             )
             for i, p in enumerate(places)
         ]
@@ -146,7 +164,7 @@ def test_positions_arrive_whatever_their_blocks(replicas):
     ]
     for i, result in enumerate(gather(per_replica)):
         parts = [entries[i] for entries in per_replica]
-        for field in ("values", "indices"):
+        for field in ("values", "positions"):
             np.testing.assert_array_equal(
                 getattr(result, field),
                 tf.concat([getattr(part, field) for part in parts], 0),
@@ -154,11 +172,9 @@ def test_positions_arrive_whatever_their_blocks(replicas):
 
 
 def test_positions_that_int32_cannot_hold_are_kept():
-    slices = SortedEntries(
-        tf.zeros([2]), tf.constant([2**31 - 1, 2**32 + 1]), tf.constant([2**33])
-    )
-    (result,) = gather([[slices]])
-    np.testing.assert_array_equal(result.indices, [2**31 - 1, 2**32 + 1])
+    entries = Entries(tf.zeros([2]), tf.constant([2**31 - 1, 2**32 + 1]), 2**33)
+    (result,) = gather([[entries]])
+    np.testing.assert_array_equal(result.positions, [2**31 - 1, 2**32 + 1])
 
 
 @pytest.mark.parametrize(("size", "packs"), [(0, 1), (300, 3), (700, 2)])

@@ -184,52 +184,54 @@ class DGC:
         self.w = self.w - self.lr * total
 
 
-class DealtDGC:
-    """DGC of several parameters whose entries owners sum, and choose again.
+class ShardedDGC:
+    """DGC of several parameters whose entries are summed by shards.
 
-    As `DGC` with masking; what an owner has no room for, or does not keep,
-    stays where it was. Of `memories` with a gradient each.
+    As `DGC` with masking; what a shard has no capacity for, or does not send
+    on, stays where it was. Of `residuals` with a gradient each.
     """
 
-    def __init__(self, ws, memories, owners, room, lr, sparsity, momentum=0.9):
+    def __init__(
+        self, ws, residuals, shards, capacity, lr, sparsity, momentum=0.9
+    ):
         self.ws = [w.astype("float64") for w in ws]
-        self.owners, self.room, self.lr = owners, room, lr
+        self.shards, self.capacity, self.lr = shards, capacity, lr
         self.sparsity, self.momentum = sparsity, momentum
         self.us, self.vs = (
-            [[np.zeros(w.shape) for w in ws] for _ in range(memories)]
+            [[np.zeros(w.shape) for w in ws] for _ in range(residuals)]
             for _ in range(2)
         )
 
-    def owner(self, t, position):
-        groups = [-(-w.size // self.owners) for w in self.ws[:t]]
-        group = position // self.owners + sum(groups)
-        return (position + group * 2654435761 // 65536 % 65536) % self.owners
+    def shard(self, t, position):
+        groups = [-(-w.size // self.shards) for w in self.ws[:t]]
+        group = position // self.shards + sum(groups)
+        return (position + group * 2654435761 // 65536 % 65536) % self.shards
 
     def step(self, gradients):
-        """Take a step from gradients[memory][parameter]."""
+        """Take a step from gradients[residual][parameter]."""
         ks = [
             max(1, round(w.size * (1 - self.sparsity), 6).__floor__())
             for w in self.ws
         ]
-        given, sums = [], [{} for _ in range(self.owners)]
+        given, sums = [], [{} for _ in range(self.shards)]
         for m, gs in enumerate(gradients):
-            room = [[] for _ in range(self.owners)]
+            rows = [[] for _ in range(self.shards)]
             for t, g in enumerate(gs):
                 self.us[m][t] = self.momentum * self.us[m][t] + g
                 self.vs[m][t] += self.us[m][t]
                 v = self.vs[m][t].reshape(-1)
                 for p in np.argsort(-np.abs(v))[: ks[t]]:
-                    room[self.owner(t, p)].append((abs(v[p]), t, p))
-            for owner, entries in enumerate(room):
-                for _, t, p in sorted(entries)[::-1][: self.room]:
+                    rows[self.shard(t, p)].append((abs(v[p]), t, p))
+            for shard, entries in enumerate(rows):
+                for _, t, p in sorted(entries)[::-1][: self.capacity]:
                     given.append((m, t, p))
                     value = self.vs[m][t].reshape(-1)[p]
-                    sums[owner][t, p] = sums[owner].get((t, p), 0.0) + value
+                    sums[shard][t, p] = sums[shard].get((t, p), 0.0) + value
         kept = {}
-        for owner in sums:
+        for shard in sums:
             for t, k in enumerate(ks):
-                own = [(abs(s), p, s) for (u, p), s in owner.items() if u == t]
-                for _, p, s in sorted(own)[::-1][: -(-k // self.owners)]:
+                own = [(abs(s), p, s) for (u, p), s in shard.items() if u == t]
+                for _, p, s in sorted(own)[::-1][: -(-k // self.shards)]:
                     kept[t, p] = s
         for (t, p), s in kept.items():
             self.ws[t].reshape(-1)[p] -= self.lr * s

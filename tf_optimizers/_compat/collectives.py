@@ -4,7 +4,8 @@ They stand apart, for the optimizers to do without these modules.
 """
 
 import itertools
-from collections.abc import Sequence
+import multiprocessing.pool
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    distribute_utils,
 )
 from tensorflow.python.ops import resource_variable_ops
 
@@ -142,7 +144,7 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
 
 
 _numbers = itertools.count(1)
-# More than workers: the host channel of each takes one.
+# More than workers: the inner channel of each takes one.
 _KEYS_PER_STRATEGY = 1 << 12
 
 
@@ -218,7 +220,7 @@ class MultiWorkerExtendedHooks(
         )
         # Groups of different devices need keys of their own.
         key = self._collective_key_base + (1 << 25) + self.worker_index
-        self._host_channel = self._make_collectives(
+        self._worker_channel = self._make_collectives(
             cross_device_utils.CollectiveKeys(group_key_start=key),
             len(self.worker_devices),
         )
@@ -243,29 +245,49 @@ class MultiWorkerExtendedHooks(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
 
-    def sum_on_host(
-        self, values: Sequence[tf.Tensor], replica_id: int
-    ) -> list[tf.Tensor]:
+    def in_replica(self, method: Callable, *args: Any) -> Any:
+        """Return `method(*args, local rank, options)` of the replica that asks.
+
+        Args:
+            method: Of the collectives of some channel.
+            *args: Nests, in which tensors are this replica's.
+        """
+        context = tf.distribute.get_replica_context()
+        options = self._communication_options
+        count = len(self.worker_devices)
+        if not tf.executing_eagerly():
+            rank = tf.get_static_value(context.replica_id_in_sync_group) % count
+            return method(*args, rank, options)
+
+        # Replicas take turns then: one that waits, waits for ever.
+        def call_all(strategy: Any, args: Any) -> Any:
+            def call(rank: int) -> Any:
+                own = distribute_utils.select_replica(rank, args)
+                return method(*own, rank, options)
+
+            with multiprocessing.pool.ThreadPool(count) as pool:
+                results = pool.map(call, range(count))
+            return distribute_utils.regroup(tuple(results))
+
+        return context.merge_call(call_all, args=(args,))
+
+    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum tensors over the replicas of this process, in each of them.
 
         A replica's public `all_reduce` is over those of all workers.
 
         Args:
             values: This replica's, of one dtype.
-            replica_id: Its place in this process.
         """
         total = tf.distribute.ReduceOp.SUM
-        if tf.executing_eagerly():
-            # Replicas take turns then: one that waits, waits for ever.
-            return tf.distribute.get_replica_context().merge_call(
-                lambda strategy, *values: self._host_channel.batch_reduce(
-                    total, [(value, value) for value in values]
-                ),
-                args=values,
-            )
-        return self._host_channel.all_reduce(
-            total, list(values), replica_id, self._communication_options
+        return self.in_replica(
+            self._worker_channel.all_reduce, total, list(values)
         )
+
+    @property
+    def channel(self) -> CollectiveAllReduceHooks:
+        """The collectives of all replicas; no public accessor."""
+        return self._cross_device_ops
 
     @property
     def replicas(self) -> int:
@@ -279,7 +301,7 @@ class MultiWorkerExtendedHooks(
 
     @property
     def worker_index(self) -> int:
-        """This process's place among them, the chief's being 0."""
+        """This process's rank among them, the chief's being 0."""
         return self._id_in_cluster
 
     @property

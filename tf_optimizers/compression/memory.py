@@ -102,7 +102,7 @@ class Memory(NamedTuple):
         if self.clipnorm:
             # So many gradients of this norm, at right angles, have a sum of
             # the norm `clipnorm`.
-            limit = self.clipnorm / math.sqrt(self.wire.memories)
+            limit = self.clipnorm / math.sqrt(self.wire.residuals)
             scale *= clip_factor(norm(gradient), limit)
         shape, dtype = gradient.shape, gradient.dtype
         u = own_component(self.momentum).handle
@@ -111,7 +111,8 @@ class Memory(NamedTuple):
         accumulate(weight.handle, u, v, gradient, scale)
         k = sent_count(shape.num_elements(), sparsity)
         select = compiled(_select, shape, dtype, k, self.wire, xla=False)
-        return Selection(*select(v, gradient, seed))
+        values, positions, rest = select(v, gradient, seed)
+        return Selection(values, positions, rest, shape)
 
     def clear(self, selection: Selection, weight: tf.Variable) -> None:
         """Take what is sent out of v, and out of u if that is masked.

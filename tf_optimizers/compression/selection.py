@@ -12,8 +12,10 @@ class Selection(NamedTuple):
         values: [k], as they are sent; 0 if nothing is, and v keeps all.
         positions: int [k], in the flattened variable.
         rest: float32 [k], what v keeps of each that is sent.
+        shape: Of the variable.
     """
 
     values: tf.Tensor
     positions: tf.Tensor
     rest: tf.Tensor
+    shape: tf.TensorShape

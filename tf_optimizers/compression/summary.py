@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import path_of
+from tf_optimizers.compression.exchange import choose_exchange
 from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.wire import Wire
 
@@ -19,6 +20,7 @@ def traffic_summary(
     rows: dict[int, int],
     sparsity: float | None,
     wire: Wire,
+    kind: str | None,
 ) -> dict[str, Any]:
     """Return what one replica sends; see `DGCMomentum`.
 
@@ -29,13 +31,15 @@ def traffic_summary(
         rows: Bytes of sparse gradients, by position in `variables`.
         sparsity: The share held back, or None while all is dense.
         wire: How entries travel.
+        kind: See `choose_exchange`.
     """
     dense = {path_of(v): _dense_bytes(v) for v in variables}
     sent = dense | {path_of(variables[i]): rows[i] for i in rows}
     if sparsity is not None:
         sizes = {path_of(v): _size(v) for v in compressed}
         counts = [sent_count(size, sparsity) for size in sizes.values()]
-        taken = wire.sent_bytes(list(sizes.values()), counts)
+        way = choose_exchange(wire, list(sizes.values()), counts, kind)
+        taken = way.sent_bytes()
         sent |= dict(zip(sizes, taken, strict=True))
     return {
         "step": step,

@@ -9,6 +9,7 @@ Tensors are numbered through in blocks, so that all are coded at once.
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,12 +19,25 @@ from tf_optimizers.distribute.words import WordReader, to_words
 BLOCK = 1 << 16  # What 16 bits tell apart.
 
 
-class SortedEntries(tf.IndexedSlices):
-    """`tf.IndexedSlices` of scalars at rising positions of a flat tensor.
+class Entries(NamedTuple):
+    """Entries of a flattened tensor, equally many on every replica.
 
-    Every replica has equally many, and its dense shape is static. The promise
-    saves the exchange of the numbers of rows, and half of each position.
+    Args:
+        values: [n].
+        positions: int [n], rising; of several replicas, those of one after
+            those of another.
+        size: Elements of the tensor.
     """
+
+    values: tf.Tensor
+    positions: tf.Tensor
+    size: int
+
+    def slices(self) -> tf.IndexedSlices:
+        """Return them as TensorFlow has them."""
+        return tf.IndexedSlices(
+            self.values, self.positions, tf.constant([self.size])
+        )
 
 
 def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
@@ -41,10 +55,10 @@ def packed_bytes(size: int, count: int, value_dtype: tf.DType) -> int:
     return count * (value_dtype.size + 2) + 4 * _blocks(size)
 
 
-def pack_entries(entries: Sequence[SortedEntries]) -> list[tf.Tensor]:
+def pack_entries(entries: Sequence[Entries]) -> list[tf.Tensor]:
     """Return the words of entries whose values are of one dtype."""
     firsts = _first_blocks(entries)
-    positions = tf.concat([tf.cast(e.indices, tf.int64) for e in entries], 0)
+    positions = tf.concat([tf.cast(e.positions, tf.int64) for e in entries], 0)
     positions += _per_entry(entries, firsts[:-1]) * BLOCK
     block = tf.cast(positions // BLOCK, tf.int32)
     counts = tf.math.unsorted_segment_sum(
@@ -58,8 +72,8 @@ def pack_entries(entries: Sequence[SortedEntries]) -> list[tf.Tensor]:
 
 
 def unpack_entries(
-    words: WordReader, entries: Sequence[SortedEntries], replicas: int
-) -> list[tf.IndexedSlices]:
+    words: WordReader, entries: Sequence[Entries], replicas: int
+) -> list[Entries]:
     """Return the entries of all replicas, in their order.
 
     Args:
@@ -77,10 +91,9 @@ def unpack_entries(
     block = tf.cast(block, tf.int64) - _per_entry(entries, firsts[:-1])
     positions = block * BLOCK + tf.cast(low, tf.int64)
     return [
-        tf.IndexedSlices(
-            tf.reshape(part, [-1]),
-            tf.cast(tf.reshape(where, [-1]), e.indices.dtype),
-            e.dense_shape,
+        e._replace(
+            values=tf.reshape(part, [-1]),
+            positions=tf.cast(tf.reshape(where, [-1]), e.positions.dtype),
         )
         for part, where, e in zip(
             tf.split(values, sizes, axis=1),
@@ -95,14 +108,14 @@ def _blocks(size: int) -> int:
     return -(-size // BLOCK)
 
 
-def _first_blocks(entries: Sequence[SortedEntries]) -> list[int]:
+def _first_blocks(entries: Sequence[Entries]) -> list[int]:
     """Return the number of each tensor's first block, and of all blocks."""
-    sizes = [int(tf.get_static_value(e.dense_shape)[0]) for e in entries]
-    return list(itertools.accumulate(map(_blocks, sizes), initial=0))
+    blocks = (_blocks(e.size) for e in entries)
+    return list(itertools.accumulate(blocks, initial=0))
 
 
 def _per_entry(
-    entries: Sequence[SortedEntries], numbers: Sequence[int]
+    entries: Sequence[Entries], numbers: Sequence[int]
 ) -> np.ndarray:
     """Repeat the number of each tensor for each of its entries."""
     counts = [e.values.shape[0] for e in entries]

@@ -1,4 +1,4 @@
-"""All `IndexedSlices` of a call in one all-gather.
+"""All sparse values of a call in one all-gather.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
@@ -10,8 +10,7 @@
     a: 4 entries, b: 4 rows, those of worker 0 first
 
 Padding needs to know the rows of everybody. They travel ahead, all in one
-small all-gather, unless all slices are `SortedEntries`. `DealtEntries` are
-summed by their owners first; see reduce_scatter.py.
+small all-gather, unless there are only `Entries`.
 """
 
 from collections.abc import Sequence
@@ -19,18 +18,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
+from tf_optimizers._compat.collectives import (
+    CollectiveAllReduceHooks,
+    MultiWorkerExtendedHooks,
+)
 from tf_optimizers._compat.replicas import in_xla
 from tf_optimizers.distribute.entries import (
-    SortedEntries,
+    Entries,
     narrow_indices,
     pack_entries,
     unpack_entries,
-)
-from tf_optimizers.distribute.reduce_scatter import (
-    DealtEntries,
-    kept_sums,
-    pack_rows,
 )
 from tf_optimizers.distribute.words import WordReader, to_words
 
@@ -50,8 +47,36 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
         Raises:
             RuntimeError: If it will be compiled by XLA.
         """
+        _, reduced = self.exchange(
+            [], tf.nest.flatten(value), replica_id, options, reduce_op
+        )
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def exchange(
+        self,
+        entries: Sequence[Entries],
+        values: Sequence[Any],
+        replica_id: int,
+        options: Any,
+        reduce_op: Any = tf.distribute.ReduceOp.SUM,
+    ) -> tuple[list[Entries], list[Any]]:
+        """Exchange all that a replica has for the others.
+
+        Args:
+            entries: This replica's.
+            values: Tensors and `IndexedSlices` to be reduced.
+            replica_id: The replica's local rank.
+            options: TensorFlow's, of communication.
+            reduce_op: What becomes of `values`.
+
+        Returns:
+            The entries of all replicas, and the reduced values.
+
+        Raises:
+            RuntimeError: If it will be compiled by XLA.
+        """
         if self.replicas == 1:
-            return value
+            return list(entries), list(values)
         if in_xla():
             # It compiles for one device, and knows no collectives of CPUs.
             raise RuntimeError(
@@ -59,71 +84,86 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
                 "under XLA. Received: a step that is compiled by XLA. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
-        values = tf.nest.flatten(value)
-        results = list(values)
-        for positions in _groups(values):
-            group = [values[i] for i in positions]
-            if isinstance(group[0], tf.IndexedSlices):
-                reduced = self._reduce_slices(
-                    reduce_op, group, replica_id, options
-                )
-            else:
-                reduced = self.all_reduce_dense(
-                    reduce_op, group, replica_id, options
-                )
-            for position, result in zip(positions, reduced, strict=True):
-                results[position] = result
-        return tf.nest.pack_sequence_as(value, results)
+        gathered, results = list(entries), list(values)
+        groups = _groups(values)
+        sparse = groups.pop(None, [])
+        if entries or sparse:
+            slices = [values[i] for i in sparse]
+            gathered, reduced = self._gather(
+                entries, slices, replica_id, options
+            )
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                reduced = [_divide(s, self.replicas) for s in reduced]
+            _fill_in(results, sparse, reduced)
+        for group in groups.values():
+            dense = [values[i] for i in group]
+            reduced = self.all_reduce_dense(
+                reduce_op, dense, replica_id, options
+            )
+            _fill_in(results, group, reduced)
+        return gathered, results
 
-    def _reduce_slices(
+    def _gather(
         self,
-        reduce_op: Any,
+        entries: Sequence[Entries],
         slices: Sequence[tf.IndexedSlices],
         replica_id: int,
         options: Any,
-    ) -> list[tf.IndexedSlices]:
+    ) -> tuple[list[Entries], list[tf.IndexedSlices]]:
+        """Return the entries and slices of all replicas."""
         with tf.device(self.device(replica_id)):
-            slices = [
-                self._sum_dealt(s, replica_id, options)
-                if isinstance(s, DealtEntries)
-                else s
-                for s in slices
-            ]
-            rows = self._gather_rows(slices, replica_id, options)
-            gathered = self.all_gather(pack(slices, rows), replica_id, options)
-            results = unpack(gathered, slices, rows, self.replicas)
-            if reduce_op == tf.distribute.ReduceOp.MEAN:
-                results = [_divide(s, self.replicas) for s in results]
-            return results
+            rows = []
+            if slices:
+                local = tf.stack([tf.shape(s.indices)[0] for s in slices])
+                every = self.all_gather(local[tf.newaxis], replica_id, options)
+                rows = tf.unstack(every, num=len(slices), axis=1)
+            words = pack(entries, slices, rows)
+            gathered = self.all_gather(words, replica_id, options)
+            return unpack(gathered, entries, slices, rows, self.replicas)
 
-    def _sum_dealt(
-        self, dealt: DealtEntries, replica_id: int, options: Any
-    ) -> SortedEntries:
-        """Exchange entries with their owners; return the sums of this one."""
-        rows = self.all_to_all(pack_rows(dealt), replica_id, options)
-        return kept_sums(rows, dealt)
 
-    def _gather_rows(
-        self, slices: Sequence[tf.IndexedSlices], replica_id: int, options: Any
-    ) -> list[tf.Tensor]:
-        """Return the rows by replica of all slices that may differ in them."""
-        _, uneven = _by_kind(slices)
-        if not uneven:
-            return []
-        local = tf.stack([tf.shape(s.indices)[0] for s in uneven])
-        every = self.all_gather(local[tf.newaxis], replica_id, options)
-        return tf.unstack(every, num=len(uneven), axis=1)
+class SparseExtended(MultiWorkerExtendedHooks):
+    """What the strategy does its work in, and what optimizers ask it for.
+
+    The methods are those of a replica, in graphs and in eager mode.
+    """
+
+    collectives = SparseCollectiveAllReduce
+
+    def exchange(
+        self, entries: Sequence[Entries], values: Sequence[Any]
+    ) -> tuple[list[Entries], list[Any]]:
+        """Return the entries of all replicas, and the sums of other values.
+
+        Args:
+            entries: This replica's.
+            values: Tensors and `tf.IndexedSlices`.
+        """
+        return self.in_replica(
+            self.channel.exchange, list(entries), list(values)
+        )
+
+    def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
+        """Send every replica a row of [N, ...]; return those that came."""
+        return self.in_replica(self.channel.all_to_all, rows)
 
 
 def pack(
-    slices: Sequence[tf.IndexedSlices], rows: Sequence[tf.Tensor]
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    rows: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """Return values and indices as int32 words, padded to the most rows."""
-    entries, uneven = _by_kind(slices)
+    """Return values and positions as int32 words, padded to the most rows.
+
+    Args:
+        entries: This replica's.
+        slices: This replica's.
+        rows: Of each slices, their number by replica.
+    """
     words = pack_entries(entries) if entries else []
     words += [
         to_words(pad_rows(tensor, _most(counts)))
-        for part, counts in zip(uneven, rows, strict=True)
+        for part, counts in zip(slices, rows, strict=True)
         for tensor in (part.values, narrow_indices(part))
     ]
     return tf.concat(words, 0)
@@ -131,39 +171,31 @@ def pack(
 
 def unpack(
     gathered: tf.Tensor,
+    entries: Sequence[Entries],
     slices: Sequence[tf.IndexedSlices],
     rows: Sequence[tf.Tensor],
     replicas: int,
-) -> list[tf.IndexedSlices]:
-    """Return the slices of all replicas, in their order.
+) -> tuple[list[Entries], list[tf.IndexedSlices]]:
+    """Return the entries and slices of all replicas, in their order.
 
     Args:
         gathered: int32 [replicas * words], as `pack` makes them.
-        slices: This replica's, for dtypes and shapes.
-        rows: By replica, of those that are not `SortedEntries`.
+        entries: This replica's, for dtypes and shapes.
+        slices: Likewise.
+        rows: As of `pack`.
         replicas: Their number.
     """
     words = WordReader(tf.reshape(gathered, [replicas, -1]), replicas)
-    entries, uneven = _by_kind(slices)
-    even_results = iter(
-        unpack_entries(words, entries, replicas) if entries else []
-    )
-    uneven_results = iter(
-        [
-            tf.IndexedSlices(
-                _read(words, part.values, counts),
-                tf.cast(
-                    _read(words, narrow_indices(part), counts),
-                    part.indices.dtype,
-                ),
-                part.dense_shape,
-            )
-            for part, counts in zip(uneven, rows, strict=True)
-        ]
-    )
-    return [
-        next(even_results if isinstance(s, SortedEntries) else uneven_results)
-        for s in slices
+    every = unpack_entries(words, entries, replicas) if entries else []
+    return every, [
+        tf.IndexedSlices(
+            _read(words, part.values, counts),
+            tf.cast(
+                _read(words, narrow_indices(part), counts), part.indices.dtype
+            ),
+            part.dense_shape,
+        )
+        for part, counts in zip(slices, rows, strict=True)
     ]
 
 
@@ -192,19 +224,20 @@ def _divide(part: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(part.values / count, part.indices, part.dense_shape)
 
 
-def _by_kind(
-    slices: Sequence[tf.IndexedSlices],
-) -> tuple[list[SortedEntries], list[tf.IndexedSlices]]:
-    """Part those with equally many rows on every replica from the rest."""
-    entries = [s for s in slices if isinstance(s, SortedEntries)]
-    return entries, [s for s in slices if not isinstance(s, SortedEntries)]
+def _fill_in(results: list, positions: Sequence[int], values: Sequence) -> None:
+    for position, value in zip(positions, values, strict=True):
+        results[position] = value
 
 
-def _groups(values: Sequence[Any]) -> list[list[int]]:
-    """Return the positions of what travels together: slices, each dtype."""
+def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:
+    """Return the positions of what travels together.
+
+    Returns:
+        {dtype: positions of dense values, None: those of `IndexedSlices`}
+    """
     groups: dict[Any, list[int]] = {}
     for position, value in enumerate(values):
         is_sparse = isinstance(value, tf.IndexedSlices)
-        kind = "slices" if is_sparse else tf.as_dtype(value.dtype)
+        kind = None if is_sparse else tf.as_dtype(value.dtype)
         groups.setdefault(kind, []).append(position)
-    return list(groups.values())
+    return groups

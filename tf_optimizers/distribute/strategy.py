@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.collectives import MultiWorkerExtendedHooks
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute.agreement import (
     check_agreement,
@@ -25,7 +24,7 @@ from tf_optimizers.distribute.shared_data import (
     agree_on_data,
     propose_seeds,
 )
-from tf_optimizers.distribute.sparse_all_reduce import SparseCollectiveAllReduce
+from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.uneven_batches import (
     weigh_uneven_batches,
     with_batch_size,
@@ -223,9 +222,3 @@ class SparseMultiWorkerMirroredStrategy(
         elif axis is None and tf.executing_eagerly():
             value = fill_up_rows(self, value)
         return super().reduce(reduce_op, value, axis)
-
-
-class SparseExtended(MultiWorkerExtendedHooks):
-    """Does the work of the strategy."""
-
-    collectives = SparseCollectiveAllReduce

@@ -1,4 +1,4 @@
-"""DGCMomentum with sums by owners, whether they are worth it or not."""
+"""DGCMomentum with sums by shards, whether they are worth it or not."""
 
 import dgc
 import numpy as np
@@ -6,7 +6,7 @@ from programs import transport
 from real_workers import report
 
 import tf_optimizers as tfo
-from tf_optimizers.compression import wire
+from tf_optimizers.compression.sharded import ShardedExchange
 
 STEPS = 30
 
@@ -23,14 +23,14 @@ def is_alike(strategy, variables):
 
 
 def drain(strategy):
-    """Return weights by step, after one gradient, all of it of one owner."""
+    """Return weights by step, after one gradient, all of it of one shard."""
     size = 4000
     run = dgc.Run(
         strategy, {"w": np.zeros(size)}, 1.0, momentum=0.0, sparsity=(0.9,)
     )
-    owners = run.optimizer._wire.owners([size], [400])
-    place = owners.places([np.arange(size)])
-    (mine,) = np.nonzero(place.numpy() // owners.span == 0)
+    shards = ShardedExchange(run.optimizer._wire, [size], [400]).shards
+    address = shards.addresses([np.arange(size)])
+    (mine,) = np.nonzero(address.numpy() // shards.span == 0)
     gradient = np.zeros(size, "float32")
     gradient[mine[:400]] = np.random.default_rng(0).uniform(1, 2, 400)
     replicas = strategy.num_replicas_in_sync
@@ -39,7 +39,7 @@ def drain(strategy):
         run.step([[(step == 0) * gradient]] * replicas, eager=step == 1)
         weights.append(run.weights()[0].tolist())
     return {
-        "kept": owners.kept[0],
+        "kept": shards.sums[0],
         "total": (-replicas * gradient).tolist(),
         "weights": weights,
         "left": float(np.abs(run.memory("residual")).max()),
@@ -62,7 +62,7 @@ def not_finite(strategy):
 
 def main():
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    wire._WORTH = 0
+    tfo.DGCMomentum._exchange_kind = "sharded"
     report(
         {
             "few steps": transport.balance(strategy, STEPS),

@@ -1,4 +1,4 @@
-"""Sums by owners: who owns what, what is kept, and that nothing is lost."""
+"""Sums by shards: what is in which, what is sent on, and nothing is lost."""
 
 import dgc
 import numpy as np
@@ -8,103 +8,110 @@ import reference
 import tensorflow as tf
 from programs import scatter, transport
 
-from tf_optimizers.compression.schedule import sent_count
-from tf_optimizers.compression.wire import Wire
-from tf_optimizers.distribute.owners import Owners
-from tf_optimizers.distribute.reduce_scatter import (
-    DealtEntries,
+from tf_optimizers.compression.exchange import choose_exchange
+from tf_optimizers.compression.gathered import GatheredExchange
+from tf_optimizers.compression.largest_sums import (
     fill,
-    kept_sums,
-    pack_rows,
+    largest_sums,
     slots_of,
 )
+from tf_optimizers.compression.schedule import sent_count
+from tf_optimizers.compression.sharded import ShardedExchange, pack_rows
+from tf_optimizers.compression.shards import Shards
+from tf_optimizers.compression.wire import Wire
 
 SIZES = (3000, 504, 70_000)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 100])
-def test_every_entry_has_one_owner_and_a_place_of_its_own(count):
-    owners = Owners(SIZES, (1, 1, 1), count)
+def test_every_entry_has_one_shard_and_an_address_of_its_own(count):
+    shards = Shards(SIZES, (1, 1, 1), count)
     positions = [np.arange(size) for size in SIZES]
-    places = owners.places(positions).numpy()
-    assert len(set(places)) == sum(SIZES)
-    # Places rise within what an owner has, and none has more than its share.
-    for owner in range(count):
-        own = places[places // owners.span == owner]
+    addresses = shards.addresses(positions).numpy()
+    assert len(set(addresses)) == sum(SIZES)
+    # Addresses rise within a shard, and none has more than its share.
+    for shard in range(count):
+        own = addresses[addresses // shards.span == shard]
         assert (np.diff(own) > 0).all()
         assert len(own) <= sum(-(-size // count) for size in SIZES)
 
 
 def test_positions_are_found_again():
     rng = np.random.default_rng(0)
-    owners = Owners(SIZES, (4, 2, 9), 8)
+    shards = Shards(SIZES, (4, 2, 9), 8)
     positions = [rng.integers(0, s, 200) for s in SIZES]
-    parts = np.split(owners.places(positions).numpy(), [200, 400])
+    parts = np.split(shards.addresses(positions).numpy(), [200, 400])
     rows, expected = [], [[], [], []]
-    for owner in range(8):
+    for shard in range(8):
         for t, part in enumerate(parts):
-            own = np.flatnonzero(part // owners.span == owner)[: owners.kept[t]]
+            own = np.flatnonzero(part // shards.span == shard)[: shards.sums[t]]
             rows.append(part[own])
             expected[t].append(positions[t][own])
-    places = tf.reshape(tf.constant(np.concatenate(rows)), [8, -1])
-    for found, part in zip(owners.positions(places), expected, strict=True):
+    addresses = tf.reshape(tf.constant(np.concatenate(rows)), [8, -1])
+    for found, part in zip(shards.positions(addresses), expected, strict=True):
         np.testing.assert_array_equal(found, np.concatenate(part))
 
 
 @pytest.mark.parametrize("width", [8, 64, 1000, 1414])
-def test_a_column_is_dealt_to_all_owners(width):
-    owners = Owners((width * 1000,), (1,), 8)
+def test_a_column_is_spread_over_all_shards(width):
+    shards = Shards((width * 1000,), (1,), 8)
     column = np.arange(3, width * 1000, width)
-    counts = np.bincount(owners.places([column]).numpy() // owners.span)
+    counts = np.bincount(shards.addresses([column]).numpy() // shards.span)
     assert len(counts) == 8
-    # What a replica has room for; see `Wire.room`.
+    # What a shard has capacity for; see `ShardedExchange.capacity`.
     assert counts.max() < 125 + 3 * 125**0.5
 
 
-def test_the_largest_of_each_group_find_room():
+def test_the_largest_of_each_bin_fit():
     nan, inf = np.nan, np.inf
     values = [1, -3, 2, 3, 0, 5, nan, -inf, 7, 0.5]
-    groups = [0, 0, 0, 0, 1, 1, 3, 3, 3, 3]
+    bins = [0, 0, 0, 0, 1, 1, 3, 3, 3, 3]
     slots = slots_of(
-        tf.constant(values, tf.float32), tf.constant(groups), (2, 3, 1, 2)
+        tf.constant(values, tf.float32), tf.constant(bins), (2, 3, 1, 2)
     )
     nowhere = 8
     expected = [8, 0, 8, 1, 8, 4, 6, 7, 8, 8]
     np.testing.assert_array_equal(slots, expected)
-    places = fill(slots, tf.range(10), nowhere)
-    np.testing.assert_array_equal(places, [1, 3, 0, 0, 5, 0, 6, 7])
+    filled = fill(slots, tf.range(10), nowhere)
+    np.testing.assert_array_equal(filled, [1, 3, 0, 0, 5, 0, 6, 7])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_owners_keep_their_largest_sums(dtype):
+def test_shards_send_their_largest_sums_on(dtype):
     """With an all-to-all by hand."""
     rng = np.random.default_rng(0)
-    owners, capacity = Owners(SIZES, (3, 1, 40), 4), 90
-    first = owners.first_groups
+    capacity, counts = 90, (12, 4, 160)
+    wire = Wire(4, tf.as_dtype(dtype), is_packed=True)
+    exchange = ShardedExchange(wire, SIZES, counts)
+    shards = exchange.shards
+    assert shards.sums == (3, 1, 40)
+    first = shards.first_groups
     per_replica = []
     for _ in range(4):
         values = rng.integers(-9, 9, [4, capacity])
         groups = np.sort(rng.integers(0, first[-1] // 5, [4, capacity]) * 5, 1)
-        values *= np.diff(groups, prepend=-1) != 0  # One at each place.
+        values *= np.diff(groups, prepend=-1) != 0  # One at each address.
         per_replica.append((values, groups))
-    dealt = [
-        DealtEntries(tf.cast(values, dtype), tf.constant(groups), owners)
+    entries = [
+        shards.entries(tf.cast(values, dtype), tf.constant(groups))
         for values, groups in per_replica
     ]
-    rows = tf.stack([pack_rows(each) for each in dealt], 1)
-    for owner in range(4):
+    rows = tf.stack([pack_rows(each, 4) for each in entries], 1)
+    for shard in range(4):
         sums = np.zeros(first[-1])
         for values, groups in per_replica:
-            np.add.at(sums, groups[owner], values[owner])
-        found = kept_sums(rows[owner], dealt[owner])
+            np.add.at(sums, groups[shard], values[shard])
+        found = largest_sums(
+            *exchange._received(rows[shard], entries[shard]), shards
+        )
         parts = zip(
-            tf.split(found.values, owners.kept),
-            tf.split(found.indices, owners.kept),
+            tf.split(found.values, shards.sums),
+            tf.split(found.positions, shards.sums),
             strict=True,
         )
         for t, (values, groups) in enumerate(parts):
             own = np.abs(sums[first[t] : first[t + 1]])
-            largest = np.sort(own)[::-1][: owners.kept[t]]
+            largest = np.sort(own)[::-1][: shards.sums[t]]
             np.testing.assert_array_equal(
                 np.sort(np.abs(values))[::-1], largest
             )
@@ -125,26 +132,38 @@ def test_owners_keep_their_largest_sums(dtype):
         (10_000, "bfloat16", 5),
     ],
 )
-def test_few_replicas_gather_and_many_deal(millions, dtype, most):
+def test_few_replicas_gather_and_many_have_shards(millions, dtype, most):
     """From when on depends on how much there is to send."""
     sizes, counts = 2 * [millions * 500_000], 2 * [millions * 500]
 
-    def owners(replicas, is_packed=True):
+    def has_shards(replicas, is_packed=True):
         wire = Wire(replicas, tf.as_dtype(dtype), is_packed)
-        return wire.owners(sizes, counts)
+        exchange = choose_exchange(wire, sizes, counts)
+        return isinstance(exchange, ShardedExchange)
 
-    assert not any(owners(n) for n in range(2, most + 1))
-    assert all(owners(n) for n in range(most + 1, 300) if most < 300)
-    assert not owners(100, is_packed=False)
+    assert not any(has_shards(n) for n in range(2, most + 1))
+    assert all(has_shards(n) for n in range(most + 1, 300) if most < 300)
+    assert not has_shards(100, is_packed=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("gathered", GatheredExchange), ("sharded", ShardedExchange)],
+)
+def test_one_argument_chooses(kind, expected):
+    for replicas in (2, 1000):
+        wire = Wire(replicas, tf.float32, is_packed=True)
+        chosen = choose_exchange(wire, [10**8], [10**5], kind)
+        assert isinstance(chosen, expected)
 
 
 def test_bytes_do_not_grow_with_replicas():
     def passed_on(replicas):
         wire = Wire(replicas, tf.float32, is_packed=True)
-        owners = wire.owners([10**8], [10**5])
-        return (replicas - 1) * sum(wire._dealt_bytes(owners, [10**5]))
+        exchange = ShardedExchange(wire, [10**8], [10**5])
+        return (replicas - 1) * exchange.bytes_for_one
 
-    gathered = 7 * Wire(8, tf.float32, True)._entry_bytes(10**8, 10**5)
+    gathered = 7 * Wire(8, tf.float32, True).entry_bytes(10**8, 10**5)
     assert passed_on(8) < gathered / 3.5
     assert passed_on(64) < 1.2 * passed_on(8)
 
@@ -165,16 +184,17 @@ def group(request, tmp_path_factory):
 def test_training_matches_reference(group):
     results, count, devices = group
     replicas = count * devices
-    memories = count if count > 1 else devices
-    share = replicas // memories
+    residuals = count if count > 1 else devices
+    share = replicas // residuals
     shapes = list(transport.SHAPES.values())[:2]
     wire = Wire(replicas, tf.float32, True, share)
-    counts = [sent_count(int(np.prod(shape)), 0.93) for shape in shapes]
-    oracle = reference.DealtDGC(
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    counts = [sent_count(size, 0.93) for size in sizes]
+    oracle = reference.ShardedDGC(
         [np.zeros(s) for s in shapes],
-        memories,
+        residuals,
         replicas,
-        wire.room(counts),
+        ShardedExchange(wire, sizes, counts).capacity,
         1.0,
         0.93,
     )
@@ -201,7 +221,7 @@ def test_training_matches_reference(group):
 
 @pytest.mark.slow
 def test_replicas_agree_to_the_bit(group):
-    """Of all workers, and of one; those of a host in what they hold, too."""
+    """Of all workers, and of one; those of a worker in what they hold, too."""
     results, count, _ = group
     for result in results:
         assert result["not finite"]["alike"]
@@ -223,7 +243,7 @@ def test_nothing_is_lost(group, steps):
 
 
 @pytest.mark.slow
-def test_what_one_owner_has_no_room_for_follows_largest_first(group):
+def test_what_exceeds_a_shards_capacity_follows_largest_first(group):
     results, *_ = group
     found = results[0]["drain"]
     total, weights = np.array(found["total"]), np.array(found["weights"])
@@ -248,7 +268,7 @@ def test_not_finite_is_seen_by_all_and_not_kept(group):
 
 @pytest.mark.slow
 def test_a_step_is_two_collectives_and_the_bytes_that_are_said(group):
-    """Besides the dense ones, of a small variable and of hosts."""
+    """Besides the dense ones, of a small variable and of workers."""
     results, count, devices = group
     for result in results:
         found = result["bytes"]

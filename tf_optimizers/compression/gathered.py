@@ -1,0 +1,111 @@
+"""Entries that every replica receives from all, or as a dense tensor.
+
+In a ring of N replicas, each passes on the entries of all but one, N - 1
+shares in all. The sum of dense tensors costs each 2 (N - 1) / N tensors,
+however many entries are not 0. So entries of S bytes travel densely if
+
+    N S > 2 (bytes of the dense tensor)
+
+which depends on nothing that replicas do not have in common.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers.compression.selection import Selection
+from tf_optimizers.compression.wire import Wire
+from tf_optimizers.distribute.entries import Entries
+
+_DENSE = tf.float32.size
+
+
+class GatheredExchange:
+    """All replicas gather the selected entries of each.
+
+    Args:
+        wire: How entries travel.
+        sizes: Of the variables, in elements.
+        counts: How many entries of each are selected.
+    """
+
+    def __init__(
+        self, wire: Wire, sizes: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        self._wire = wire
+        self._sizes = sizes
+        self._entry_bytes = list(map(wire.entry_bytes, sizes, counts))
+
+    @property
+    def bytes_for_one(self) -> float:
+        """What a replica receives from each."""
+        # Dense tensors count half: it takes no sorting to sum them.
+        return sum(
+            min(entries, _DENSE * size / self._wire.replicas)
+            for entries, size in zip(
+                self._entry_bytes, self._sizes, strict=True
+            )
+        )
+
+    def is_dense(self, i: int) -> bool:
+        """Tell whether the i-th variable's entries travel as a dense tensor."""
+        entries = self._wire.replicas * self._entry_bytes[i]
+        return entries > 2 * _DENSE * self._sizes[i]
+
+    def sent_bytes(self) -> list[int]:
+        """Return what the selected entries of each variable take."""
+        return [
+            _DENSE * size if self.is_dense(i) else self._entry_bytes[i]
+            for i, size in enumerate(self._sizes)
+        ]
+
+    def sum(
+        self, selections: Sequence[Selection], others: Sequence[Gradient]
+    ) -> tuple[Sequence[Selection], list[Gradient]]:
+        """Sum selected entries, and other gradients, over all replicas.
+
+        Returns:
+            What was sent of the selections, which is all; the sums of theirs,
+            `tf.IndexedSlices` of the flattened variables or dense, and of the
+            others.
+        """
+        parts = [self._part(i, s) for i, s in enumerate(selections)]
+        entries = [part for part in parts if isinstance(part, Entries)]
+        dense = [part for part in parts if not isinstance(part, Entries)]
+        gathered, sums = map(iter, self._exchange(entries, [*dense, *others]))
+        return selections, [
+            next(gathered if isinstance(part, Entries) else sums)
+            for part in [*parts, *others]
+        ]
+
+    def _part(self, i: int, selection: Selection) -> Entries | tf.Tensor:
+        """Return what this replica sends of a selection.
+
+        Returns:
+            `Entries`, first of all zeros at position 0 if fewer are sent; or
+            a dense tensor.
+        """
+        values, positions = map(
+            self._wire.own_share, (selection.values, selection.positions)
+        )
+        size = self._sizes[i]
+        if not self.is_dense(i):
+            values = tf.cast(values, self._wire.carrier_dtype)
+            return Entries(values, positions, size)
+        values = tf.cast(values, tf.float32)
+        dense = tf.scatter_nd(positions[:, tf.newaxis], values, [size])
+        return tf.reshape(dense, selection.shape)
+
+    def _exchange(
+        self, entries: Sequence[Entries], others: Sequence[Gradient]
+    ) -> tuple[list[tf.IndexedSlices], list[Gradient]]:
+        slices = [e.slices() for e in entries]
+        if not self._wire.is_packed:
+            sums = tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM, [*slices, *others]
+            )
+            return sums[: len(slices)], sums[len(slices) :]
+        extended = tf.distribute.get_strategy().extended
+        gathered, sums = extended.exchange(entries, others)
+        return [e.slices() for e in gathered], sums

@@ -1,0 +1,201 @@
+"""Entries that are summed by shards, of which only the largest travel on.
+
+    replica 0                            replica 1
+    entries of shard 0 | of shard 1      of shard 0 | of shard 1
+        └──────────────────── all-to-all ────────────────┘
+    what all have of shard 0             what all have of shard 1
+        ▼ sum where addresses are equal      ▼
+    the largest sums of each tensor      likewise
+        └──────────────────── all-gather ────────────────┘
+
+What is sent does not grow with the number of replicas. A replica sends to a
+shard as many entries as it has capacity for, the largest, and takes those out
+of v and u that fitted, and whose sums came back. All others wait there.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers.base.replicas import local_rank
+from tf_optimizers.compression.largest_sums import (
+    fill,
+    largest_sums,
+    rising,
+    slots_of,
+)
+from tf_optimizers.compression.selection import Selection
+from tf_optimizers.compression.shards import Shards
+from tf_optimizers.compression.wire import Wire, position_dtype
+from tf_optimizers.distribute.entries import (
+    Entries,
+    pack_entries,
+    packed_bytes,
+    unpack_entries,
+)
+from tf_optimizers.distribute.words import WordReader
+
+
+class ShardedExchange:
+    """Each replica sums a shard of all entries, and sends on the largest sums.
+
+    Args:
+        wire: How entries travel.
+        sizes: Of the variables, in elements.
+        counts: How many entries of each are selected.
+    """
+
+    def __init__(
+        self, wire: Wire, sizes: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        self._wire = wire
+        self._counts = counts
+        sums = tuple(-(-count // wire.replicas) for count in counts)
+        self.shards = Shards(tuple(sizes), sums, wire.replicas)
+
+    @property
+    def capacity(self) -> int:
+        """How many entries a shard takes of a residual, at most.
+
+        As many as it should get if addresses were drawn by chance, and three
+        deviations.
+        """
+        mean = sum(self._counts) / self._wire.replicas
+        each = math.ceil((mean + 3 * math.sqrt(mean)) / self._wire.devices)
+        # Even, so that rows of half precision are whole words.
+        return (each + each % 2) * self._wire.devices
+
+    @property
+    def bytes_for_one(self) -> int:
+        """What a replica sends to a shard, and what its own sends to each."""
+        return self._entry_bytes + self._sum_bytes
+
+    def sent_bytes(self) -> list[int]:
+        """Return what the selected entries of each variable take."""
+        total = self._wire.replicas * self._entry_bytes + self._sum_bytes
+        # They have rows in common: each takes its part.
+        ends = [
+            total * end // sum(self._counts)
+            for end in itertools.accumulate(self._counts, initial=0)
+        ]
+        return [end - start for start, end in itertools.pairwise(ends)]
+
+    def sum(
+        self, selections: Sequence[Selection], others: Sequence[Gradient]
+    ) -> tuple[Sequence[Selection], list[Gradient]]:
+        """Sum selected entries, and other gradients, over all replicas.
+
+        Returns:
+            What was sent of the selections, all else being 0; the sums of
+            theirs, `tf.IndexedSlices` of the flattened variables, and of the
+            others.
+        """
+        addresses = self.shards.addresses([s.positions for s in selections])
+        entries, fits = self._fit(selections, addresses)
+        extended = tf.distribute.get_strategy().extended
+        rows = extended.all_to_all(pack_rows(entries, self._wire.replicas))
+        own = largest_sums(*self._received(rows, entries), self.shards)
+        (received,), sums = extended.exchange([own], others)
+        values = tf.reshape(received.values, [self._wire.replicas, -1])
+        every = tf.reshape(received.positions, [self._wire.replicas, -1])
+        every += self.shards.first_addresses
+        # That of zeros, which nobody has sent, is none.
+        arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
+        sent = fits & _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
+        masks = tf.split(sent, self._counts)
+        return [
+            s._replace(values=tf.where(mask, s.values, tf.zeros_like(s.values)))
+            for s, mask in zip(selections, masks, strict=True)
+        ], [*self._updates(values, every), *sums]
+
+    @property
+    def _entry_bytes(self) -> int:
+        """What a replica sends to one shard."""
+        capacity = self.capacity // self._wire.devices
+        return packed_bytes(self.shards.span, capacity, self._wire.value_dtype)
+
+    @property
+    def _sum_bytes(self) -> int:
+        """What a shard sends of its sums."""
+        count = sum(self.shards.sums)
+        return packed_bytes(self.shards.span, count, tf.float32)
+
+    def _fit(
+        self, selections: Sequence[Selection], addresses: tf.Tensor
+    ) -> tuple[Entries, tf.Tensor]:
+        """Return this replica's rows of entries, and which ones fit in."""
+        order = rising(addresses)
+        inner = tf.gather(addresses, order)
+        values = tf.gather(tf.concat([s.values for s in selections], 0), order)
+        shard = tf.cast(inner // self.shards.span, tf.int32)
+        slots = slots_of(
+            tf.cast(values, tf.float32),
+            shard,
+            [self.capacity] * self._wire.replicas,
+        )
+        count = self.capacity * self._wire.replicas
+        fits = tf.cast(slots < count, tf.int32)
+        fits = tf.scatter_nd(order[:, tf.newaxis], fits, fits.shape) > 0
+        values = self._own_rows(fill(slots, values, count))
+        groups = self._own_rows(fill(slots, inner % self.shards.span, count))
+        return self.shards.entries(values, groups), fits
+
+    def _own_rows(self, slots: tf.Tensor) -> tf.Tensor:
+        """Return this replica's of its worker's slots: [N, capacity]."""
+        devices = self._wire.devices
+        rows = tf.reshape(slots, [self._wire.replicas, devices, -1])
+        return rows[:, local_rank(devices)]
+
+    def _received(
+        self, rows: tf.Tensor, entries: Entries
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the values and groups that all replicas sent to this shard.
+
+        Args:
+            rows: int32 [N, words], from every replica one of `pack_rows`.
+            entries: This replica's, for dtypes and shapes.
+        """
+        replicas = self._wire.replicas
+        count = entries.values.shape[0] // replicas
+        like = Entries(
+            entries.values[:count], entries.positions[:count], self.shards.span
+        )
+        words = WordReader(rows, replicas)
+        (received,) = unpack_entries(words, [like], replicas)
+        return tf.cast(received.values, tf.float32), received.positions
+
+    def _updates(
+        self, values: tf.Tensor, addresses: tf.Tensor
+    ) -> list[tf.IndexedSlices]:
+        """Return the sums of each variable."""
+        return [
+            Entries(
+                value, tf.cast(position, position_dtype(size)), size
+            ).slices()
+            for value, position, size in zip(
+                self.shards.split(values),
+                self.shards.positions(addresses),
+                self.shards.sizes,
+                strict=True,
+            )
+        ]
+
+
+def pack_rows(entries: Entries, replicas: int) -> tf.Tensor:
+    """Return the words for each shard, int32 [N, words]."""
+    return tf.concat(
+        [
+            tf.reshape(words, [replicas, -1])
+            for words in pack_entries([entries])
+        ],
+        1,
+    )
+
+
+def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """Tell of each key whether it is among others."""
+    nearest = tf.searchsorted(rising_keys[:-1], keys)
+    return tf.gather(rising_keys, nearest) == keys

@@ -1,0 +1,98 @@
+"""Which replica sums which entries of several flattened tensors.
+
+Groups of N consecutive positions have one entry for each of N shards, and are
+numbered through all tensors. In every group the shards are rotated, so that
+what is regular (a dead column) is not all in one shard. Of 3:
+
+    position    0  1  2    3  4  5    6  7  8    9
+    group          0          1          2       3
+    shard       0  1  2    1  2  0    2  0  1    1
+
+An entry's address is its shard times the span of groups, plus its group: the
+addresses in a shard follow one another, in the order of tensors and positions.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers.distribute.entries import BLOCK, Entries
+
+# Knuth's multiplicative hash: 2^32 divided by the golden ratio.
+_FACTOR = 2654435761
+
+
+class Shards(NamedTuple):
+    """The shards of several tensors.
+
+    Args:
+        sizes: Of the tensors, in elements.
+        sums: How many of each tensor a shard sends on.
+        replicas: Their number, N, each of whom sums a shard.
+    """
+
+    sizes: tuple[int, ...]
+    sums: tuple[int, ...]
+    replicas: int
+
+    @property
+    def first_groups(self) -> np.ndarray:
+        """The number of each tensor's first group, and of all groups."""
+        groups = (-(-size // self.replicas) for size in self.sizes)
+        return np.array([*itertools.accumulate(groups, initial=0)], "int64")
+
+    @property
+    def span(self) -> int:
+        """Addresses of a shard: groups, filled up to whole blocks."""
+        return -(-int(self.first_groups[-1]) // BLOCK) * BLOCK
+
+    @property
+    def first_addresses(self) -> np.ndarray:
+        """The first address of each shard, [N, 1]."""
+        shards = np.arange(self.replicas, dtype="int64")
+        return self.span * shards[:, np.newaxis]
+
+    def addresses(self, positions: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the addresses of entries, int64 [all].
+
+        Args:
+            positions: int [entries] of each tensor.
+        """
+        flat = tf.concat([tf.cast(p, tf.int64) for p in positions], 0)
+        sizes = [part.shape[0] for part in positions]
+        group = flat // self.replicas + np.repeat(self.first_groups[:-1], sizes)
+        shard = (flat + _rotation(group)) % self.replicas
+        return shard * self.span + group
+
+    def positions(self, addresses: tf.Tensor) -> list[tf.Tensor]:
+        """Return the positions of sums, int64 [N * sums] of each tensor.
+
+        Args:
+            addresses: int64 [N, all sums], of each shard those of each tensor.
+        """
+        shard, group = addresses // self.span, addresses % self.span
+        inside = (shard - _rotation(group)) % self.replicas
+        first = np.repeat(self.first_groups[:-1], self.sums)
+        flat = (group - first) * self.replicas + inside
+        return self.split(flat)
+
+    def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Return the part of each tensor, flat, of [N, all sums]."""
+        parts = tf.split(tensor, self.sums, axis=1)
+        return [tf.reshape(part, [-1]) for part in parts]
+
+    def entries(self, values: tf.Tensor, groups: tf.Tensor) -> Entries:
+        """Return entries at addresses, of [N, n] in each shard's groups."""
+        return Entries(
+            tf.reshape(values, [-1]),
+            tf.reshape(groups + self.first_addresses, [-1]),
+            self.replicas * self.span,
+        )
+
+
+def _rotation(group: tf.Tensor) -> tf.Tensor:
+    """Return a number below 2^16 that looks like chance."""
+    return group * _FACTOR // (1 << 16) % (1 << 16)
