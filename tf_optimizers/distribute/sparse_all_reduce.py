@@ -18,10 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.collectives import (
-    CollectiveAllReduceHooks,
-    MultiWorkerExtendedHooks,
-)
+from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
+from tf_optimizers._compat.extended import MultiWorkerExtendedHooks
 from tf_optimizers._compat.replicas import in_xla
 from tf_optimizers.distribute.entries import (
     Entries,
@@ -42,11 +40,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
     def all_reduce(
         self, reduce_op: Any, value: Any, replica_id: int, options: Any
     ) -> Any:
-        """Reduce a nest of tensors and `IndexedSlices` over all replicas.
-
-        Raises:
-            RuntimeError: If it will be compiled by XLA.
-        """
+        """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
         _, reduced = self.exchange(
             [], tf.nest.flatten(value), replica_id, options, reduce_op
         )
@@ -84,24 +78,22 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
                 "under XLA. Received: a step that is compiled by XLA. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
-        gathered, results = list(entries), list(values)
-        groups = _groups(values)
-        sparse = groups.pop(None, [])
-        if entries or sparse:
-            slices = [values[i] for i in sparse]
-            gathered, reduced = self._gather(
-                entries, slices, replica_id, options
-            )
+        kinds = list(map(_kind, values))
+        groups: dict[Any, list[Any]] = {kind: [] for kind in kinds}
+        for kind, value in zip(kinds, values, strict=True):
+            groups[kind].append(value)
+        slices = groups.pop(None, [])
+        gathered, reduced = list(entries), {None: iter(slices)}
+        if entries or slices:
+            gathered, parts = self._gather(entries, slices, replica_id, options)
             if reduce_op == tf.distribute.ReduceOp.MEAN:
-                reduced = [_divide(s, self.replicas) for s in reduced]
-            _fill_in(results, sparse, reduced)
-        for group in groups.values():
-            dense = [values[i] for i in group]
-            reduced = self.all_reduce_dense(
-                reduce_op, dense, replica_id, options
+                parts = [_divide(s, self.replicas) for s in parts]
+            reduced[None] = iter(parts)
+        for kind, group in groups.items():
+            reduced[kind] = iter(
+                self.all_reduce_dense(reduce_op, group, replica_id, options)
             )
-            _fill_in(results, group, reduced)
-        return gathered, results
+        return gathered, [next(reduced[kind]) for kind in kinds]
 
     def _gather(
         self,
@@ -224,20 +216,7 @@ def _divide(part: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(part.values / count, part.indices, part.dense_shape)
 
 
-def _fill_in(results: list, positions: Sequence[int], values: Sequence) -> None:
-    for position, value in zip(positions, values, strict=True):
-        results[position] = value
-
-
-def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:
-    """Return the positions of what travels together.
-
-    Returns:
-        {dtype: positions of dense values, None: those of `IndexedSlices`}
-    """
-    groups: dict[Any, list[int]] = {}
-    for position, value in enumerate(values):
-        is_sparse = isinstance(value, tf.IndexedSlices)
-        kind = None if is_sparse else tf.as_dtype(value.dtype)
-        groups.setdefault(kind, []).append(position)
-    return groups
+def _kind(value: Any) -> tf.DType | None:
+    """Return what tells values apart that travel together: None of slices."""
+    is_sparse = isinstance(value, tf.IndexedSlices)
+    return None if is_sparse else tf.as_dtype(value.dtype)

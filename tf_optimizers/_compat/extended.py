@@ -1,0 +1,191 @@
+"""Private names of TensorFlow's strategies, which ours depends on.
+
+They stand apart, for the optimizers to do without these modules.
+"""
+
+import itertools
+import multiprocessing.pool
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_utils,
+    distribute_utils,
+)
+
+from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
+from tf_optimizers._compat.coordination import joined_cluster
+
+_numbers = itertools.count(1)
+# More than workers: the inner channel of each takes one.
+_KEYS_PER_STRATEGY = 1 << 12
+
+
+class MultiWorkerExtendedHooks(
+    collective_all_reduce_strategy.CollectiveAllReduceExtended
+):
+    """The extension of `MultiWorkerMirroredStrategy`, to be adapted.
+
+    A strategy does its work in such an object, which has no public name.
+    Subclasses set `collectives`.
+    """
+
+    collectives: type[CollectiveAllReduceHooks]
+    number: int  # Of the strategies of this process, in order, from 1.
+
+    def _use_merge_call(self) -> bool:
+        # Without merge calls, collectives may stand inside a `tf.cond`, and
+        # gradient accumulation works.
+        return False
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes one CPU; we take every logical one. With one, the
+        # two are the same.
+        devices, kind = super()._initialize_local_devices(
+            cluster_resolver, worker_device
+        )
+        if kind == "CPU":
+            own = tf.DeviceSpec.from_string(worker_device)
+            found = [
+                tf.DeviceSpec.from_string(device.name)
+                for device in tf.config.list_logical_devices("CPU")
+            ]
+            count = sum((d.job, d.task) == (own.job, own.task) for d in found)
+            devices = tuple(
+                f"{worker_device}/device:CPU:{i}" for i in range(count)
+            )
+        return devices, kind
+
+    def _initialize_local(
+        self, cluster_resolver: Any, devices: Any = None
+    ) -> None:
+        self._take_keys()
+        super()._initialize_local(cluster_resolver, devices)
+        self._replace_collectives()
+
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        self._take_keys()
+        if joined_cluster() is not None:
+            # By another strategy: its server and its watch over peers remain.
+            self._std_server_started = True
+            self._enable_check_health = False
+        super()._initialize_multi_worker(cluster_resolver)
+        self._replace_collectives()
+
+    def _take_keys(self) -> None:
+        # Every strategy of TensorFlow's starts at the same group key, so that
+        # one would meet the collectives of another.
+        self.number = next(_numbers)
+        self._collective_key_base += self.number * _KEYS_PER_STRATEGY
+
+    def _replace_collectives(self) -> None:
+        # There is no argument for them.
+        self._cross_device_ops = self._make_collectives(
+            self._collective_keys, self.replicas
+        )
+        # Far from the keys of all strategies' own collectives.
+        key = self._collective_key_base + (1 << 24)
+        self._side_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            self.replicas,
+        )
+        # Groups of different devices need keys of their own.
+        key = self._collective_key_base + (1 << 25) + self.worker_index
+        self._worker_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            len(self.worker_devices),
+        )
+
+    def _make_collectives(
+        self, keys: Any, replicas: int
+    ) -> CollectiveAllReduceHooks:
+        return self.collectives(
+            devices=self.worker_devices,
+            group_size=replicas,
+            options=self._communication_options,
+            collective_keys=keys,
+        )
+
+    def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
+        """Reduce over all replicas, without waiting for other collectives.
+
+        TensorFlow runs those of one group of devices one after another, and
+        has no public way to form a second group.
+        """
+        return self._side_channel.reduce(
+            tf.distribute.ReduceOp(reduce_op), value, destinations=value
+        )
+
+    def in_replica(self, method: Callable, *args: Any) -> Any:
+        """Return `method(*args, local rank, options)` of the replica that asks.
+
+        Args:
+            method: Of the collectives of some channel.
+            *args: Nests, in which tensors are this replica's.
+        """
+        context = tf.distribute.get_replica_context()
+        options = self._communication_options
+        count = len(self.worker_devices)
+        if not tf.executing_eagerly():
+            rank = tf.get_static_value(context.replica_id_in_sync_group) % count
+            return method(*args, rank, options)
+
+        # Replicas take turns then: one that waits, waits for ever.
+        def call_all(strategy: Any, args: Any) -> Any:
+            def call(rank: int) -> Any:
+                own = distribute_utils.select_replica(rank, args)
+                return method(*own, rank, options)
+
+            with multiprocessing.pool.ThreadPool(count) as pool:
+                results = pool.map(call, range(count))
+            return distribute_utils.regroup(tuple(results))
+
+        return context.merge_call(call_all, args=(args,))
+
+    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum tensors over the replicas of this process, in each of them.
+
+        A replica's public `all_reduce` is over those of all workers.
+
+        Args:
+            values: This replica's, of one dtype.
+        """
+        total = tf.distribute.ReduceOp.SUM
+        return self.in_replica(
+            self._worker_channel.all_reduce, total, list(values)
+        )
+
+    @property
+    def channel(self) -> CollectiveAllReduceHooks:
+        """The collectives of all replicas; no public accessor."""
+        return self._cross_device_ops
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers."""
+        return self._num_replicas_in_sync
+
+    @property
+    def workers(self) -> int:
+        """The number of worker processes; no public accessor."""
+        return self._num_workers
+
+    @property
+    def worker_index(self) -> int:
+        """This process's rank among them, the chief's being 0."""
+        return self._id_in_cluster
+
+    @property
+    def tasks(self) -> list[str]:
+        """TensorFlow's names of them; no public accessor."""
+        cluster = self._cluster_spec
+        return [
+            f"/job:{job}/replica:0/task:{task}"
+            for job in ("chief", "worker")
+            if job in cluster.jobs
+            for task in cluster.task_indices(job)
+        ]
