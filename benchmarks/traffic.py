@@ -31,7 +31,7 @@ def dense(size: int) -> Exchange:
 def all_gather(pair: float) -> Exchange:
     """Return the ring all-gather of pairs of a size in bytes.
 
-    What takes more that way travels densely, as in compression/wire.py.
+    What takes more that way travels densely, as in compression/gathered.py.
     """
 
     def traffic(n: int, density: float, workers: int) -> tuple[int, float]:
@@ -46,13 +46,13 @@ def all_gather(pair: float) -> Exchange:
 def reduce_scatter(pair: float) -> Exchange:
     """Return the all-to-all of pairs, and the all-gather of float32 sums.
 
-    Every worker sums the pairs of its share of the tensor, and passes on the
-    largest, as in compression/wire.py.
+    Every worker sums the pairs of its shard of the tensor, and passes on the
+    largest, as in compression/sharded.py.
     """
 
     def traffic(n: int, density: float, workers: int) -> tuple[int, float]:
         share = n * density / workers
-        dealt = (share + 3 * share**0.5) * pair + share * 6
-        return 2 * (workers - 1), (workers - 1) * dealt
+        sent = (share + 3 * share**0.5) * pair + share * 6
+        return 2 * (workers - 1), (workers - 1) * sent
 
     return Exchange(traffic, selects=True)
