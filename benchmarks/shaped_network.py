@@ -87,7 +87,7 @@ def dgc(exchange: str | None = None, **kwargs: str) -> Callable:
 
     def make() -> tfo.DGCMomentum:
         optimizer = tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
-        optimizer._exchange_kind = exchange
+        optimizer._compressor.exchange_kind = exchange
         return optimizer
 
     return make

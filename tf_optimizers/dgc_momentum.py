@@ -1,7 +1,7 @@
 """DGCMomentum: momentum SGD that exchanges a thousandth of the gradient."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,30 +10,21 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import (
     add_replica_variable,
-    built_variables,
     is_overwritten,
     strategy_of,
-    variable_index,
 )
-from tf_optimizers._compat.lazy import lazy_zeros
-from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import (
     check_boolean,
-    check_choice,
     check_decay_rate,
-    check_integer,
     check_unused,
 )
-from tf_optimizers.compression.compressor import exchange
-from tf_optimizers.compression.memory import Memory, Momentum
-from tf_optimizers.compression.rows import SentRows
-from tf_optimizers.compression.scatter import subtract_entries
+from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.compression.residual import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
-from tf_optimizers.compression.summary import traffic_summary
-from tf_optimizers.compression.wire import Wire
+from tf_optimizers.dgc.momentum import Momentum, Rule
 from tf_optimizers.dgc.penalty import penalty_of
 
 _UNUSED = {
@@ -75,11 +66,10 @@ class DGCMomentum(Optimizer):
     the devices of a worker sum their gradients first, and are one replica.
 
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is small, not float32, or has sparse
-    gradients. v_i of a large embedding is among `variables`, too, and reads as
-    0, but takes no memory until a dense gradient needs it; only files hold its
-    zeros. Several devices of a worker hold equal parts of u_i and v_i, of that
-    shape. Outside of replicas they read as the sum over i, which is what
+    parameter; u_i only, 4 bytes, where w is small or not float32. v_i of a
+    large embedding takes no memory until a dense gradient needs it; files hold
+    its zeros. Several devices of a worker hold equal parts of u_i and v_i, of
+    that shape. Outside of replicas they read as the sum over i, which is what
     checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
@@ -88,12 +78,11 @@ class DGCMomentum(Optimizer):
     holds little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
     Many replicas, of large models, under
-    `tfo.SparseMultiWorkerMirroredStrategy`: each owns an N-th of every
-    variable, if that halves this traffic, a message counting 32 KiB. At 99.9 %
-    it does from 5 replicas on for 100 million parameters, from 23 on for 20
-    million. Entries go to their owners, who sum them, and send the k / N
-    largest sums of each variable to all. What is not among these stays in v_i
-    and u_i, on every replica.
+    `tfo.SparseMultiWorkerMirroredStrategy`: each sums a shard, an N-th of every
+    variable, and sends the k / N largest sums of each to all, if that halves
+    this traffic, a message counting 32 KiB: at 99.9 % from 5 replicas on for
+    100 million parameters, from 23 on for 20 million. What is not among these
+    sums stays in v_i and u_i, on every replica.
     Sparse gradients: exchanged as they are, and made dense after it; duplicate
     rows are summed.
     Not finite: a NaN or inf is always among what is sent, and seen in w.
@@ -103,7 +92,7 @@ class DGCMomentum(Optimizer):
     from dense to sparse is continuous, where Paddle carries over a momentum
     that is 1 / momentum too large; `clipnorm` holds from the first step on,
     where Paddle's leaves large variables alone before `rampup_begin_step`; of
-    the entries that owners sum, only the k largest sums are applied; one
+    entries that are summed by shards, only the k largest sums are applied; one
     replica is taken, with a warning.
     Differs from `keras.optimizers.SGD`: the learning rate multiplies the
     momentum, and is not part of it.
@@ -155,9 +144,6 @@ class DGCMomentum(Optimizer):
         Communication Bandwidth for Distributed Training", arXiv:1712.01887.
     """
 
-    # What entries are exchanged by; see `choose_exchange`.
-    _exchange_kind: str | None = None
-
     def __init__(
         self,
         learning_rate: Any,
@@ -174,15 +160,12 @@ class DGCMomentum(Optimizer):
     ) -> None:
         momentum = check_decay_rate("momentum", momentum)
         schedule = SparsitySchedule(rampup_begin_step, rampup_step, sparsity)
+        compressor = Compressor(
+            "DGCMomentum", schedule, min_compress_size, value_dtype
+        )
         nesterov = check_boolean("nesterov", nesterov)
         penalty = penalty_of(regularizer)
-        min_compress_size = check_integer(
-            "min_compress_size", min_compress_size, 1
-        )
         momentum_masking = check_boolean("momentum_masking", momentum_masking)
-        check_choice(
-            "value_dtype", value_dtype, ["float32", "float16", "bfloat16"]
-        )
         check_unused("DGCMomentum", kwargs, _UNUSED)
         super().__init__(learning_rate, **kwargs)
         self.momentum = momentum
@@ -194,7 +177,7 @@ class DGCMomentum(Optimizer):
         self.min_compress_size = min_compress_size
         self.momentum_masking = momentum_masking
         self.value_dtype = value_dtype
-        self.schedule = schedule
+        self._compressor = compressor
         self._penalty = penalty
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -209,85 +192,25 @@ class DGCMomentum(Optimizer):
                 "`momentum` there.",
                 stacklevel=2,
             )
-        self._wire = Wire.under(strategy_of(self), self.value_dtype)
-        self._rows = SentRows(self._wire)
-        self._memories: list[Any] = [
-            None if is_overwritten(self, v) else self._add_memory(v)
-            for v in variables
-        ]
-
-    def is_eligible(self, variable: Any) -> bool:
-        """Tell whether dense gradients of the variable are compressed."""
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        shape = tf.TensorShape(variable.shape)
-        is_large = shape.num_elements() >= self.min_compress_size
-        return dtype == "float32" and shape.rank > 0 and is_large
-
-    @property
-    def compressed_variables(self) -> list[Any]:
-        """Those of which entries are selected, as far as a step has shown."""
-        return [
-            variable
-            for i, variable in enumerate(built_variables(self))
-            if self.is_eligible(variable) and i not in self._rows
-        ]
-
-    @property
-    def residuals(self) -> list[keras.Variable]:
-        """The v of all variables that are compressed."""
-        memories = [memory for memory in self._memories if memory is not None]
-        return [m.residual for m in memories if m.residual is not None]
+        self._compressor.build(strategy_of(self))
+        for variable in variables:
+            if not is_overwritten(self, variable):
+                self._add_state(variable)
 
     def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
-        """Exchange what the stage of this step sends, and apply it."""
+        """Update the variables by what all send at the stage of this step."""
         variables = [backend_variable(variable) for variable in variables]
-        indices = [variable_index(self, variable) for variable in variables]
-        memories = [self._memories[i] for i in indices]
-        compressed = [
-            memory.is_compressed(gradient)
-            for memory, gradient in zip(memories, gradients, strict=True)
-        ]
-        if in_xla() and any(compressed):
-            raise RuntimeError(
-                "`DGCMomentum` cannot run under XLA, which selects nothing by "
-                "value. Received: a step that is compiled by XLA. Pass "
-                "`jit_compile=False` to `compile` or `tf.function`."
+
+        def update(sparsity: float | None, gradients: list[Gradient]) -> None:
+            weights = [
+                self._full_precision(own_component(v)) for v in variables
+            ]
+            updates = self._compressor.exchange(
+                self, sparsity, gradients, variables, weights
             )
+            self._step(updates, variables)
 
-        for memory, is_compressed in zip(memories, compressed, strict=True):
-            if is_compressed:
-                memory.allocate()
-        for i, gradient, variable in zip(
-            indices, gradients, variables, strict=True
-        ):
-            self._rows.count(i, gradient, variable)
-
-        def at(sparsity: float | None) -> Callable:
-            def update(gradients: list[Gradient]) -> None:
-                weights = [
-                    self._full_precision(own_component(v)) for v in variables
-                ]
-                step = tf.cast(self.iterations, tf.int32)
-                self._step(
-                    exchange(
-                        gradients,
-                        weights,
-                        memories,
-                        self._wire,
-                        sparsity,
-                        step,
-                        self._exchange_kind,
-                    ),
-                    variables,
-                )
-
-            return update
-
-        switch_across_replicas(
-            self.schedule.stage(tf.cast(self.iterations, tf.int64)),
-            [at(sparsity) for sparsity in self.schedule.stages],
-            gradients,
-        )
+        self._compressor.at_stage(self, gradients, variables, update)
 
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
@@ -311,9 +234,8 @@ class DGCMomentum(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.
 
-        That is what it hands over. In a ring of N, every device one of them,
-        entries are then passed on N - 1 times, and dense tensors, which are
-        summed, 2 (N - 1) / N times.
+        That is what it hands over; in a ring of N devices entries are passed on
+        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
         Of sparse gradients it is what the last step sent, whatever `step` is;
         before the first one they count like any others.
 
@@ -321,33 +243,15 @@ class DGCMomentum(Optimizer):
             step: int >= 0, from 0. Defaults to the next step.
 
         Returns:
-            {"step": step, "sparsity": share held back, 0 before
-            `rampup_begin_step`, "variables": {path: traffic}, "total":
-            traffic}, where traffic is {"dense_bytes": of the gradient,
-            "sent_bytes": of what is sent instead, "ratio": dense_bytes /
-            sent_bytes}.
+            {"step": step, "sparsity": share held back, 0 while all is dense,
+            "variables": {path: traffic}, "total": traffic}, where traffic is
+            {"dense_bytes": of the gradient, "sent_bytes": of what is sent
+            instead, "ratio": dense_bytes / sent_bytes}.
 
         Raises:
             RuntimeError: If the optimizer is not built.
         """
-        if not self.built:
-            raise RuntimeError(
-                "`communication_summary()` needs the variables. Received: an "
-                "optimizer that is not built. Call `build` or `fit` first."
-            )
-        if step is None:
-            step = int(tf.convert_to_tensor(self.iterations))
-        step = check_integer("step", step, 0)
-        sparsity = self.schedule.stages[self.schedule.stage(step)]
-        return traffic_summary(
-            step,
-            built_variables(self),
-            self.compressed_variables,
-            self._rows.sent(),
-            sparsity,
-            self._wire,
-            self._exchange_kind,
-        )
+        return self._compressor.traffic_summary(self, step)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -377,28 +281,16 @@ class DGCMomentum(Optimizer):
             config | {"regularizer": regularizer}, custom_objects
         )
 
-    def _add_memory(self, variable: Any) -> Memory:
-        def add(name: str) -> keras.Variable:
-            return add_replica_variable(
-                self, variable, name, state_dtype(variable.dtype)
-            )
-
-        momentum, residual = add("momentum"), None
-        if self.is_eligible(variable):
-            with lazy_zeros(variable.shape):
-                residual = add("residual")
+    def _add_state(self, variable: Any) -> None:
+        u = add_replica_variable(
+            self, variable, "momentum", state_dtype(variable.dtype)
+        )
         # A regularizer of its own is part of the loss already.
         is_regularized = getattr(variable, "regularizer", None) is not None
-        return Memory(
-            Momentum(
-                self.momentum,
-                self.nesterov,
-                None if is_regularized else self._penalty,
-                strategy_of(self).num_replicas_in_sync,
-            ),
-            self.clipnorm,
-            self.momentum_masking,
-            self._wire,
-            momentum,
-            residual,
+        penalty = None if is_regularized else self._penalty
+        wire = self._compressor.wire
+        rule = Rule(self.momentum, self.nesterov, penalty, wire.replicas)
+        momentum = Momentum(
+            rule, self.clipnorm, self.momentum_masking, wire.devices, u
         )
+        self._compressor.add(self, variable, momentum)

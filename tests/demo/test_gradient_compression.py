@@ -136,8 +136,9 @@ def test_plan_keeps_its_promises(plan):
     assert plan.batch_size % plan.workers == 0
     assert 1024 % plan.batch_size == 0
     optimizer = make_optimizers(plan)["tfo.DGCMomentum"](0.1)
+    schedule = optimizer._compressor.schedule
     stages = [
-        optimizer.schedule.stages[optimizer.schedule.stage(step)]
+        schedule.stages[schedule.stage(step)]
         for step in range(plan.epochs * plan.steps_per_epoch)
     ]
     # One sparsity per epoch, and enough epochs of the last for the median.

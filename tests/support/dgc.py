@@ -70,15 +70,19 @@ class Run:
 
         Of v, of those variables that are compressed.
         """
+        compressor = self.optimizer._compressor
+        variables = {
+            "momentum": [m.u for m in compressor.accumulators.values()],
+            "residual": compressor.residuals,
+        }[name]
         return [
             [
                 component.numpy()
                 for component in self.strategy.experimental_local_results(
-                    getattr(memory, name).value
+                    variable.value
                 )
             ]
-            for memory in self.optimizer._memories
-            if getattr(memory, name) is not None
+            for variable in variables
         ]
 
 
@@ -130,7 +134,7 @@ def golden(name, strategy, first=0):
         before = record["slots_after"][first - 1][0]["u"]
         for i, n in enumerate(names):
             run.variables[i].assign(record["params_after"][first - 1][n])
-            run.optimizer._memories[i].momentum.assign(before[n])
+            run.optimizer._compressor.accumulators[i].u.assign(before[n])
         run.optimizer.iterations.assign(first)
     errors = []
     for step in range(first, record["steps"]):

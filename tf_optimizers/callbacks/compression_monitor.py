@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import strategy_of, variable_key
+from tf_optimizers._compat.keras import built_variables, strategy_of
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
@@ -47,13 +47,13 @@ class CompressionMonitor(Monitor):
         super().on_train_begin(logs)
         self._measure = tf.function(self._sums, autograph=False)
 
-    def before_step(self) -> tuple[float, dict[str, tf.Tensor]]:
+    def before_step(self) -> tuple[float, dict[int, tf.Tensor]]:
         """Return the learning rate, and a copy of what is compressed."""
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
         return float(rate), self._weights()
 
     def after_step(
-        self, before: tuple[float, dict[str, tf.Tensor]]
+        self, before: tuple[float, dict[int, tf.Tensor]]
     ) -> tuple[dict, dict]:
         """Return all figures; there are no details."""
         rate, copies = before
@@ -71,14 +71,15 @@ class CompressionMonitor(Monitor):
         }
         return figures, {}
 
-    def _sums(self, weights: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+    def _sums(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of |v_i|, of v_i^2, and of how far weights moved.
 
         The first two over entries and replicas.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
-            own = list(map(own_component, self.optimizer.residuals))
+            residuals = self.optimizer._compressor.residuals
+            own = list(map(own_component, residuals))
             return (
                 tf.add_n([tf.reduce_sum(tf.abs(v)) for v in own]),
                 tf.add_n([2 * tf.nn.l2_loss(v) for v in own]),
@@ -95,13 +96,12 @@ class CompressionMonitor(Monitor):
         ]
         return [*sums, tf.add_n(moved)]
 
-    def _weights(self) -> dict[str, tf.Tensor]:
+    def _weights(self) -> dict[int, tf.Tensor]:
         optimizer = self.optimizer
+        variables = built_variables(optimizer)
         return {
-            variable_key(optimizer, variable): tf.convert_to_tensor(
-                backend_variable(variable)
-            )
-            for variable in optimizer.compressed_variables
+            i: tf.convert_to_tensor(backend_variable(variables[i]))
+            for i in optimizer._compressor.compressed
         }
 
 

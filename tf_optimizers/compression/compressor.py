@@ -1,76 +1,268 @@
 """One step between replicas: what each sends, and what all receive.
 
-local gradient ── compressed? ── yes: sum on the host, accumulate,
-                      │               select the largest ────────────┐
-                      └───────── no: as it is ───────────────────────┤
-                                                        all_reduce (SUM)
-step of all ───── compressed? ── yes: as received; clear what was ───┤
-                      │               sent                           │
-                      └───────── no: accumulate the mean ────────────┘
+local gradient ── compressed? ── yes: sum on the worker, add to v,
+                      │               select the largest ─────────┐
+                      └───────── no: as it is ────────────────────┤
+                                                           exchange (SUM)
+update of all ─── compressed? ── yes: as received; clear what ────┤
+                      │               was sent out of v           │
+                      └───────── no: what the optimizer makes ────┘
+                                     of the sum
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.compression.exchange import choose_exchange
-from tf_optimizers.compression.memory import Memory
-from tf_optimizers.compression.wire import Wire
+from tf_optimizers._compat.keras import (
+    add_replica_variable,
+    built_variables,
+    variable_index,
+)
+from tf_optimizers._compat.lazy import lazy_zeros
+from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
+from tf_optimizers.checks import check_choice, check_integer
+from tf_optimizers.compression.gathered import GatheredExchange
+from tf_optimizers.compression.residual import Increment, Residual
+from tf_optimizers.compression.rows import SentRows
+from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
+from tf_optimizers.compression.sharded import ShardedExchange
+from tf_optimizers.compression.summary import traffic_summary
+from tf_optimizers.compression.wire import Exchange, Wire
+
+# So many times the bytes of shards must the gathered ones be, a message
+# counting as many as 100 Mbit/s carry while it is on its way: 2.5 ms, as
+# measured.
+_WORTH = 2
+_MESSAGE = 1 << 15
 
 
-def exchange(
-    gradients: Sequence[Gradient],
-    weights: Sequence[tf.Variable],
-    memories: Sequence[Memory],
-    wire: Wire,
-    sparsity: float | None,
-    step: tf.Tensor,
-    kind: str | None,
-) -> list[Gradient]:
-    """Return the step of all replicas for each variable.
+class Accumulator(Protocol):
+    """What an optimizer makes of the gradients of one variable."""
+
+    def increment(self, gradient: tf.Tensor, weight: tf.Variable) -> Increment:
+        """Return what a worker's gradient adds to the residual."""
+
+    def update(self, total: Gradient, weight: tf.Variable) -> tf.Tensor:
+        """Return the update by the sum of all replicas' whole gradients."""
+
+
+class Compressor:
+    """Sends the largest entries of large gradients, and holds back the rest.
 
     Args:
-        gradients: This replica's.
-        weights: The variables, or their components of this replica.
-        memories: Theirs.
-        wire: How entries travel.
-        sparsity: The share to hold back, or None for a dense exchange.
-        step: int32 scalar, the same on all replicas.
-        kind: See `choose_exchange`.
-
-    Returns:
-        Dense tensors, and `tf.IndexedSlices` of the flattened variables.
+        name: Class of the optimizer, for errors.
+        schedule: Which share is held back, by step.
+        min_compress_size: int >= 1. Elements of the smallest variable that is
+            compressed.
+        value_dtype: What sent values are rounded to.
     """
-    everyone = range(len(gradients))
-    chosen = {
-        i: sparsity
-        for i in everyone
-        if sparsity is not None and memories[i].is_compressed(gradients[i])
-    }
-    whole = [i for i in everyone if i not in chosen]
-    sums = _sum_on_host([gradients[i] for i in chosen], wire)
-    selections = [
-        memories[i].select(gradient, weights[i], share, tf.stack([step, i]))
-        for (i, share), gradient in zip(chosen.items(), sums, strict=True)
-    ]
-    way = choose_exchange(
-        wire,
-        [weights[i].shape.num_elements() for i in chosen],
-        [selection.values.shape[0] for selection in selections],
-        kind,
-    )
-    sent, received = way.sum(selections, [gradients[i] for i in whole])
-    for i, selection in zip(chosen, sent, strict=True):
-        memories[i].clear(selection, weights[i])
-    steps = dict(zip([*chosen, *whole], received, strict=True))
-    for i in whole:
-        steps[i] = memories[i].accumulate_mean(steps[i], weights[i])
-    return [steps[i] for i in everyone]
+
+    # What entries are exchanged by; see `choose_exchange`.
+    exchange_kind: str | None = None
+
+    def __init__(
+        self,
+        name: str,
+        schedule: SparsitySchedule,
+        min_compress_size: Any,
+        value_dtype: Any,
+    ) -> None:
+        self._name = name
+        self._min_size = check_integer(
+            "min_compress_size", min_compress_size, 1
+        )
+        check_choice(
+            "value_dtype", value_dtype, ["float32", "float16", "bfloat16"]
+        )
+        self._value_dtype = value_dtype
+        self.schedule = schedule
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Get ready for the variables of a strategy."""
+        self.wire = Wire.under(strategy, self._value_dtype)
+        self._rows = SentRows(self.wire)
+        self._residuals: dict[int, Residual] = {}
+        self.accumulators: dict[int, Accumulator] = {}
+
+    def add(
+        self, optimizer: Any, variable: Any, accumulator: Accumulator
+    ) -> None:
+        """Take on a variable; create its residual if it may be compressed."""
+        index = variable_index(optimizer, variable)
+        self.accumulators[index] = accumulator
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        shape = tf.TensorShape(variable.shape)
+        is_large = shape.num_elements() >= self._min_size
+        if dtype == "float32" and shape.rank > 0 and is_large:
+            with lazy_zeros(variable.shape):
+                v = add_replica_variable(optimizer, variable, "residual", dtype)
+            self._residuals[index] = Residual(v, self.wire)
+
+    @property
+    def residuals(self) -> list[keras.Variable]:
+        """The v of all variables that have one."""
+        return [residual.variable for residual in self._residuals.values()]
+
+    @property
+    def compressed(self) -> list[int]:
+        """Positions of compressed variables, as far as a step has shown."""
+        return [i for i in self._residuals if i not in self._rows]
+
+    def at_stage(
+        self,
+        optimizer: Any,
+        gradients: list[Gradient],
+        variables: Sequence[tf.Variable],
+        function: Callable,
+    ) -> None:
+        """Call `function(sparsity, gradients)` at the stage of this step.
+
+        It is traced once per stage of the schedule, and may exchange and
+        change variables. XLA is refused before anything has changed.
+        """
+        indices = [variable_index(optimizer, v) for v in variables]
+        compressed = [
+            self._residuals[i]
+            for i, gradient in zip(indices, gradients, strict=True)
+            if self._is_compressed(i, gradient)
+        ]
+        if in_xla() and compressed:
+            raise RuntimeError(
+                f"`{self._name}` cannot run under XLA, which selects nothing "
+                "by value. Received: a step that is compiled by XLA. Pass "
+                "`jit_compile=False` to `compile` or `tf.function`."
+            )
+        for residual in compressed:
+            residual.allocate()
+        for each in zip(indices, gradients, variables, strict=True):
+            self._rows.count(*each)
+        switch_across_replicas(
+            self.schedule.stage(tf.cast(optimizer.iterations, tf.int64)),
+            [functools.partial(function, s) for s in self.schedule.stages],
+            gradients,
+        )
+
+    def exchange(
+        self,
+        optimizer: Any,
+        sparsity: float | None,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        weights: Sequence[tf.Variable],
+    ) -> list[Gradient]:
+        """Return the update of each variable, of all replicas.
+
+        Args:
+            optimizer: Whose step it is.
+            sparsity: The share to hold back, or None for a dense exchange.
+            gradients: This replica's.
+            variables: Theirs.
+            weights: This replica's, in full precision.
+        """
+        indices = [variable_index(optimizer, v) for v in variables]
+        accumulators = [self.accumulators[i] for i in indices]
+        chosen = {
+            i: self._residuals[index]
+            for i, index in enumerate(indices)
+            if sparsity is not None and self._is_compressed(index, gradients[i])
+        }
+        whole = [i for i in range(len(gradients)) if i not in chosen]
+        totals = self._sum_on_worker([gradients[i] for i in chosen])
+        increments = {
+            i: accumulators[i].increment(total, weights[i])
+            for i, total in zip(chosen, totals, strict=True)
+        }
+        way = self._choose(list(chosen.values()), sparsity)
+        selections = []
+        for (i, residual), count in zip(
+            chosen.items(), way.counts, strict=True
+        ):
+            residual.add(increments[i])
+            seed = tf.stack([tf.cast(optimizer.iterations, tf.int32), i])
+            selections.append(residual.select(count, seed))
+        sent, received = way.sum(selections, [gradients[i] for i in whole])
+        for (i, residual), selection in zip(chosen.items(), sent, strict=True):
+            residual.clear(selection, increments[i].masked)
+        updates = dict(zip([*chosen, *whole], received, strict=True))
+        for i in whole:
+            updates[i] = accumulators[i].update(updates[i], weights[i])
+        return [updates[i] for i in range(len(gradients))]
+
+    def traffic_summary(
+        self, optimizer: Any, step: int | None
+    ) -> dict[str, Any]:
+        """Return what one replica sends; see `DGCMomentum`."""
+        if not optimizer.built:
+            raise RuntimeError(
+                "`communication_summary()` needs the variables. Received: an "
+                "optimizer that is not built. Call `build` or `fit` first."
+            )
+        if step is None:
+            step = int(tf.convert_to_tensor(optimizer.iterations))
+        step = check_integer("step", step, 0)
+        sparsity = self.schedule.stages[self.schedule.stage(step)]
+        sent = self._rows.sent()
+        if sparsity is not None:
+            residuals = [self._residuals[i] for i in self.compressed]
+            taken = self._choose(residuals, sparsity).sent_bytes()
+            sent |= dict(zip(self.compressed, taken, strict=True))
+        variables = built_variables(optimizer)
+        return traffic_summary(step, sparsity, variables, sent)
+
+    def _is_compressed(self, index: int, gradient: Gradient) -> bool:
+        """Tell whether a replica sends only entries of this gradient."""
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return index in self._residuals and not is_sparse
+
+    def _choose(
+        self, residuals: Sequence[Residual], sparsity: float | None
+    ) -> Exchange:
+        """Return what exchanges the entries of some residuals."""
+        sizes = [residual.size for residual in residuals]
+        counts = [sent_count(size, sparsity or 0.0) for size in sizes]
+        return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
+
+    def _sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum gradients over the replicas that share a residual."""
+        if self.wire.devices == 1 or not gradients:
+            return gradients
+        return tf.distribute.get_strategy().extended.sum_on_worker(gradients)
 
 
-def _sum_on_host(gradients: list[tf.Tensor], wire: Wire) -> list[tf.Tensor]:
-    """Sum gradients over the replicas that share a memory."""
-    if wire.devices == 1 or not gradients:
-        return gradients
-    return tf.distribute.get_strategy().extended.sum_on_worker(gradients)
+def choose_exchange(
+    wire: Wire,
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    kind: str | None = None,
+) -> Exchange:
+    """Return what exchanges the entries of some variables.
+
+    `GatheredExchange` sends the entries of each to all; what a replica
+    receives grows with their number, N. `ShardedExchange` sends of K entries
+    in all some K / N to every other replica, and then as many sums, whatever N
+    is. As these are two messages instead of one, and sums are selected again,
+    it is for those who thereby save half of the bytes, of which a message,
+    whatever is in it, counts M = 32,768:
+
+        (all entries) + M > 2 (entries for one + its sums + 2 M)
+
+    Args:
+        wire: How entries travel.
+        sizes: Of the variables, in elements.
+        counts: How many entries of each are selected.
+        kind: "gathered", "sharded", or None for what takes less. Only our
+            strategy has shards.
+    """
+    gathered = GatheredExchange(wire, sizes, counts)
+    if kind == "gathered" or not wire.is_packed or not sizes:
+        return gathered
+    sharded = ShardedExchange(wire, sizes, counts)
+    by_shards = _WORTH * (sharded.bytes_for_one + 2 * _MESSAGE)
+    if kind == "sharded" or gathered.bytes_for_one + _MESSAGE > by_shards:
+        return sharded
+    return gathered

@@ -14,62 +14,44 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.compression.selection import Selection
-from tf_optimizers.compression.wire import Wire
+from tf_optimizers.compression.wire import Exchange, Selection
 from tf_optimizers.distribute.entries import Entries
 
 _DENSE = tf.float32.size
 
 
-class GatheredExchange:
-    """All replicas gather the selected entries of each.
-
-    Args:
-        wire: How entries travel.
-        sizes: Of the variables, in elements.
-        counts: How many entries of each are selected.
-    """
-
-    def __init__(
-        self, wire: Wire, sizes: Sequence[int], counts: Sequence[int]
-    ) -> None:
-        self._wire = wire
-        self._sizes = sizes
-        self._entry_bytes = list(map(wire.entry_bytes, sizes, counts))
+class GatheredExchange(Exchange):
+    """All replicas gather the selected entries of each."""
 
     @property
     def bytes_for_one(self) -> float:
         """What a replica receives from each."""
         # Dense tensors count half: it takes no sorting to sum them.
         return sum(
-            min(entries, _DENSE * size / self._wire.replicas)
-            for entries, size in zip(
-                self._entry_bytes, self._sizes, strict=True
-            )
+            min(entries, _DENSE * size / self.wire.replicas)
+            for entries, size in zip(self._entry_bytes, self.sizes, strict=True)
         )
+
+    @property
+    def _entry_bytes(self) -> list[int]:
+        return list(map(self.wire.entry_bytes, self.sizes, self.counts))
 
     def is_dense(self, i: int) -> bool:
         """Tell whether the i-th variable's entries travel as a dense tensor."""
-        entries = self._wire.replicas * self._entry_bytes[i]
-        return entries > 2 * _DENSE * self._sizes[i]
+        entries = self.wire.replicas * self._entry_bytes[i]
+        return entries > 2 * _DENSE * self.sizes[i]
 
     def sent_bytes(self) -> list[int]:
         """Return what the selected entries of each variable take."""
         return [
             _DENSE * size if self.is_dense(i) else self._entry_bytes[i]
-            for i, size in enumerate(self._sizes)
+            for i, size in enumerate(self.sizes)
         ]
 
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
     ) -> tuple[Sequence[Selection], list[Gradient]]:
-        """Sum selected entries, and other gradients, over all replicas.
-
-        Returns:
-            What was sent of the selections, which is all; the sums of theirs,
-            `tf.IndexedSlices` of the flattened variables or dense, and of the
-            others.
-        """
+        """Sum selected entries, all of which are sent, and other gradients."""
         parts = [self._part(i, s) for i, s in enumerate(selections)]
         entries = [part for part in parts if isinstance(part, Entries)]
         dense = [part for part in parts if not isinstance(part, Entries)]
@@ -87,11 +69,11 @@ class GatheredExchange:
             a dense tensor.
         """
         values, positions = map(
-            self._wire.own_share, (selection.values, selection.positions)
+            self.wire.own_share, (selection.values, selection.positions)
         )
-        size = self._sizes[i]
+        size = self.sizes[i]
         if not self.is_dense(i):
-            values = tf.cast(values, self._wire.carrier_dtype)
+            values = tf.cast(values, self.wire.carrier_dtype)
             return Entries(values, positions, size)
         values = tf.cast(values, tf.float32)
         dense = tf.scatter_nd(positions[:, tf.newaxis], values, [size])
@@ -101,7 +83,7 @@ class GatheredExchange:
         self, entries: Sequence[Entries], others: Sequence[Gradient]
     ) -> tuple[list[tf.IndexedSlices], list[Gradient]]:
         slices = [e.slices() for e in entries]
-        if not self._wire.is_packed:
+        if not self.wire.is_packed:
             sums = tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, [*slices, *others]
             )

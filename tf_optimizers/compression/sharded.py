@@ -27,9 +27,12 @@ from tf_optimizers.compression.largest_sums import (
     rising,
     slots_of,
 )
-from tf_optimizers.compression.selection import Selection
 from tf_optimizers.compression.shards import Shards
-from tf_optimizers.compression.wire import Wire, position_dtype
+from tf_optimizers.compression.wire import (
+    Exchange,
+    Selection,
+    position_dtype,
+)
 from tf_optimizers.distribute.entries import (
     Entries,
     pack_entries,
@@ -39,22 +42,18 @@ from tf_optimizers.distribute.entries import (
 from tf_optimizers.distribute.words import WordReader
 
 
-class ShardedExchange:
+class ShardedExchange(Exchange):
     """Each replica sums a shard of all entries, and sends on the largest sums.
 
-    Args:
-        wire: How entries travel.
-        sizes: Of the variables, in elements.
-        counts: How many entries of each are selected.
+    An entry counts as sent if it fitted, and its sum came back.
     """
 
-    def __init__(
-        self, wire: Wire, sizes: Sequence[int], counts: Sequence[int]
-    ) -> None:
-        self._wire = wire
-        self._counts = counts
-        sums = tuple(-(-count // wire.replicas) for count in counts)
-        self.shards = Shards(tuple(sizes), sums, wire.replicas)
+    @property
+    def shards(self) -> Shards:
+        """How the variables are shared out."""
+        replicas = self.wire.replicas
+        sums = tuple(-(-count // replicas) for count in self.counts)
+        return Shards(tuple(self.sizes), sums, replicas)
 
     @property
     def capacity(self) -> int:
@@ -63,65 +62,58 @@ class ShardedExchange:
         As many as it should get if addresses were drawn by chance, and three
         deviations.
         """
-        mean = sum(self._counts) / self._wire.replicas
-        each = math.ceil((mean + 3 * math.sqrt(mean)) / self._wire.devices)
+        mean = sum(self.counts) / self.wire.replicas
+        each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)
         # Even, so that rows of half precision are whole words.
-        return (each + each % 2) * self._wire.devices
+        return (each + each % 2) * self.wire.devices
 
     @property
     def bytes_for_one(self) -> int:
         """What a replica sends to a shard, and what its own sends to each."""
-        return self._entry_bytes + self._sum_bytes
+        return sum(self._bytes)
 
     def sent_bytes(self) -> list[int]:
         """Return what the selected entries of each variable take."""
-        total = self._wire.replicas * self._entry_bytes + self._sum_bytes
+        entries, sums = self._bytes
+        total = self.wire.replicas * entries + sums
         # They have rows in common: each takes its part.
         ends = [
-            total * end // sum(self._counts)
-            for end in itertools.accumulate(self._counts, initial=0)
+            total * end // sum(self.counts)
+            for end in itertools.accumulate(self.counts, initial=0)
         ]
         return [end - start for start, end in itertools.pairwise(ends)]
 
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
     ) -> tuple[Sequence[Selection], list[Gradient]]:
-        """Sum selected entries, and other gradients, over all replicas.
-
-        Returns:
-            What was sent of the selections, all else being 0; the sums of
-            theirs, `tf.IndexedSlices` of the flattened variables, and of the
-            others.
-        """
+        """Sum selected entries and other gradients."""
         addresses = self.shards.addresses([s.positions for s in selections])
         entries, fits = self._fit(selections, addresses)
         extended = tf.distribute.get_strategy().extended
-        rows = extended.all_to_all(pack_rows(entries, self._wire.replicas))
+        rows = extended.all_to_all(pack_rows(entries, self.wire.replicas))
         own = largest_sums(*self._received(rows, entries), self.shards)
         (received,), sums = extended.exchange([own], others)
-        values = tf.reshape(received.values, [self._wire.replicas, -1])
-        every = tf.reshape(received.positions, [self._wire.replicas, -1])
+        values = tf.reshape(received.values, [self.wire.replicas, -1])
+        every = tf.reshape(received.positions, [self.wire.replicas, -1])
         every += self.shards.first_addresses
         # That of zeros, which nobody has sent, is none.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         sent = fits & _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
-        masks = tf.split(sent, self._counts)
+        masks = tf.split(sent, self.counts)
         return [
             s._replace(values=tf.where(mask, s.values, tf.zeros_like(s.values)))
             for s, mask in zip(selections, masks, strict=True)
         ], [*self._updates(values, every), *sums]
 
     @property
-    def _entry_bytes(self) -> int:
-        """What a replica sends to one shard."""
-        capacity = self.capacity // self._wire.devices
-        return packed_bytes(self.shards.span, capacity, self._wire.value_dtype)
-
-    @property
-    def _sum_bytes(self) -> int:
-        """What a shard sends of its sums."""
-        count = sum(self.shards.sums)
-        return packed_bytes(self.shards.span, count, tf.float32)
+    def _bytes(self) -> tuple[int, int]:
+        """What a replica sends to one shard, and a shard of its sums."""
+        span, count = self.shards.span, sum(self.shards.sums)
+        capacity = self.capacity // self.wire.devices
+        return (
+            packed_bytes(span, capacity, self.wire.value_dtype),
+            packed_bytes(span, count, tf.float32),
+        )
 
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor
@@ -134,9 +126,9 @@ class ShardedExchange:
         slots = slots_of(
             tf.cast(values, tf.float32),
             shard,
-            [self.capacity] * self._wire.replicas,
+            [self.capacity] * self.wire.replicas,
         )
-        count = self.capacity * self._wire.replicas
+        count = self.capacity * self.wire.replicas
         fits = tf.cast(slots < count, tf.int32)
         fits = tf.scatter_nd(order[:, tf.newaxis], fits, fits.shape) > 0
         values = self._own_rows(fill(slots, values, count))
@@ -145,8 +137,8 @@ class ShardedExchange:
 
     def _own_rows(self, slots: tf.Tensor) -> tf.Tensor:
         """Return this replica's of its worker's slots: [N, capacity]."""
-        devices = self._wire.devices
-        rows = tf.reshape(slots, [self._wire.replicas, devices, -1])
+        devices = self.wire.devices
+        rows = tf.reshape(slots, [self.wire.replicas, devices, -1])
         return rows[:, local_rank(devices)]
 
     def _received(
@@ -158,7 +150,7 @@ class ShardedExchange:
             rows: int32 [N, words], from every replica one of `pack_rows`.
             entries: This replica's, for dtypes and shapes.
         """
-        replicas = self._wire.replicas
+        replicas = self.wire.replicas
         count = entries.values.shape[0] // replicas
         like = Entries(
             entries.values[:count], entries.positions[:count], self.shards.span
@@ -171,28 +163,22 @@ class ShardedExchange:
         self, values: tf.Tensor, addresses: tf.Tensor
     ) -> list[tf.IndexedSlices]:
         """Return the sums of each variable."""
+        parts = zip(
+            self.shards.split(values),
+            self.shards.positions(addresses),
+            self.sizes,
+            strict=True,
+        )
         return [
-            Entries(
-                value, tf.cast(position, position_dtype(size)), size
-            ).slices()
-            for value, position, size in zip(
-                self.shards.split(values),
-                self.shards.positions(addresses),
-                self.shards.sizes,
-                strict=True,
-            )
+            Entries(value, tf.cast(at, position_dtype(size)), size).slices()
+            for value, at, size in parts
         ]
 
 
 def pack_rows(entries: Entries, replicas: int) -> tf.Tensor:
     """Return the words for each shard, int32 [N, words]."""
-    return tf.concat(
-        [
-            tf.reshape(words, [replicas, -1])
-            for words in pack_entries([entries])
-        ],
-        1,
-    )
+    words = pack_entries([entries])
+    return tf.concat([tf.reshape(part, [replicas, -1]) for part in words], 1)
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

@@ -10,29 +10,24 @@ entries.
     the first k/2  the others         the first k/2  the others
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.distribute.entries import narrow_indices, packed_bytes
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 
 class Wire(NamedTuple):
-    """How entries travel under a strategy.
+    """How entries travel under a strategy."""
 
-    Args:
-        replicas: Their number, N.
-        value_dtype: What values are rounded to.
-        is_packed: Whether positions take 2 bytes, and all travels together.
-        devices: The replicas of a worker, if they share a residual, or 1.
-    """
-
-    replicas: int
-    value_dtype: tf.DType
-    is_packed: bool
-    devices: int = 1
+    replicas: int  # Their number, N.
+    value_dtype: tf.DType  # What values are rounded to.
+    is_packed: bool  # Positions take 2 bytes, and all travels together.
+    devices: int = 1  # The replicas of a worker that share a residual.
 
     @classmethod
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
@@ -43,11 +38,6 @@ class Wire(NamedTuple):
         # On a single worker there is no slow network to compress for.
         devices = replicas // workers if workers > 1 else 1
         return cls(replicas, tf.as_dtype(dtype), is_packed, devices)
-
-    @property
-    def residuals(self) -> int:
-        """How many there are that differ: of workers, or of replicas."""
-        return self.replicas // self.devices
 
     @property
     def carrier_dtype(self) -> tf.DType:
@@ -83,6 +73,48 @@ class Wire(NamedTuple):
     def _share(self, count: int) -> int:
         """Return how many of the entries of a residual a replica sends."""
         return -(-count // self.devices)
+
+
+class Selection(NamedTuple):
+    """The entries of one residual that are to be sent, by rising position."""
+
+    values: tf.Tensor  # [k], as they are sent; 0 if nothing is: v keeps all.
+    positions: tf.Tensor  # int [k], in the flattened variable.
+    rest: tf.Tensor  # float32 [k], what v keeps of each that is sent.
+    shape: tf.TensorShape  # Of the variable.
+
+
+class Exchange:
+    """How the selections of some variables come together.
+
+    Args:
+        wire: How entries travel.
+        sizes: Of the variables, in elements.
+        counts: How many entries of each are selected.
+    """
+
+    def __init__(
+        self, wire: Wire, sizes: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        self.wire = wire
+        self.sizes = sizes
+        self.counts = counts
+
+    def sum(
+        self, selections: Sequence[Selection], others: Sequence[Gradient]
+    ) -> tuple[Sequence[Selection], list[Gradient]]:
+        """Sum selected entries, and other gradients, over all replicas.
+
+        Returns:
+            What was sent of the selections, all else being 0; the sums of
+            theirs, `tf.IndexedSlices` of the flattened variables or dense, and
+            of the others.
+        """
+        raise NotImplementedError
+
+    def sent_bytes(self) -> list[int]:
+        """Return what the selected entries of each variable take."""
+        raise NotImplementedError
 
 
 def position_dtype(size: int) -> tf.DType:

@@ -54,17 +54,14 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
         options: Any,
         reduce_op: Any = tf.distribute.ReduceOp.SUM,
     ) -> tuple[list[Entries], list[Any]]:
-        """Exchange all that a replica has for the others.
+        """Return the entries of all replicas, and the reduced values.
 
         Args:
             entries: This replica's.
-            values: Tensors and `IndexedSlices` to be reduced.
+            values: Tensors and `IndexedSlices`.
             replica_id: The replica's local rank.
             options: TensorFlow's, of communication.
             reduce_op: What becomes of `values`.
-
-        Returns:
-            The entries of all replicas, and the reduced values.
 
         Raises:
             RuntimeError: If it will be compiled by XLA.

@@ -6,6 +6,7 @@ from programs import transport
 from real_workers import report
 
 import tf_optimizers as tfo
+from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.sharded import ShardedExchange
 
 STEPS = 30
@@ -28,7 +29,9 @@ def drain(strategy):
     run = dgc.Run(
         strategy, {"w": np.zeros(size)}, 1.0, momentum=0.0, sparsity=(0.9,)
     )
-    shards = ShardedExchange(run.optimizer._wire, [size], [400]).shards
+    shards = ShardedExchange(
+        run.optimizer._compressor.wire, [size], [400]
+    ).shards
     address = shards.addresses([np.arange(size)])
     (mine,) = np.nonzero(address.numpy() // shards.span == 0)
     gradient = np.zeros(size, "float32")
@@ -62,7 +65,7 @@ def not_finite(strategy):
 
 def main():
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    tfo.DGCMomentum._exchange_kind = "sharded"
+    Compressor.exchange_kind = "sharded"
     report(
         {
             "few steps": transport.balance(strategy, STEPS),

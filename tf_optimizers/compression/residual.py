@@ -1,0 +1,183 @@
+"""What a replica holds back of one variable, and what it sends of that."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.lazy import LazyZeros
+from tf_optimizers.base.replicas import own_component
+from tf_optimizers.compression.top_k import top_k
+from tf_optimizers.compression.wire import (
+    Selection,
+    Wire,
+    position_dtype,
+    rounded,
+)
+from tf_optimizers.kernels.compiled import assign, compiled, read
+
+
+class Increment(NamedTuple):
+    """What is added to a residual: `function(*constants, *tensors)`.
+
+    It is computed in the kernel that adds it, and may change other variables
+    there, whose handles are among the tensors.
+    """
+
+    function: Callable[..., tf.Tensor]
+    constants: tuple[Hashable, ...]
+    tensors: Sequence[tf.Tensor]
+    # Handles of variables that become 0 where the residual is sent.
+    masked: Sequence[tf.Tensor] = ()
+
+
+class Residual:
+    """v of one variable, of which every replica has its own.
+
+    Those of one worker's replicas are equal, if these share a residual; their
+    sum is what one replica alone would have.
+
+    Args:
+        variable: v. It has no value before `allocate`, and reads as zeros.
+        wire: How it is sent.
+    """
+
+    def __init__(self, variable: keras.Variable, wire: Wire) -> None:
+        self.variable = variable
+        self._wire = wire
+        self._like = tf.TensorSpec(variable.shape, variable.dtype)
+
+    @property
+    def size(self) -> int:
+        """Elements of the variable."""
+        return self._like.shape.num_elements()
+
+    def allocate(self) -> None:
+        """Give v of the replica that asks a value, before its step runs."""
+        own = own_component(self.variable)
+        if isinstance(own, LazyZeros):
+            with tf.init_scope():
+                own.allocate()
+
+    def add(self, increment: Increment) -> None:
+        """Add to v, in one pass over memory."""
+        add = self._compiled(_add, increment.function, increment.constants)
+        add(self._handle, *increment.tensors)
+
+    def select(self, count: int, seed: tf.Tensor) -> Selection:
+        """Return the `count` largest entries.
+
+        Args:
+            count: int.
+            seed: int32 [2]; has no effect on the result.
+        """
+        select = self._compiled(
+            _select, self._like, count, self._wire, xla=False
+        )
+        values, positions, rest = select(self._handle, seed)
+        return Selection(values, positions, rest, self._like.shape)
+
+    def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
+        """Take what is sent out of v.
+
+        Args:
+            selection: Of what `select` has found, what is sent.
+            masked: See `Increment`.
+        """
+        # Nothing is kept beyond the end.
+        end = tf.cast(self.size, selection.positions.dtype)
+        sent_at = tf.where(selection.values == 0, end, selection.positions)
+        clear = self._compiled(_clear, self._like)
+        # All reads of v lie behind, so that it need not be copied to change.
+        with tf.control_dependencies([selection.values]):
+            clear(sent_at, selection.rest, self._handle, *masked)
+
+    @property
+    def _handle(self) -> tf.Tensor:
+        return own_component(self.variable).handle
+
+    def _compiled(
+        self, function: Callable, *constants: Any, xla: bool = True
+    ) -> Callable:
+        like = self._like
+        return compiled(function, like.shape, like.dtype, *constants, xla=xla)
+
+
+def _add(
+    function: Callable,
+    constants: Sequence[Hashable],
+    residual: tf.Tensor,
+    *tensors: tf.Tensor,
+) -> None:
+    increment = function(*constants, *tensors)
+    assign(residual, read(residual, increment) + increment)
+
+
+def _select(
+    like: tf.TensorSpec,
+    count: int,
+    wire: Wire,
+    residual: tf.Tensor,
+    seed: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    v = tf.reshape(read(residual, like), [-1])
+    found = top_k(v, count, seed)
+    positions = tf.maximum(found, 0)
+    values = tf.where(found < 0, 0.0, tf.gather(v, positions))
+    # One copy of the residual is sent, and for all.
+    sent, rest = rounded(wire.devices * values, wire.value_dtype)
+    positions = tf.cast(positions, position_dtype(v.shape[0]))
+    return sent, positions, rest / wire.devices
+
+
+def _clear(
+    like: tf.TensorSpec,
+    positions: tf.Tensor,
+    rest: tf.Tensor,
+    residual: tf.Tensor,
+    *masked: tf.Tensor,
+) -> None:
+    _set_entries(residual, like, positions, rest)
+    for handle in masked:
+        _set_entries(handle, like, positions, tf.zeros_like(rest))
+
+
+def _set_entries(
+    handle: tf.Tensor,
+    like: tf.TensorSpec,
+    positions: tf.Tensor,
+    values: tf.Tensor,
+) -> None:
+    """Set distinct entries of a flattened variable; drop those beyond its end.
+
+    TensorFlow's own `ResourceScatterNd...` turn every later read of the
+    variable into a copy.
+    """
+    flat = tf.reshape(read(handle, like), [-1])
+    flat = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], values)
+    assign(handle, tf.reshape(flat, like.shape))
+
+
+def subtract_entries(
+    variable: tf.Variable, entries: tf.IndexedSlices, rate: tf.Tensor
+) -> None:
+    """Subtract a multiple of entries, of which several may be at one place."""
+    shape, dtype = variable.shape, variable.dtype
+    like = tf.TensorSpec(shape, dtype)
+    subtract = compiled(_subtract, shape, dtype, like)
+    subtract(variable.handle, entries.indices, entries.values, rate)
+
+
+def _subtract(
+    like: tf.TensorSpec,
+    handle: tf.Tensor,
+    positions: tf.Tensor,
+    values: tf.Tensor,
+    rate: tf.Tensor,
+) -> None:
+    flat = tf.reshape(read(handle, like), [-1])
+    flat = tf.tensor_scatter_nd_sub(
+        flat, positions[:, tf.newaxis], rate * tf.cast(values, rate.dtype)
+    )
+    assign(handle, tf.reshape(flat, like.shape))

@@ -1,0 +1,106 @@
+"""Momentum u, which every replica accumulates of its own gradients."""
+
+import math
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers.base.clipping import clip, clip_factor
+from tf_optimizers.base.gradients import as_dense
+from tf_optimizers.base.replicas import own_component
+from tf_optimizers.compression.residual import Increment
+from tf_optimizers.dgc.penalty import Penalty
+from tf_optimizers.kernels.compiled import assign, compiled, read
+from tf_optimizers.kernels.norms import norm, scaled
+
+
+class Rule(NamedTuple):
+    """How u is accumulated; equal ones share kernels."""
+
+    decay: float
+    nesterov: bool
+    penalty: Penalty | None
+    replicas: int
+
+
+class Momentum(NamedTuple):
+    """u of one variable."""
+
+    rule: Rule
+    clipnorm: float | None
+    masking: bool  # Whether u becomes 0 where v is sent.
+    devices: int  # How many of the replicas share u and v.
+    u: keras.Variable  # Of the shape of w; every replica has its own.
+
+    def increment(self, gradient: tf.Tensor, weight: tf.Variable) -> Increment:
+        """Return what adds a gradient to u, and u to v.
+
+        Args:
+            gradient: Dense; the sum of those replicas' that share u.
+            weight: The replica's w.
+        """
+        u = own_component(self.u).handle
+        scale = tf.constant(1 / self.devices, tf.float64)
+        if self.clipnorm:
+            # So many gradients of this norm, at right angles, have a sum of
+            # the norm `clipnorm`.
+            several = self.rule.replicas // self.devices
+            limit = self.clipnorm / math.sqrt(several)
+            scale *= clip_factor(norm(gradient), limit)
+        return Increment(
+            _add_scaled,
+            (self.rule,),
+            (weight.handle, u, gradient, scale),
+            masked=(u,) if self.masking else (),
+        )
+
+    def update(self, total: Gradient, weight: tf.Variable) -> tf.Tensor:
+        """Add a share of the summed gradient to u; return the update of all.
+
+        All replicas do the same, so that their u are equal, and N times what
+        one adds is what all of them would send.
+
+        Args:
+            total: The sum over replicas, dense or sparse.
+            weight: The replica's w.
+        """
+        dense = as_dense(total, weight)
+        (dense,) = clip([dense], self.clipnorm, None, None)
+        kernel = compiled(_add_mean, dense.shape, dense.dtype, self.rule)
+        return kernel(weight.handle, own_component(self.u).handle, dense)
+
+
+def _add_scaled(
+    rule: Rule,
+    weight: tf.Tensor,
+    momentum: tf.Tensor,
+    gradient: tf.Tensor,
+    scale: tf.Tensor,
+) -> tf.Tensor:
+    return _add(rule, weight, momentum, scaled(gradient, scale))
+
+
+def _add_mean(
+    rule: Rule, weight: tf.Tensor, momentum: tf.Tensor, total: tf.Tensor
+) -> tf.Tensor:
+    mean = total / rule.replicas
+    return rule.replicas * _add(rule, weight, momentum, mean)
+
+
+def _add(
+    rule: Rule, weight: tf.Tensor, momentum: tf.Tensor, gradient: tf.Tensor
+) -> tf.Tensor:
+    """Add a replica's gradient to u; return what that adds to v."""
+    if rule.penalty is not None:
+        penalty = rule.penalty.gradient(read(weight, gradient))
+        gradient += penalty / rule.replicas
+    u = read(momentum, gradient)
+    if rule.nesterov:
+        u = rule.decay * (u + gradient)
+        assign(momentum, u)
+        return u + gradient
+    u = rule.decay * u + gradient
+    assign(momentum, u)
+    return u
