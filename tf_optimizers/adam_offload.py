@@ -22,10 +22,10 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.offload.host import value_of
-from tf_optimizers.offload.memory_usage import Summary, summarize
+from tf_optimizers.offload.memory_usage import Summary, bytes_by_device
 from tf_optimizers.offload.optimizer import HostOptimizer
 from tf_optimizers.offload.step import (
-    Coefficients,
+    AdamHyperparameters,
     move,
     move_master,
     step_size,
@@ -149,11 +149,11 @@ class AdamOffload(HostOptimizer):
     ) -> tf.Tensor | None:
         """Update m and v, and the variable itself where that is possible."""
         index = variable_index(self, variable)
-        coefficients = self._coefficients(index)
+        hyperparameters = self._hyperparameters(index)
 
         def run(kernel: Any, *weights: tf.Tensor) -> Any:
             function = compiled(
-                kernel, gradient.shape, gradient.dtype, coefficients
+                kernel, gradient.shape, gradient.dtype, hyperparameters
             )
             slots = self._momentums[index], self._velocities[index]
             handles = [slot.value.handle for slot in slots]
@@ -164,7 +164,7 @@ class AdamOffload(HostOptimizer):
         master = self._master_weight(variable)
         if master is not None:
             return run(move_master, master.handle, value_of(variable))
-        if coefficients.weight_decay:
+        if hyperparameters.weight_decay:
             return run(update, value_of(variable))
         return run(update)
 
@@ -194,7 +194,7 @@ class AdamOffload(HostOptimizer):
             state += [accumulator(self, v) for v in weights]
         masters = map(self._master_weight, weights)
         with strategy_of(self).scope():
-            return summarize(
+            return bytes_by_device(
                 type(self).__name__,
                 weights,
                 [v for v in state if v is not None],
@@ -210,8 +210,8 @@ class AdamOffload(HostOptimizer):
             "nesterov": self.nesterov,
         }
 
-    def _coefficients(self, index: int) -> Coefficients:
-        return Coefficients(
+    def _hyperparameters(self, index: int) -> AdamHyperparameters:
+        return AdamHyperparameters(
             self.beta_1,
             self.beta_2,
             self.epsilon,

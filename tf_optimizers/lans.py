@@ -11,7 +11,7 @@ from tf_optimizers.checks import TINY, check_positive
 from tf_optimizers.kernels.norms import scaled
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.step import (
-    Coefficients,
+    LayerwiseHyperparameters,
     Rule,
     inverse_denominator,
     momentum_direction,
@@ -19,18 +19,20 @@ from tf_optimizers.layerwise.step import (
 
 
 def normalize(
-    coefficients: Coefficients, gradient: tf.Tensor, norm: tf.Tensor
+    hyperparameters: LayerwiseHyperparameters,
+    gradient: tf.Tensor,
+    norm: tf.Tensor,
 ) -> tf.Tensor:
     """Return the gradient over its norm, and 0 where that is 0, clipped."""
     # A norm below the normal numbers has no finite inverse. NaN stays NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     gradient = scaled(gradient, inverse)
-    limit = coefficients.clip_normalized_gradient
+    limit = hyperparameters.clip_normalized_gradient
     return gradient if limit is None else clip_elements(gradient, limit)
 
 
 def gradient_direction(
-    coefficients: Coefficients,
+    hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
     gradient: tf.Tensor,
     m: tf.Tensor,
@@ -39,8 +41,8 @@ def gradient_direction(
 ) -> tf.Tensor:
     """Return g~ / (sqrt(v^) + epsilon) + weight_decay w."""
     del m
-    decay = coefficients.weight_decay * weight
-    return gradient * inverse_denominator(coefficients, v, step) + decay
+    decay = hyperparameters.weight_decay * weight
+    return gradient * inverse_denominator(hyperparameters, v, step) + decay
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -159,10 +161,10 @@ class LANS(LayerwiseOptimizer):
             "clip_normalized_gradient": self.clip_normalized_gradient
         }
 
-    def _coefficients(self, index: int) -> Coefficients:
+    def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
         return (
             super()
-            ._coefficients(index)
+            ._hyperparameters(index)
             ._replace(
                 shares=(self.beta_1, 1 - self.beta_1),
                 clip_normalized_gradient=self.clip_normalized_gradient,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.offload import step as host_step
-from tf_optimizers.offload.step import Coefficients, adam, step_size
+from tf_optimizers.offload.step import AdamHyperparameters, adam, step_size
 
 GOLDEN = [
     "default",
@@ -222,7 +222,7 @@ def test_pure_step_matches_formula():
     )
     size = step_size(0.9, 0.999, *tf.constant([0.02, 3.0], "float64"))
     change, new_m, new_v = adam(
-        Coefficients(0.9, 0.999, 1e-3, True, 0.1),
+        AdamHyperparameters(0.9, 0.999, 1e-3, True, 0.1),
         *map(tf.constant, (g, m, v)),
         size,
         tf.constant(w),

@@ -15,14 +15,16 @@ import tensorflow as tf
 import tf_optimizers as tfo
 from tf_optimizers.lans import gradient_direction, normalize
 from tf_optimizers.layerwise.step import (
-    Coefficients,
+    LayerwiseHyperparameters,
     bias_correction,
     momentum_direction,
     trust_ratios,
     update_moments,
 )
 
-COEFFICIENTS = Coefficients(0.9, 0.999, 1e-6, 0.05, shares=(1.0,))
+HYPERPARAMETERS = LayerwiseHyperparameters(
+    0.9, 0.999, 1e-6, 0.05, shares=(1.0,)
+)
 
 
 def tensors(count, seed=0):
@@ -34,7 +36,7 @@ def test_moments_match_reference():
     m, v, g = tensors(3)
     state = {"t": 1, "m": m.numpy(), "v": v.numpy()}
     reference.moments(state, g.numpy(), 0.9, 0.999)
-    new_m, new_v = update_moments(COEFFICIENTS, g, m, v)
+    new_m, new_v = update_moments(HYPERPARAMETERS, g, m, v)
     np.testing.assert_allclose(new_m, state["m"], rtol=1e-14)
     np.testing.assert_allclose(new_v, state["v"], rtol=1e-14)
 
@@ -57,7 +59,7 @@ def test_naive_bias_correction_would_lose_digits():
 def test_momentum_direction_matches_formula():
     w, g, m, v = tensors(4)
     step = tf.constant(3.0, "float64")
-    actual = momentum_direction(COEFFICIENTS, w, g, m, v, step)
+    actual = momentum_direction(HYPERPARAMETERS, w, g, m, v, step)
     m_hat, v_hat = m / (1 - 0.9**3), v / (1 - 0.999**3)
     expected = m_hat / (np.sqrt(v_hat) + 1e-6) + 0.05 * w
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
@@ -66,17 +68,17 @@ def test_momentum_direction_matches_formula():
 def test_gradient_direction_matches_formula():
     w, g, m, v = tensors(4)
     step = tf.constant(3.0, "float64")
-    actual = gradient_direction(COEFFICIENTS, w, g, m, v, step)
+    actual = gradient_direction(HYPERPARAMETERS, w, g, m, v, step)
     expected = g / (np.sqrt(v / (1 - 0.999**3)) + 1e-6) + 0.05 * w
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 def test_normalize_clips_after_it_normalizes():
     gradient = tf.constant([3.0, 4.0])
-    limited = COEFFICIENTS._replace(clip_normalized_gradient=0.7)
+    limited = HYPERPARAMETERS._replace(clip_normalized_gradient=0.7)
     norm = tf.constant(5.0)
     np.testing.assert_allclose(
-        normalize(COEFFICIENTS, gradient, norm), [0.6, 0.8], rtol=1e-6
+        normalize(HYPERPARAMETERS, gradient, norm), [0.6, 0.8], rtol=1e-6
     )
     np.testing.assert_allclose(
         normalize(limited, gradient, norm), [0.6, 0.7], rtol=1e-6
@@ -97,7 +99,7 @@ def test_lans_follows_a_gradient_that_float32_has_no_norm_for(scale):
 
 @pytest.mark.parametrize("norm", [0.0, 1e-39])
 def test_normalize_of_no_gradient_is_zero(norm):
-    result = normalize(COEFFICIENTS, tf.zeros([3]), tf.constant(norm))
+    result = normalize(HYPERPARAMETERS, tf.zeros([3]), tf.constant(norm))
     np.testing.assert_array_equal(result, np.zeros(3))
 
 
@@ -116,7 +118,7 @@ def test_normalize_of_no_gradient_is_zero(norm):
     ],
 )
 def test_trust_ratio(weight, direction, lower, upper, expected):
-    bounds = COEFFICIENTS._replace(lower_bound=lower, upper_bound=upper)
+    bounds = HYPERPARAMETERS._replace(lower_bound=lower, upper_bound=upper)
     (ratio,) = trust_ratios(
         bounds,
         tf.constant(weight, "float64"),

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 class Betas(Protocol):
-    """Coefficients with the decay rates of both moments."""
+    """Hyperparameters with the decay rates of both moments."""
 
     @property
     def beta_1(self) -> float:
@@ -19,10 +19,10 @@ class Betas(Protocol):
 
 
 def update_moments(
-    coefficients: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
+    betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return Adam's moments of the gradient and of its square."""
-    beta_1, beta_2 = coefficients.beta_1, coefficients.beta_2
+    beta_1, beta_2 = betas.beta_1, betas.beta_2
     m = beta_1 * m + (1 - beta_1) * gradient
     # The root first: the square of 1e20 alone overflows float32.
     v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)

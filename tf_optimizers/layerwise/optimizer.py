@@ -17,7 +17,7 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.layerwise.step import (
-    Coefficients,
+    LayerwiseHyperparameters,
     Rule,
     layerwise_step,
     momentum_ratio,
@@ -108,8 +108,8 @@ class LayerwiseOptimizer(DecayedOptimizer):
             "upper_bound": self.upper_bound,
         }
 
-    def _coefficients(self, index: int) -> Coefficients:
-        return Coefficients(
+    def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
+        return LayerwiseHyperparameters(
             self.beta_1,
             self.beta_2,
             self.epsilon,
@@ -137,7 +137,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
             weight.shape,
             weight.dtype,
             self._rule,
-            self._coefficients(index),
+            self._hyperparameters(index),
             self._adapted[index],
         )
         step(
@@ -172,7 +172,7 @@ def trust_ratio(
         momentum_ratio,
         weight.shape,
         weight.dtype,
-        optimizer._coefficients(index),
+        optimizer._hyperparameters(index),
     )
     return ratio(
         weight,

@@ -18,11 +18,11 @@ from tf_optimizers.kernels.compiled import assign, read
 from tf_optimizers.kernels.moments import bias_correction, update_moments
 from tf_optimizers.kernels.norms import norms
 
-# (coefficients, weight, gradient, m, v, step) -> a tensor like these
+# (hyperparameters, weight, gradient, m, v, step) -> a tensor like these
 Direction = Callable[..., tf.Tensor]
 
 
-class Coefficients(NamedTuple):
+class LayerwiseHyperparameters(NamedTuple):
     """The constants of a variable's step; `shares` has one per direction."""
 
     beta_1: float
@@ -38,8 +38,8 @@ class Coefficients(NamedTuple):
 class Rule(NamedTuple):
     """What tells one layerwise optimizer from another: pure functions.
 
-    The step goes along each of `directions`. `prepare(coefficients, gradient,
-    norm)` returns the gradient to follow; None if that is the gradient itself.
+    The step goes along each of `directions`. `prepare(hyperparameters,
+    gradient, norm)` returns the gradient to follow; None if that is itself.
     It is elementwise, and called with blocks of the gradient, too; the norm is
     float64.
     """
@@ -50,7 +50,7 @@ class Rule(NamedTuple):
 
 def layerwise_step(
     rule: Rule,
-    coefficients: Coefficients,
+    hyperparameters: LayerwiseHyperparameters,
     adapted: bool,
     weight: tf.Tensor,
     m: tf.Tensor,
@@ -63,7 +63,7 @@ def layerwise_step(
 
     Args:
         rule: Of the optimizer.
-        coefficients: Of the variable.
+        hyperparameters: Of the variable.
         adapted: Whether the trust ratio is taken.
         weight: Resource handle, likewise `m` and `v`.
         m: Adam's first moment.
@@ -73,22 +73,26 @@ def layerwise_step(
         step: Scalar, counted from 1.
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
-    follow, w_norm = _gradient_to_follow(rule, coefficients, gradient, w)
-    new_m, new_v = update_moments(coefficients, follow(gradient), old_m, old_v)
+    follow, w_norm = _gradient_to_follow(rule, hyperparameters, gradient, w)
+    new_m, new_v = update_moments(
+        hyperparameters, follow(gradient), old_m, old_v
+    )
     state = (w, gradient, new_m, new_v)
 
     def directions(w: tf.Tensor, g: tf.Tensor, *moments: tf.Tensor) -> list:
         values = (w, follow(g), *moments, step)
         return [
-            direction(coefficients, *values) for direction in rule.directions
+            direction(hyperparameters, *values) for direction in rule.directions
         ]
 
     rates = [learning_rate for _ in rule.directions]
     if adapted:
-        ratios = trust_ratios(coefficients, *_norms(directions, w_norm, state))
+        ratios = trust_ratios(
+            hyperparameters, *_norms(directions, w_norm, state)
+        )
         rates = [learning_rate * tf.cast(ratio, w.dtype) for ratio in ratios]
     for direction, share, rate in zip(
-        directions(*state), coefficients.shares, rates, strict=True
+        directions(*state), hyperparameters.shares, rates, strict=True
     ):
         w -= rate * share * direction
     assign(m, new_m)
@@ -97,7 +101,7 @@ def layerwise_step(
 
 
 def momentum_direction(
-    coefficients: Coefficients,
+    hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
     gradient: tf.Tensor,
     m: tf.Tensor,
@@ -106,13 +110,13 @@ def momentum_direction(
 ) -> tf.Tensor:
     """Return m^ / (sqrt(v^) + epsilon) + weight_decay w."""
     del gradient
-    m_hat = m * (1.0 / bias_correction(coefficients.beta_1, step))
-    decay = coefficients.weight_decay * weight
-    return m_hat * inverse_denominator(coefficients, v, step) + decay
+    m_hat = m * (1.0 / bias_correction(hyperparameters.beta_1, step))
+    decay = hyperparameters.weight_decay * weight
+    return m_hat * inverse_denominator(hyperparameters, v, step) + decay
 
 
 def momentum_ratio(
-    coefficients: Coefficients,
+    hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
@@ -121,23 +125,25 @@ def momentum_ratio(
     """Return the trust ratio of `momentum_direction`."""
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
-        return [w, momentum_direction(coefficients, w, m, m, v, step)]
+        return [w, momentum_direction(hyperparameters, w, m, m, v, step)]
 
-    return trust_ratios(coefficients, *norms(vectors, weight, m, v))[0]
+    return trust_ratios(hyperparameters, *norms(vectors, weight, m, v))[0]
 
 
 def trust_ratios(
-    coefficients: Coefficients, weight_norm: tf.Tensor, *norms: tf.Tensor
+    hyperparameters: LayerwiseHyperparameters,
+    weight_norm: tf.Tensor,
+    *norms: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Return phi(weight_norm) / norm, or 1 where either is 0, of each.
 
     phi clamps to the bounds. NaN stays NaN: it must reach the weights.
     """
     phi = weight_norm
-    if coefficients.lower_bound is not None:
-        phi = tf.maximum(phi, coefficients.lower_bound)
-    if coefficients.upper_bound is not None:
-        phi = tf.minimum(phi, coefficients.upper_bound)
+    if hyperparameters.lower_bound is not None:
+        phi = tf.maximum(phi, hyperparameters.lower_bound)
+    if hyperparameters.upper_bound is not None:
+        phi = tf.minimum(phi, hyperparameters.upper_bound)
     return [
         tf.where((phi == 0) | (norm == 0), tf.ones_like(phi), phi / norm)
         for norm in norms
@@ -145,19 +151,22 @@ def trust_ratios(
 
 
 def inverse_denominator(
-    coefficients: Coefficients, v: tf.Tensor, step: tf.Tensor
+    hyperparameters: LayerwiseHyperparameters, v: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
     """Return 1 / (sqrt(v / (1 - beta_2^step)) + epsilon).
 
     Directions that share it, share its root and its division.
     """
     # One root each: the quotient can overflow where the roots do not.
-    correction = 1.0 / tf.sqrt(bias_correction(coefficients.beta_2, step))
-    return 1.0 / (tf.sqrt(v) * correction + coefficients.epsilon)
+    correction = 1.0 / tf.sqrt(bias_correction(hyperparameters.beta_2, step))
+    return 1.0 / (tf.sqrt(v) * correction + hyperparameters.epsilon)
 
 
 def _gradient_to_follow(
-    rule: Rule, coefficients: Coefficients, gradient: tf.Tensor, w: tf.Tensor
+    rule: Rule,
+    hyperparameters: LayerwiseHyperparameters,
+    gradient: tf.Tensor,
+    w: tf.Tensor,
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
     """Return what prepares a block of the gradient, and |w| if it is known."""
     prepare = rule.prepare
@@ -165,7 +174,7 @@ def _gradient_to_follow(
         return lambda block: block, None
     # Two norms cost hardly more than one.
     norm, w_norm = norms(lambda *blocks: blocks, gradient, w)
-    return lambda block: prepare(coefficients, block, norm), w_norm
+    return lambda block: prepare(hyperparameters, block, norm), w_norm
 
 
 def _norms(

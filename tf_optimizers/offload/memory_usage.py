@@ -11,7 +11,7 @@ from tf_optimizers.offload.host import is_host
 Summary = dict[str, dict[str, dict[str, int]]]
 
 
-def summarize(
+def bytes_by_device(
     name: str,
     weights: Sequence[Any],
     state: Iterable[Any],

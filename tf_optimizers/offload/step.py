@@ -13,7 +13,7 @@ from tf_optimizers.kernels.compiled import assign, read
 from tf_optimizers.kernels.moments import bias_correction, update_moments
 
 
-class Coefficients(NamedTuple):
+class AdamHyperparameters(NamedTuple):
     """The constants of a variable's step."""
 
     beta_1: float
@@ -32,7 +32,7 @@ def step_size(
 
 
 def adam(
-    coefficients: Coefficients,
+    hyperparameters: AdamHyperparameters,
     gradient: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
@@ -42,24 +42,26 @@ def adam(
     """Return what to subtract from the weight, the new m, and the new v.
 
     Args:
-        coefficients: Of the variable.
+        hyperparameters: Of the variable.
         gradient: Of the variable's shape, likewise `m`, `v` and `weight`.
         m: The first moment.
         v: The second moment.
         size: Scalar; see `step_size`.
         weight: Not looked at where it is not decayed.
     """
-    beta_1, epsilon = coefficients.beta_1, coefficients.epsilon
-    if coefficients.weight_decay:
-        gradient += coefficients.weight_decay * weight
-    m, v = update_moments(coefficients, gradient, m, v)
-    ahead = beta_1 * m + (1 - beta_1) * gradient if coefficients.nesterov else m
+    beta_1, epsilon = hyperparameters.beta_1, hyperparameters.epsilon
+    if hyperparameters.weight_decay:
+        gradient += hyperparameters.weight_decay * weight
+    m, v = update_moments(hyperparameters, gradient, m, v)
+    ahead = (
+        beta_1 * m + (1 - beta_1) * gradient if hyperparameters.nesterov else m
+    )
     # epsilon stands before the bias correction, which is part of `size`.
     return size * ahead / (tf.sqrt(v) + epsilon), m, v
 
 
 def update(
-    coefficients: Coefficients,
+    hyperparameters: AdamHyperparameters,
     m: tf.Tensor,
     v: tf.Tensor,
     gradient: tf.Tensor,
@@ -69,7 +71,7 @@ def update(
     """Return what to subtract from a weight that is elsewhere.
 
     Args:
-        coefficients: Of the variable.
+        hyperparameters: Of the variable.
         m: Resource handle, likewise `v`.
         v: The second moment.
         gradient: Dense, of the state's dtype.
@@ -77,14 +79,14 @@ def update(
         weight: The weight's value, if it is decayed.
     """
     old = read(m, gradient), read(v, gradient)
-    change, new_m, new_v = adam(coefficients, gradient, *old, size, weight)
+    change, new_m, new_v = adam(hyperparameters, gradient, *old, size, weight)
     assign(m, new_m)
     assign(v, new_v)
     return change
 
 
 def move(
-    coefficients: Coefficients,
+    hyperparameters: AdamHyperparameters,
     m: tf.Tensor,
     v: tf.Tensor,
     gradient: tf.Tensor,
@@ -93,11 +95,11 @@ def move(
 ) -> None:
     """Update in place the weight behind a handle of this device."""
     old = read(weight, gradient)
-    assign(weight, old - update(coefficients, m, v, gradient, size, old))
+    assign(weight, old - update(hyperparameters, m, v, gradient, size, old))
 
 
 def move_master(
-    coefficients: Coefficients,
+    hyperparameters: AdamHyperparameters,
     m: tf.Tensor,
     v: tf.Tensor,
     gradient: tf.Tensor,
@@ -107,6 +109,6 @@ def move_master(
 ) -> tf.Tensor:
     """Update the master weight of a variable; return its new, rounded value."""
     old = refreshed(read(master, gradient), value)
-    new = old - update(coefficients, m, v, gradient, size, old)
+    new = old - update(hyperparameters, m, v, gradient, size, old)
     assign(master, new)
     return tf.cast(new, value.dtype)
