@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
-from tf_optimizers.layerwise.step import Rule, momentum_direction
+from tf_optimizers.layerwise.step import momentum_direction
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -74,7 +74,7 @@ class Lamb(LayerwiseOptimizer):
         BERT in 76 minutes", arXiv:1904.00962, Algorithm 2.
     """
 
-    _rule = Rule((momentum_direction,))
+    _directions = (momentum_direction,)
 
     def __init__(
         self,

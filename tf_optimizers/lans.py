@@ -1,5 +1,6 @@
 """LANS: LAMB of normalised gradients, with Nesterov's momentum."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,17 +19,20 @@ from tf_optimizers.layerwise.step import (
 )
 
 
-def normalize(
-    hyperparameters: LayerwiseHyperparameters,
-    gradient: tf.Tensor,
-    norm: tf.Tensor,
-) -> tf.Tensor:
-    """Return the gradient over its norm, and 0 where that is 0, clipped."""
-    # A norm below the normal numbers has no finite inverse. NaN stays NaN.
-    inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
-    gradient = scaled(gradient, inverse)
-    limit = hyperparameters.clip_normalized_gradient
-    return gradient if limit is None else clip_elements(gradient, limit)
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    """Returns the gradient over its norm, and 0 where that is 0, clipped."""
+
+    limit: float | None = None
+
+    def __call__(self, gradient: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
+        """Return what `Rule.prepare` does."""
+        # A norm below the normal numbers has no finite inverse. NaN stays NaN.
+        inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
+        gradient = scaled(gradient, inverse)
+        if self.limit is None:
+            return gradient
+        return clip_elements(gradient, self.limit)
 
 
 def gradient_direction(
@@ -121,7 +125,7 @@ class LANS(LayerwiseOptimizer):
         Pretraining in 54 minutes", arXiv:2006.13484, Algorithm 2.
     """
 
-    _rule = Rule((momentum_direction, gradient_direction), normalize)
+    _directions = (momentum_direction, gradient_direction)
 
     def __init__(
         self,
@@ -161,12 +165,9 @@ class LANS(LayerwiseOptimizer):
             "clip_normalized_gradient": self.clip_normalized_gradient
         }
 
-    def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
-        return (
-            super()
-            ._hyperparameters(index)
-            ._replace(
-                shares=(self.beta_1, 1 - self.beta_1),
-                clip_normalized_gradient=self.clip_normalized_gradient,
-            )
+    def _rule(self) -> Rule:
+        return Rule(
+            self._directions,
+            shares=(self.beta_1, 1 - self.beta_1),
+            prepare=Normalize(self.clip_normalized_gradient),
         )

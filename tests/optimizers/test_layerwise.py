@@ -13,7 +13,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.lans import gradient_direction, normalize
+from tf_optimizers.lans import Normalize, gradient_direction
 from tf_optimizers.layerwise.step import (
     LayerwiseHyperparameters,
     bias_correction,
@@ -22,9 +22,7 @@ from tf_optimizers.layerwise.step import (
     update_moments,
 )
 
-HYPERPARAMETERS = LayerwiseHyperparameters(
-    0.9, 0.999, 1e-6, 0.05, shares=(1.0,)
-)
+HYPERPARAMETERS = LayerwiseHyperparameters(0.9, 0.999, 1e-6, 0.05)
 
 
 def tensors(count, seed=0):
@@ -75,13 +73,12 @@ def test_gradient_direction_matches_formula():
 
 def test_normalize_clips_after_it_normalizes():
     gradient = tf.constant([3.0, 4.0])
-    limited = HYPERPARAMETERS._replace(clip_normalized_gradient=0.7)
     norm = tf.constant(5.0)
     np.testing.assert_allclose(
-        normalize(HYPERPARAMETERS, gradient, norm), [0.6, 0.8], rtol=1e-6
+        Normalize()(gradient, norm), [0.6, 0.8], rtol=1e-6
     )
     np.testing.assert_allclose(
-        normalize(limited, gradient, norm), [0.6, 0.7], rtol=1e-6
+        Normalize(0.7)(gradient, norm), [0.6, 0.7], rtol=1e-6
     )
 
 
@@ -99,7 +96,7 @@ def test_lans_follows_a_gradient_that_float32_has_no_norm_for(scale):
 
 @pytest.mark.parametrize("norm", [0.0, 1e-39])
 def test_normalize_of_no_gradient_is_zero(norm):
-    result = normalize(HYPERPARAMETERS, tf.zeros([3]), tf.constant(norm))
+    result = Normalize()(tf.zeros([3]), tf.constant(norm))
     np.testing.assert_array_equal(result, np.zeros(3))
 
 

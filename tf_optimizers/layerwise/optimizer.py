@@ -17,6 +17,7 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.layerwise.step import (
+    Direction,
     LayerwiseHyperparameters,
     Rule,
     layerwise_step,
@@ -41,7 +42,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    _rule: Rule
+    _directions: tuple[Direction, ...]
 
     def __init__(
         self,
@@ -108,13 +109,15 @@ class LayerwiseOptimizer(DecayedOptimizer):
             "upper_bound": self.upper_bound,
         }
 
+    def _rule(self) -> Rule:
+        return Rule(self._directions)
+
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
         return LayerwiseHyperparameters(
             self.beta_1,
             self.beta_2,
             self.epsilon,
             self.weight_decay if self._decayed[index] else 0.0,
-            shares=(1.0,),
             lower_bound=self.lower_bound,
             upper_bound=self.upper_bound,
         )
@@ -136,7 +139,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
             layerwise_step,
             weight.shape,
             weight.dtype,
-            self._rule,
+            self._rule(),
             self._hyperparameters(index),
             self._adapted[index],
         )

@@ -23,28 +23,27 @@ Direction = Callable[..., tf.Tensor]
 
 
 class LayerwiseHyperparameters(NamedTuple):
-    """The constants of a variable's step; `shares` has one per direction."""
+    """The constants of a variable's step."""
 
     beta_1: float
     beta_2: float
     epsilon: float
     weight_decay: float
-    shares: tuple[float, ...]
     lower_bound: float | None = None
     upper_bound: float | None = None
-    clip_normalized_gradient: float | None = None
 
 
 class Rule(NamedTuple):
-    """What tells one layerwise optimizer from another: pure functions.
+    """What tells one layerwise optimizer from another; equal ones are one.
 
-    The step goes along each of `directions`. `prepare(hyperparameters,
-    gradient, norm)` returns the gradient to follow; None if that is itself.
-    It is elementwise, and called with blocks of the gradient, too; the norm is
-    float64.
+    The step goes along each of `directions`, by its share of the learning rate.
+    `prepare(gradient, norm)` returns the gradient to follow; None if that is
+    the gradient itself. It is elementwise, and called with blocks of the
+    gradient, too; the norm is float64.
     """
 
     directions: tuple[Direction, ...]
+    shares: tuple[float, ...] = (1.0,)
     prepare: Callable[..., tf.Tensor] | None = None
 
 
@@ -73,7 +72,7 @@ def layerwise_step(
         step: Scalar, counted from 1.
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
-    follow, w_norm = _gradient_to_follow(rule, hyperparameters, gradient, w)
+    follow, w_norm = _gradient_to_follow(rule, gradient, w)
     new_m, new_v = update_moments(
         hyperparameters, follow(gradient), old_m, old_v
     )
@@ -92,7 +91,7 @@ def layerwise_step(
         )
         rates = [learning_rate * tf.cast(ratio, w.dtype) for ratio in ratios]
     for direction, share, rate in zip(
-        directions(*state), hyperparameters.shares, rates, strict=True
+        directions(*state), rule.shares, rates, strict=True
     ):
         w -= rate * share * direction
     assign(m, new_m)
@@ -163,10 +162,7 @@ def inverse_denominator(
 
 
 def _gradient_to_follow(
-    rule: Rule,
-    hyperparameters: LayerwiseHyperparameters,
-    gradient: tf.Tensor,
-    w: tf.Tensor,
+    rule: Rule, gradient: tf.Tensor, w: tf.Tensor
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
     """Return what prepares a block of the gradient, and |w| if it is known."""
     prepare = rule.prepare
@@ -174,7 +170,7 @@ def _gradient_to_follow(
         return lambda block: block, None
     # Two norms cost hardly more than one.
     norm, w_norm = norms(lambda *blocks: blocks, gradient, w)
-    return lambda block: prepare(hyperparameters, block, norm), w_norm
+    return lambda block: prepare(block, norm), w_norm
 
 
 def _norms(
