@@ -14,14 +14,15 @@ from tf_optimizers._compat.keras import (
     strategy_of,
     variable_index,
 )
-from tf_optimizers.base.replicas import components
+from tf_optimizers.base.replicas import components, value_of
+from tf_optimizers.base.weight_decay import check_exclusions, check_weight_decay
 from tf_optimizers.checks import (
     check_boolean,
     check_decay_rate,
     check_epsilon,
 )
 from tf_optimizers.kernels.compiled import compiled
-from tf_optimizers.offload.host import value_of
+from tf_optimizers.offload.host import is_on_host
 from tf_optimizers.offload.memory_usage import Summary, bytes_by_device
 from tf_optimizers.offload.optimizer import HostOptimizer
 from tf_optimizers.offload.step import (
@@ -116,38 +117,34 @@ class AdamOffload(HostOptimizer):
         beta_2 = check_decay_rate("beta_2", beta_2)
         epsilon = check_epsilon("epsilon", epsilon)
         nesterov = check_boolean("nesterov", nesterov)
-        super().__init__(
-            learning_rate, weight_decay, exclude_from_weight_decay, **kwargs
-        )
+        exclusions = check_exclusions(exclude_from_weight_decay)
+        weight_decay = check_weight_decay(weight_decay)
+        super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
+        self._exclusions = exclusions
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.nesterov = nesterov
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable on the host, at least float32.
-
-        Patterns are matched here: under a strategy `_step_on_host` is handed
-        variables without a path.
-        """
+        """Create m and v of each variable on the host, at least float32."""
         if self.built:
             return
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-        self._decayed = tuple(map(self._is_decayed, variables))
 
-    def _step_size(
-        self, learning_rate: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Return the learning rate with the bias corrections in it."""
-        return step_size(self.beta_1, self.beta_2, learning_rate, step)
-
-    def _step_on_host(
-        self, gradient: tf.Tensor, variable: tf.Variable, size: tf.Tensor
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
     ) -> tf.Tensor | None:
-        """Update m and v, and the variable itself where that is possible."""
+        """Update m and v, and the variable itself where that is possible.
+
+        Args:
+            gradient: Dense, of the variable's shape and its state's dtype.
+            variable: A variable that the optimizer was built with.
+            learning_rate: Scalar, with the bias corrections in it.
+        """
         index = variable_index(self, variable)
         hyperparameters = self._hyperparameters(index)
 
@@ -157,16 +154,19 @@ class AdamOffload(HostOptimizer):
             )
             slots = self._momentums[index], self._velocities[index]
             handles = [slot.value.handle for slot in slots]
-            return function(*handles, gradient, size, *weights)
+            return function(*handles, gradient, learning_rate, *weights)
 
-        if self._is_on_host(variable):
+        if is_on_host(variable):
             return run(move, components(variable)[0].handle)
-        master = self._master_weight(variable)
+        master = self._masters[index]
         if master is not None:
             return run(move_master, master.handle, value_of(variable))
         if hyperparameters.weight_decay:
             return run(update, value_of(variable))
         return run(update)
+
+    def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return step_size(self.beta_1, self.beta_2, learning_rate, step)
 
     def memory_summary(self) -> Summary:
         """Return how many bytes are where, against `keras.optimizers.Adam`.
@@ -192,13 +192,12 @@ class AdamOffload(HostOptimizer):
             state += [average(self, v) for v in weights]
         if self.gradient_accumulation_steps:
             state += [accumulator(self, v) for v in weights]
-        masters = map(self._master_weight, weights)
         with strategy_of(self).scope():
             return bytes_by_device(
                 type(self).__name__,
                 weights,
                 [v for v in state if v is not None],
-                [v for v in masters if v is not None],
+                self._masters,
             )
 
     def get_config(self) -> dict[str, Any]:
@@ -208,6 +207,7 @@ class AdamOffload(HostOptimizer):
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
             "nesterov": self.nesterov,
+            "exclude_from_weight_decay": self._exclusions.as_patterns(),
         }
 
     def _hyperparameters(self, index: int) -> AdamHyperparameters:
@@ -216,5 +216,5 @@ class AdamOffload(HostOptimizer):
             self.beta_2,
             self.epsilon,
             self.nesterov,
-            self.weight_decay if self._decayed[index] else 0.0,
+            self._decay_of(index),
         )

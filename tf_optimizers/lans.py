@@ -147,14 +147,14 @@ class LANS(LayerwiseOptimizer):
             )
         super().__init__(
             learning_rate,
-            beta_1,
-            beta_2,
-            epsilon,
-            weight_decay,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            lower_bound,
-            upper_bound,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            exclude_from_weight_decay=exclude_from_weight_decay,
+            exclude_from_layer_adaptation=exclude_from_layer_adaptation,
+            lower_bound=lower_bound,
+            upper_bound=upper_bound,
             **kwargs,
         )
         self.clip_normalized_gradient = clip_normalized_gradient

@@ -326,7 +326,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_counter", "_first_key", "_worker_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked"),
-        *("_accumulate", "_overwrite_with_averages", "_shared_average"),
+        *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_apply_together", "_averages", "_is_first", "_variable"),
     }
     assert used - ours == private

@@ -1,50 +1,53 @@
 """Moving averages of the host, for what Keras does with them in private."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
-    OptimizerHooks,
-    average,
-    built_variables,
-    strategy_of,
-)
+from tf_optimizers._compat.keras import built_variables, strategy_of
+
+_Class = TypeVar("_Class", bound=type)
 
 
-class SharedAverages(OptimizerHooks):
-    """An optimizer whose moving averages are plain variables of the process.
+def shares_averages(optimizer_class: _Class) -> _Class:
+    """Decorate optimizers whose averages are plain variables of the process.
 
     `keras.callbacks.SwapEMAWeights` takes the averages from a private
     attribute and has the strategy update them, which asserts that they have a
     component per replica and lets every replica assign to its own.
     """
 
-    @property
-    def _model_variables_moving_average(self) -> list[Any]:
-        return list(map(self._shared_average, built_variables(self)))
-
-    @_model_variables_moving_average.setter
-    def _model_variables_moving_average(self, averages: list[Any]) -> None:
-        self._averages = averages
-
-    def _shared_average(self, variable: Any) -> Any:
-        own = average(self, variable)
-        if isinstance(variable, keras.Variable):
-            variable = variable.value
-        if own is None or not isinstance(
-            variable, tf.distribute.DistributedValues
-        ):
-            return own
-        # Here, for those without a strategy to do without the module.
-        from tensorflow.python.distribute import values
-
-        return values.MirroredVariable(
-            strategy_of(self),
-            [_Share(own, i == 0) for i in range(len(variable.values))],
-            tf.VariableAggregation.NONE,
+    def shown(optimizer: Any) -> list[Any]:
+        pairs = zip(
+            built_variables(optimizer), optimizer._averages, strict=True
         )
+        return [_shown(optimizer, *pair) for pair in pairs]
+
+    def keep(optimizer: Any, averages: list[Any]) -> None:
+        optimizer._averages = averages
+
+    owner: Any = optimizer_class
+    owner._model_variables_moving_average = property(shown, keep)
+    return optimizer_class
+
+
+def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
+    """Return an average with a component for each of its variable's."""
+    if isinstance(variable, keras.Variable):
+        variable = variable.value
+    if average is None or not isinstance(
+        variable, tf.distribute.DistributedValues
+    ):
+        return average
+    # Here, for those without a strategy to do without the module.
+    from tensorflow.python.distribute import values
+
+    return values.MirroredVariable(
+        strategy_of(optimizer),
+        [_Share(average.value, i == 0) for i in range(len(variable.values))],
+        tf.VariableAggregation.NONE,
+    )
 
 
 class _Share:

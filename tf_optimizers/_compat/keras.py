@@ -92,7 +92,7 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
     None for variables that are overwritten by their gradients (float8 scales).
     """
-    # Keras creates them in `build` and has no public accessor. `SharedAverages`
+    # Keras creates them in `build`, without an accessor. `shares_averages`
     # shows Keras others in their place.
     averages = getattr(optimizer, "_averages", None)
     if averages is None:

@@ -42,6 +42,8 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     (`MirroredStrategy`), and the replica itself for those that do not. Which
     of the two a strategy is has no public name.
     """
+    if tf.distribute.in_cross_replica_context():
+        return function(tf.distribute.get_strategy(), *args)
     return tf.__internal__.distribute.interim.maybe_merge_call(
         function, tf.distribute.get_strategy(), *args
     )

@@ -8,13 +8,20 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import (
-    accumulator,
+    OptimizerHooks,
     built_variables,
     is_overwritten,
-    micro_steps,
+    strategy_of,
+    variable_index,
+    variable_key,
 )
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
-from tf_optimizers._compat.replicas import switch_across_replicas
+from tf_optimizers._compat.replicas import (
+    call_across_replicas,
+    switch_across_replicas,
+)
+from tf_optimizers.base.accumulation import Accumulators
+from tf_optimizers.base.averages import assign_averages, update_averages
 from tf_optimizers.base.clipping import clip
 from tf_optimizers.base.gradients import (
     as_gradient,
@@ -24,24 +31,41 @@ from tf_optimizers.base.gradients import (
     densify,
     in_state_dtype,
 )
+from tf_optimizers.base.master_weights import MasterWeights, store_weight
 from tf_optimizers.base.precision import check_floating, state_dtype
-from tf_optimizers.base.replicas import backend_variable, update_each
-from tf_optimizers.base.weights import WeightKeeper
+from tf_optimizers.base.replicas import Replicas, backend_variable, update_each
+from tf_optimizers.base.weight_decay import Exclusions
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.distribute.same_optimizer import check_same_optimizer
 
 
-class Optimizer(WeightKeeper):
+class Optimizer(OptimizerHooks):
     """A Keras optimizer that clips, averages and rounds where it should.
 
     A replica's gradients flow through `apply` in this order:
 
-        check ─ cast to the state's dtype ─ unscale ─ accumulate ─ sum over
-        replicas ─ make dense ─ clip ─ `update_step` ─ average ─ constrain
+        check ─ `_cast` ─ (Keras: unscale) ─ `_accumulate` ─ `_update`
+                                                                │
+              ┌─────────────────────────────────────────────────┘
+              └─ `_exchange` ─ `_step`: `update_step` per variable
+                 ─ `_average` ─ (Keras: constrain)
 
-    Clipping follows the sum, so that N replicas compute what one replica
-    computes on the same global batch. The state of float16 and bfloat16
-    variables is float32, and so are the master weights they get.
+    `_exchange` returns what all replicas' gradients amount to: here their sum,
+    dense, then clipped, so that N replicas compute what one replica computes
+    on the same global batch. An optimizer replaces a stage, never the flow:
+
+        Lamb, LANS    `update_step`
+        DGCMomentum   what it exchanges, which it has clipped before
+        AdamOffload   `_accumulate`: its accumulators are those of all replicas,
+                      so `_exchange` comes before and clipping after it; `_step`
+                      is made on the host, once, and what it changes is sent
+
+    The state of float16 and bfloat16 variables is float32, and so are the
+    master weights they get. `_where` tells averages and accumulators where
+    they are: on every replica, or once on the host.
+
+    An optimizer whose own mathematics decays weights sets `_exclusions`; the
+    decoupled decay of `keras.optimizers.Optimizer` is never applied.
 
     Args:
         learning_rate: float >= 0 (also an int, NumPy scalar or 0-d tensor),
@@ -54,10 +78,16 @@ class Optimizer(WeightKeeper):
         super().__init__(
             learning_rate=check_learning_rate(learning_rate), **kwargs
         )
+        self._exclusions = Exclusions()
+        self._where: Any = Replicas()
         self._is_agreed = False
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create what every optimizer keeps of `variables`."""
+        """Create what every optimizer keeps of `variables`.
+
+        Patterns are matched here: under a strategy `update_step` is handed
+        variables without a path.
+        """
         if self.built:
             return
         for variable in variables:
@@ -65,7 +95,8 @@ class Optimizer(WeightKeeper):
                 check_floating(variable)
         agree_on_overflow()
         super().build(variables)
-        self._add_master_weights(variables)
+        self._masters = MasterWeights(self, variables)
+        self._decayed = tuple(map(self._is_decayed, variables))
 
     def add_variable(
         self,
@@ -80,6 +111,37 @@ class Optimizer(WeightKeeper):
         return super().add_variable(
             shape, initializer=initializer, dtype=dtype, **kwargs
         )
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[Any] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Exclude variables, beside those that the patterns exclude.
+
+        Unlike Keras's method of this name, what it excludes is part of the
+        config. Each call replaces what the one before said. Every replica may
+        make it.
+
+        Args:
+            var_list: Variables to exclude.
+            var_names: Regular expressions searched in `variable.name`.
+
+        Raises:
+            RuntimeError: If the optimizer is built already, with others.
+        """
+        exclusions = self._exclusions.with_call(
+            {variable_key(self, v): v for v in var_list or ()}, var_names
+        )
+        # In `strategy.run` the first replica builds before the next one calls.
+        if self.built and exclusions != self._exclusions:
+            raise RuntimeError(
+                "`exclude_from_weight_decay()` must be called before the "
+                "optimizer is built. Received a call after `build`. Call it "
+                "before the first `fit`, or pass `exclude_from_weight_decay` "
+                "to the constructor."
+            )
+        self._exclusions = exclusions
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, Any]]
@@ -142,34 +204,17 @@ class Optimizer(WeightKeeper):
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
         """Accumulate this replica's gradients, or update the variables."""
-        steps = self.gradient_accumulation_steps
-        if not steps:
+        if not self.gradient_accumulation_steps:
             self._update(gradients, variables)
             return
-        accumulators = [accumulator(self, variable) for variable in variables]
-
-        def accumulate(gradients: list[tf.Tensor]) -> None:
-            update_each(
-                accumulators,
-                lambda total, gradient: total.assign_add(gradient),
-                gradients,
-            )
+        accumulators = Accumulators(self, variables, self._where)
 
         def update(gradients: list[tf.Tensor]) -> None:
-            means = [
-                (total + gradient) / steps
-                for gradient, total in zip(gradients, accumulators, strict=True)
-            ]
-            self._update(means, variables)
-            update_each(
-                [accumulator(self, v) for v in built_variables(self)],
-                lambda total: total.assign(tf.zeros_like(total)),
-            )
+            self._update(accumulators.means(gradients), variables)
+            accumulators.clear()
 
         switch_across_replicas(
-            (micro_steps(self) + 1) % steps == 0,
-            [accumulate, update],
-            gradients,
+            accumulators.is_full, [accumulators.add, update], gradients
         )
 
     def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
@@ -204,5 +249,34 @@ class Optimizer(WeightKeeper):
             gradients,
             [learning_rate] * len(variables),
         )
+        self._average()
+
+    def _average(self) -> None:
+        """Let the moving averages follow the weights, and replace them."""
         if self.use_ema:
-            self._average()
+            call_across_replicas(
+                lambda _: update_averages(self, self._masters, self._where)
+            )
+
+    def _overwrite_with_averages(self, variables: list[Any]) -> None:
+        # Keras calls this after training, outside of the strategy's scope.
+        with strategy_of(self).scope():
+            assign_averages(
+                self, self._masters, map(backend_variable, variables)
+            )
+
+    def _full_precision(self, variable: tf.Variable) -> tf.Variable:
+        """Return a variable, or its component's up-to-date master weight."""
+        index = variable_index(self, variable)
+        return self._masters.full_precision(index, variable)
+
+    # Rounds what is assigned to that into a half-precision variable.
+    _store_weight = staticmethod(store_weight)
+
+    def _is_decayed(self, variable: Any) -> bool:
+        """Tell whether no pattern and no call excludes `variable`."""
+        return not self._exclusions.has(variable, variable_key(self, variable))
+
+    def _decay_of(self, index: int) -> float:
+        """Return the `weight_decay` of the variable at a position."""
+        return self.weight_decay if self._decayed[index] else 0.0

@@ -30,11 +30,6 @@ def check_floating(variable: Any) -> None:
         )
 
 
-def refresh_master_weight(master: tf.Variable, variable: tf.Variable) -> None:
-    """Let what was assigned to the variable from outside win."""
-    master.assign(refreshed(master.value(), variable.value()))
-
-
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return the master weight of a variable of this value.
 

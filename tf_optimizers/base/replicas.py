@@ -1,5 +1,6 @@
 """Variables of Keras or TensorFlow, and their copies on every device."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,13 @@ def local_rank(count: int) -> int:
     return tf.get_static_value(context.replica_id_in_sync_group) % count
 
 
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """Return the value of the first copy in this worker, read where it is."""
+    first = components(variable)[0]
+    with tf.device(first.device):
+        return first.value()
+
+
 def update_each(
     variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
 ) -> None:
@@ -67,3 +75,18 @@ def update_each(
             )
 
     call_across_replicas(update, *args)
+
+
+class Replicas:
+    """Where state is of which every replica has a component: by its weights."""
+
+    update_each = staticmethod(update_each)
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """Return the scope of computations on such state."""
+        return contextlib.nullcontext()
+
+    def once(self, key: str, function: Callable) -> Any:
+        """Call `function` once for each of its copies, here for all."""
+        del key
+        return function()

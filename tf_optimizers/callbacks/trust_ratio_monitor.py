@@ -6,10 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
-from tf_optimizers.base.replicas import backend_variable, path_of
+from tf_optimizers.base.replicas import path_of
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.kernels.norms import norm
-from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer, trust_ratio
+from tf_optimizers.layerwise.optimizer import (
+    LayerwiseOptimizer,
+    trust_ratio,
+    weight_of,
+)
 
 
 class TrustRatioMonitor(Monitor):
@@ -100,9 +104,4 @@ class TrustRatioMonitor(Monitor):
         ]
 
     def _weights(self) -> list[tf.Tensor]:
-        return [
-            tf.convert_to_tensor(
-                backend_variable(self.optimizer._master_weight(v) or v)
-            )
-            for v in self._variables()
-        ]
+        return [weight_of(self.optimizer, v) for v in self._variables()]

@@ -6,8 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import variable_index
+from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import backend_variable, local_component
-from tf_optimizers.base.weight_decay import DecayedOptimizer, is_match
+from tf_optimizers.base.weight_decay import (
+    check_exclusions,
+    check_weight_decay,
+    is_match,
+)
 from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
@@ -25,21 +30,12 @@ from tf_optimizers.layerwise.step import (
 )
 
 
-class LayerwiseOptimizer(DecayedOptimizer):
+class LayerwiseOptimizer(Optimizer):
     """Adam's moments, with steps in proportion to the norm of each variable.
 
     Args:
-        learning_rate: See `Optimizer`.
-        beta_1: float in [0, 1).
-        beta_2: float in [0, 1).
-        epsilon: float > 0.
-        weight_decay: float >= 0.
-        exclude_from_weight_decay: None or patterns; see `DecayedOptimizer`.
-        exclude_from_layer_adaptation: None or patterns of variables whose
-            trust ratio is 1; None means those that are not decayed.
-        lower_bound: None or float >= 0. Least norm of w in the trust ratio.
-        upper_bound: None or float > 0. Greatest norm of w in the trust ratio.
-        **kwargs: See `keras.optimizers.Optimizer`.
+        learning_rate: As of `Lamb` and `LANS`, like the rest.
+        **kwargs: See `Optimizer`.
     """
 
     _directions: tuple[Direction, ...]
@@ -47,6 +43,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
     def __init__(
         self,
         learning_rate: Any,
+        *,
         beta_1: float,
         beta_2: float,
         epsilon: float,
@@ -64,9 +61,10 @@ class LayerwiseOptimizer(DecayedOptimizer):
         patterns = check_patterns(
             "exclude_from_layer_adaptation", exclude_from_layer_adaptation
         )
-        super().__init__(
-            learning_rate, weight_decay, exclude_from_weight_decay, **kwargs
-        )
+        exclusions = check_exclusions(exclude_from_weight_decay)
+        weight_decay = check_weight_decay(weight_decay)
+        super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
+        self._exclusions = exclusions
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
@@ -75,18 +73,13 @@ class LayerwiseOptimizer(DecayedOptimizer):
         self.upper_bound = upper_bound
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable, in its shape and at least float32.
-
-        Patterns are matched here: under a strategy `update_step` is handed
-        variables without a path.
-        """
+        """Create m and v of each variable, in its shape, at least float32."""
         if self.built:
             return
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-        self._decayed = tuple(map(self._is_decayed, variables))
         self._adapted = tuple(map(self._is_adapted, variables))
 
     def _is_adapted(self, variable: Any) -> bool:
@@ -102,6 +95,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
+            "exclude_from_weight_decay": self._exclusions.as_patterns(),
             "exclude_from_layer_adaptation": None
             if patterns is None
             else list(patterns),
@@ -117,7 +111,7 @@ class LayerwiseOptimizer(DecayedOptimizer):
             self.beta_1,
             self.beta_2,
             self.epsilon,
-            self.weight_decay if self._decayed[index] else 0.0,
+            self._decay_of(index),
             lower_bound=self.lower_bound,
             upper_bound=self.upper_bound,
         )
@@ -182,6 +176,14 @@ def trust_ratio(
         tf.convert_to_tensor(optimizer._momentums[index]),
         tf.convert_to_tensor(optimizer._velocities[index]),
         tf.cast(optimizer.iterations, weight.dtype),
+    )
+
+
+def weight_of(optimizer: LayerwiseOptimizer, variable: Any) -> tf.Tensor:
+    """Return a weight in full precision, as the last step has left it."""
+    master = optimizer._masters[variable_index(optimizer, variable)]
+    return tf.convert_to_tensor(
+        backend_variable(variable) if master is None else master
     )
 
 

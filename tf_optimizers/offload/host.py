@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.replicas import in_xla, plain_variable
 from tf_optimizers.base.gradients import as_dense
+from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import components, local_rank
 
 # Of this worker process: job and task are those of the scope around it.
@@ -31,8 +32,8 @@ class HostGradient:
             return HostGradient(self.tensor / scale)
 
 
-class OncePerWorker:
-    """Lets one of a process's replicas work for all of them.
+class Host:
+    """Where state is that a worker has once, for all of its replicas.
 
     Where replicas merge to update variables, one thread runs anyway. Where
     they do not, each runs the same code; TensorFlow has them run in turn, into
@@ -40,11 +41,24 @@ class OncePerWorker:
     """
 
     def __init__(self) -> None:
-        self._results: dict[str, list[tf.Tensor]] = {}
+        self._results: dict[str, Any] = {}
 
-    def __call__(
-        self, key: str, function: Callable[[], list[tf.Tensor]]
-    ) -> list[tf.Tensor]:
+    def scope(self) -> contextlib.AbstractContextManager:
+        """Return the scope of computations on such state."""
+        return tf.device(HOST)
+
+    def update_each(
+        self,
+        variables: Sequence[tf.Variable],
+        function: Callable,
+        *args: Sequence[Any],
+    ) -> None:
+        """Call `function(variable, *values)` for each variable, here."""
+        with self.scope():
+            for variable, *values in zip(variables, *args, strict=True):
+                function(variable, *values)
+
+    def once(self, key: str, function: Callable) -> Any:
         """Return what `function` returns to this worker's first replica."""
         strategy = tf.distribute.get_strategy()
         if (
@@ -88,17 +102,20 @@ def variables_on_host() -> Iterator[None]:
         yield
 
 
-def value_of(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of this worker's first replica's copy."""
-    first = components(variable)[0]
-    with tf.device(first.device):
-        return first.value()
-
-
 def is_host(device: str) -> bool:
     """Tell the host from a device's full name."""
     place = tf.DeviceSpec.from_string(device)
     return (place.device_type, place.device_index) == ("CPU", 0)
+
+
+def is_on_host(variable: tf.Variable) -> bool:
+    """Tell whether a step can be made on the variable itself."""
+    copies = components(variable)
+    return (
+        len(copies) == 1
+        and is_host(copies[0].device)
+        and not is_half(variable.dtype)
+    )
 
 
 def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:

@@ -1,62 +1,71 @@
 """State and step on the host, once per worker process."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import (
-    accumulator,
-    built_variables,
-    is_overwritten,
-    micro_steps,
-)
+from tf_optimizers._compat.averages import shares_averages
+from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers._compat.replicas import call_across_replicas
+from tf_optimizers.base.accumulation import Accumulators
 from tf_optimizers.base.clipping import clip
 from tf_optimizers.base.gradients import in_state_dtype
+from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import is_half
-from tf_optimizers.base.replicas import backend_variable, components
+from tf_optimizers.base.replicas import backend_variable, update_each
 from tf_optimizers.offload.host import (
     HOST,
+    Host,
     HostGradient,
     check_not_compiled,
-    is_host,
+    is_on_host,
     on_host,
+    variables_on_host,
 )
-from tf_optimizers.offload.weights import HostKeeper
 
 
-class HostOptimizer(HostKeeper):
+@shares_averages
+class HostOptimizer(Optimizer):
     """An optimizer that steps on the host, once per worker process.
 
-    A step flows
+    Every variable of the size of a weight (slots, master weights, moving
+    averages, gradient accumulators) is one plain variable per process, on the
+    host. There is one accumulator for all replicas, so that a step flows
 
-        gradients, summed over replicas ─> host: accumulate ─ clip ─ step
-        ─> every replica's weights ─> host: average
+        `_cast` ─ (Keras: unscale) ─ `_exchange`
+        ─> host: accumulate ─ clip ─ `update_step`
+        ─> every replica's weights ─> host: `_average`
 
     with the last layer first, whose gradient is the first to be known.
 
     Args:
-        *args: See `DecayedOptimizer`.
-        **kwargs: See `DecayedOptimizer`.
+        learning_rate: See `Optimizer`.
+        **kwargs: See `Optimizer`.
     """
 
-    def _step_size(
-        self, learning_rate: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Return the scalar that `_step_on_host` is given in this step."""
-        raise NotImplementedError
+    def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
+        super().__init__(learning_rate, **kwargs)
+        self._where = Host()
 
-    def _step_on_host(
-        self, gradient: tf.Tensor, variable: tf.Variable, size: tf.Tensor
+    def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
+        """Add a variable to the host."""
+        # One for all replicas: what one reads is the whole, no share of it.
+        kwargs["aggregation"] = "only_first_replica"
+        with variables_on_host():
+            return super().add_variable(*args, **kwargs)
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
     ) -> tf.Tensor | None:
         """Update the state of a variable, and the variable if it is here.
 
         Args:
             gradient: Dense, of the variable's shape and its state's dtype.
             variable: A variable that the optimizer was built with.
-            size: What `_step_size` returned for this step.
+            learning_rate: What `_rate` returned for this step.
 
         Returns:
             None if `is_on_host`; the new value of a half-precision variable;
@@ -64,102 +73,90 @@ class HostOptimizer(HostKeeper):
         """
         raise NotImplementedError
 
-    def _is_on_host(self, variable: tf.Variable) -> bool:
-        """Tell whether the step can be made on the variable itself."""
-        copies = components(variable)
-        return (
-            len(copies) == 1
-            and is_host(copies[0].device)
-            and not is_half(variable.dtype)
-        )
+    def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Return the rate that `update_step` is given in this step."""
+        raise NotImplementedError
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
         """Send the gradients to the host, unless replicas exchange them."""
         check_not_compiled(type(self).__name__, variables)
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        if _replicas() > 1:
             return super()._cast(gradients, variables)
         return [
             gradient
             if gradient is None or is_overwritten(self, variable)
-            else self._send(gradient, variable)
+            else _send(gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
 
     def _accumulate(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Sum the gradients over replicas, and make one step of the sum."""
+        """Accumulate what all replicas' gradients amount to, or step."""
         variables = [backend_variable(variable) for variable in variables]
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            gradients = tf.distribute.get_replica_context().all_reduce(
+        step = (
+            self._accumulate_or_step
+            if self.gradient_accumulation_steps
+            else self._step
+        )
+        call_across_replicas(
+            lambda _, gradients: step(gradients, variables),
+            self._exchange(gradients, variables),
+        )
+
+    def _exchange(
+        self, gradients: list[Any], variables: list[tf.Variable]
+    ) -> list[Gradient]:
+        """Sum the gradients over replicas, still sparse and not clipped."""
+        if _replicas() > 1:
+            return tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, gradients
             )
-        else:
-            gradients = [gradient.tensor for gradient in gradients]
+        return [gradient.tensor for gradient in gradients]
 
-        def apply(strategy: Any, gradients: list[Gradient]) -> None:
-            del strategy
-            if self.gradient_accumulation_steps:
-                self._accumulate_on_host(gradients, variables)
-            else:
-                changes = self._once_per_worker(
-                    "step",
-                    lambda: self._changes(
-                        _hosted(gradients, variables), variables
-                    ),
-                )
-                self._finish(changes, variables)
-
-        call_across_replicas(apply, gradients)
-
-    def _send(self, gradient: Gradient, variable: Any) -> HostGradient:
-        gradient = on_host(gradient, variable)
-        with tf.device(HOST):
-            return HostGradient(*in_state_dtype([gradient], [variable]))
-
-    def _accumulate_on_host(
+    def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Add to the accumulators or, now and then, update the variables."""
-        steps = self.gradient_accumulation_steps
-        is_update = (micro_steps(self) + 1) % steps == 0
-        totals = [accumulator(self, variable) for variable in variables]
+        """Step on the host, and send what changes to every replica."""
+        changes = self._where.once(
+            "step",
+            lambda: self._changes(_hosted(gradients, variables), variables),
+        )
+        self._apply_changes(changes, variables)
+
+    def _accumulate_or_step(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Add to the accumulators or, now and then, make a step."""
+        accumulators = Accumulators(self, variables, self._where)
 
         def work() -> list[tf.Tensor]:
             hosted = _hosted(gradients, variables)
-            pairs = list(zip(totals, hosted, strict=True))
 
-            def update() -> list[tf.Tensor]:
-                with tf.device(HOST):
-                    means = [(total + new) / steps for total, new in pairs]
-                changes = self._changes(means, variables)
-                with tf.device(HOST):
-                    for variable in built_variables(self):
-                        total = accumulator(self, variable)
-                        total.assign(tf.zeros_like(total))
+            def step() -> list[tf.Tensor]:
+                changes = self._changes(accumulators.means(hosted), variables)
+                accumulators.clear()
                 return changes
 
             def accumulate() -> list[tf.Tensor]:
+                accumulators.add(hosted)
+                # Of the dtypes that a step returns, and of no size.
                 with tf.device(HOST):
-                    for total, new in pairs:
-                        total.assign_add(new)
-                    # Of the dtypes that an update returns, and of no size.
                     return [
-                        tf.zeros([0], variable.dtype)
-                        for variable in self._not_on_host(variables)
+                        tf.zeros([0], v.dtype) for v in _elsewhere(variables)
                     ]
 
             # The branches do not inherit the device, but what they take from
             # outside passes through it.
             with tf.device(HOST):
-                return tf.cond(is_update, update, accumulate)
+                return tf.cond(accumulators.is_full, step, accumulate)
 
         # Replicas get the tensors before they enter a graph of their own.
-        changes = self._once_per_worker("step", work)
+        changes = self._where.once("step", work)
         with tf.device(HOST):
             tf.cond(
-                is_update,
-                lambda: self._finish(changes, variables),
+                accumulators.is_full,
+                lambda: self._apply_changes(changes, variables),
                 lambda: None,
             )
 
@@ -174,43 +171,47 @@ class HostOptimizer(HostKeeper):
             gradients = clip(
                 gradients, self.clipnorm, self.global_clipnorm, self.clipvalue
             )
-            sizes = {
-                dtype: self._step_size(
-                    tf.cast(rate, dtype), tf.cast(step, dtype)
-                )
+            rates = {
+                dtype: self._rate(tf.cast(rate, dtype), tf.cast(step, dtype))
                 for dtype in {gradient.dtype for gradient in gradients}
             }
             pairs = zip(gradients, variables, strict=True)
             changes = [
-                self._step_on_host(gradient, variable, sizes[gradient.dtype])
+                self.update_step(gradient, variable, rates[gradient.dtype])
                 for gradient, variable in reversed(list(pairs))
             ]
         return [change for change in changes if change is not None]
 
-    def _finish(
+    def _apply_changes(
         self, changes: list[tf.Tensor], variables: list[tf.Variable]
     ) -> None:
         """Send the changes to every replica, and let the averages follow."""
-        extended = tf.distribute.get_strategy().extended
-        for variable, change in zip(
-            self._not_on_host(variables), changes, strict=True
-        ):
-            extended.update(variable, _store, args=(change,), group=False)
-        if self.use_ema:
-            self._average()
+        update_each(_elsewhere(variables), _store, changes)
+        self._average()
 
-    def _not_on_host(self, variables: list[tf.Variable]) -> list[tf.Variable]:
-        """Return those that changes are sent to, in the order of the step."""
-        return [v for v in reversed(variables) if not self._is_on_host(v)]
+
+def _replicas() -> int:
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def _send(gradient: Gradient, variable: Any) -> HostGradient:
+    gradient = on_host(gradient, variable)
+    with tf.device(HOST):
+        return HostGradient(*in_state_dtype([gradient], [variable]))
 
 
 def _hosted(
-    gradients: list[Gradient], variables: list[tf.Variable]
+    gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
 ) -> list[tf.Tensor]:
     return [
         on_host(gradient, variable)
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
+
+
+def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Return those that changes are sent to, in the order of the step."""
+    return [v for v in reversed(variables) if not is_on_host(v)]
 
 
 def _store(variable: tf.Variable, change: tf.Tensor) -> None:

@@ -1,0 +1,69 @@
+"""Float32 weights of half-precision variables, which are their rounding."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import is_overwritten
+from tf_optimizers.base.precision import is_half, refreshed
+from tf_optimizers.base.replicas import local_component, value_of
+
+
+class MasterWeights:
+    """The master weights that an optimizer keeps.
+
+    Args:
+        optimizer: Adds the variables.
+        variables: What it is built with.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self._weights = [
+            _add_master_weight(optimizer, variable) for variable in variables
+        ]
+
+    def __getitem__(self, index: int) -> tf.Variable | None:
+        """Return that of the variable at a position, if it has one."""
+        master = self._weights[index]
+        return None if master is None else master.value
+
+    def __iter__(self) -> Iterator[tf.Variable]:
+        """Return all there are."""
+        return (master.value for master in self._weights if master is not None)
+
+    def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
+        """Return `variable`, or its up-to-date master weight.
+
+        What is assigned to the result reaches a half-precision variable with
+        `store_weight`.
+
+        Args:
+            index: Position of the variable.
+            variable: The variable, or its component on this device.
+        """
+        master = self[index]
+        if master is None:
+            return variable
+        master = local_component(master, variable)
+        value = value_of(variable)
+        with tf.device(master.device):
+            master.assign(refreshed(master.value(), value))
+        return master
+
+
+def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
+    """Round the master weight into its variable, if it is one."""
+    if weight is not variable:
+        variable.assign(tf.cast(weight, variable.dtype))
+
+
+def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
+    if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
+        return None
+    return optimizer.add_variable_from_reference(
+        variable,
+        name="master_weight",
+        initializer=lambda shape, dtype: tf.cast(variable, dtype),
+    )
