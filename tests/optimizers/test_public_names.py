@@ -1,0 +1,72 @@
+"""What an optimizer shows beside Keras's names is what users are told of.
+
+Any other public name may be one of Keras's some day.
+"""
+
+import inspect
+
+import keras
+import pytest
+
+import tf_optimizers as tfo
+
+OPTIMIZERS = {
+    tfo.Lamb: (),
+    tfo.LANS: (),
+    tfo.AdamOffload: ("memory_summary",),
+    tfo.DGCMomentum: (
+        "communication_summary",
+        "compressed_variables",
+        "is_eligible",
+        "residuals",
+        "schedule",
+    ),
+}
+
+
+def public(thing):
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize(
+    ("optimizer", "methods"),
+    OPTIMIZERS.items(),
+    ids=[optimizer.__name__ for optimizer in OPTIMIZERS],
+)
+def test_public_names_are_keras_s_or_documented(optimizer, methods):
+    ours = optimizer(1e-3)
+    ours.build([keras.Variable([1.0])])
+    theirs = keras.optimizers.SGD(1e-3)
+    arguments = inspect.signature(optimizer).parameters
+    extra = public(ours) - public(keras.optimizers.Optimizer) - set(arguments)
+    # Set by its constructor, of its arguments.
+    extra -= {n for n in vars(theirs) if n in theirs.get_config()}
+    assert extra - {"built"} == set(methods)
+
+
+@pytest.mark.parametrize(
+    "optimizer", OPTIMIZERS, ids=[one.__name__ for one in OPTIMIZERS]
+)
+def test_at_most_four_classes_stand_above_keras_s(optimizer):
+    mro = optimizer.mro()
+    assert mro.index(keras.optimizers.Optimizer) <= 4
+
+
+@pytest.mark.parametrize(
+    "optimizer", OPTIMIZERS, ids=[one.__name__ for one in OPTIMIZERS]
+)
+def test_private_names_are_not_keras_s(optimizer):
+    """But for those that _compat/ replaces on purpose."""
+    ours, theirs = optimizer(1e-3), keras.optimizers.SGD(1e-3)
+    names = {
+        name
+        for one in optimizer.mro()
+        if one.__module__.startswith("tf_optimizers")
+        and not one.__module__.startswith("tf_optimizers._compat")
+        for name in vars(one)
+        if name.startswith("_") and not name.startswith("__")
+    }
+    names |= set(vars(ours)) - set(vars(theirs))
+    names.discard("_model_variables_moving_average")
+    assert not names & set(dir(theirs))
