@@ -49,6 +49,27 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     )
 
 
+def update_each(
+    variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
+) -> None:
+    """Call `function(component, *values)` for each component of each variable.
+
+    Args:
+        variables: Variables of the current strategy.
+        function: Called on the component's device.
+        *args: One sequence per further argument of `function`, with one
+            tensor per variable: this replica's.
+    """
+
+    def update(strategy: Any, *args: Any) -> None:
+        for variable, *values in zip(variables, *args, strict=True):
+            strategy.extended.update(
+                variable, function, args=tuple(values), group=False
+            )
+
+    call_across_replicas(update, *args)
+
+
 def switch_across_replicas(
     index: Any, functions: Sequence[Callable], gradients: list[Gradient]
 ) -> None:

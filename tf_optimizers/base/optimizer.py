@@ -19,6 +19,7 @@ from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers._compat.replicas import (
     call_across_replicas,
     switch_across_replicas,
+    update_each,
 )
 from tf_optimizers.base.accumulation import Accumulators
 from tf_optimizers.base.averages import assign_averages, update_averages
@@ -33,7 +34,7 @@ from tf_optimizers.base.gradients import (
 )
 from tf_optimizers.base.master_weights import MasterWeights, store_weight
 from tf_optimizers.base.precision import check_floating, state_dtype
-from tf_optimizers.base.replicas import Replicas, backend_variable, update_each
+from tf_optimizers.base.replicas import Replicas, backend_variable
 from tf_optimizers.base.weight_decay import Exclusions
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.distribute.same_optimizer import check_same_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import call_across_replicas
+from tf_optimizers._compat.replicas import update_each
 
 
 def backend_variable(variable: Any) -> tf.Variable:
@@ -54,27 +54,6 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
     first = components(variable)[0]
     with tf.device(first.device):
         return first.value()
-
-
-def update_each(
-    variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
-) -> None:
-    """Call `function(component, *values)` for each component of each variable.
-
-    Args:
-        variables: Variables of the current strategy.
-        function: Called on the component's device.
-        *args: One sequence per further argument of `function`, with one
-            tensor per variable: this replica's.
-    """
-
-    def update(strategy: Any, *args: Any) -> None:
-        for variable, *values in zip(variables, *args, strict=True):
-            strategy.extended.update(
-                variable, function, args=tuple(values), group=False
-            )
-
-    call_across_replicas(update, *args)
 
 
 class Replicas:

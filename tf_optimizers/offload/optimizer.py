@@ -9,13 +9,13 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.averages import shares_averages
 from tf_optimizers._compat.keras import is_overwritten
-from tf_optimizers._compat.replicas import call_across_replicas
+from tf_optimizers._compat.replicas import call_across_replicas, update_each
 from tf_optimizers.base.accumulation import Accumulators
 from tf_optimizers.base.clipping import clip
 from tf_optimizers.base.gradients import in_state_dtype
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import is_half
-from tf_optimizers.base.replicas import backend_variable, update_each
+from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.offload.host import (
     HOST,
     Host,
