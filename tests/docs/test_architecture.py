@@ -1,0 +1,121 @@
+"""The functions that docs/architecture.md names exist, and run in its order."""
+
+import ast
+import pathlib
+import re
+import sys
+import threading
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+ROOT = pathlib.Path(tfo.__file__).parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./(tf_optimizers/[\w/]+\.py)\)")
+
+# The most files that a reader should need to follow a gradient.
+FLOWS = {
+    "Lamb": (lambda: tfo.Lamb(0.1), 9),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 14),
+    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 10),
+}
+
+
+def links(text):
+    return [(path, name) for name, path in LINK.findall(text)]
+
+
+def steps(optimizer):
+    """Return the numbered functions of the flow of an optimizer."""
+    (section,) = re.findall(
+        rf"^### `{optimizer}`.*?(?=^##)", PAGE.read_text(), re.M | re.S
+    )
+    return [
+        link
+        for line in section.splitlines()
+        if re.match(r"\d+\. ", line)
+        for link in links(line)
+    ]
+
+
+def definitions(path):
+    """Return the first line of every class and function, by name."""
+    found = {}
+
+    def visit(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            inside = prefix
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+                inside = f"{prefix}{child.name}."
+                first = [*child.decorator_list, child][0]
+                found[inside[:-1]] = first.lineno
+            visit(child, inside)
+
+    visit(ast.parse((ROOT / path).read_text()), "")
+    return found
+
+
+def calls_of_a_step(make, strategy):
+    """Return (file, first line) of the functions called, in order."""
+    with strategy.scope():
+        # A shape that no other test compiles a kernel for.
+        weight = keras.Variable(tf.ones([7, 11, 13]))
+        optimizer = make()
+        optimizer.build([weight])
+
+    @tf.function(autograph=False)
+    def step():
+        gradient = tf.ones(weight.shape)
+        strategy.run(lambda: optimizer.apply([gradient], [weight]))
+
+    seen = {}
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and "tf_optimizers" in code.co_filename:
+            seen.setdefault((code.co_filename, code.co_firstlineno), None)
+
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        step.get_concrete_function()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return list(seen)
+
+
+@pytest.mark.parametrize("path, name", sorted(set(links(PAGE.read_text()))))
+def test_what_the_page_names_exists(path, name):
+    assert name in definitions(path)
+
+
+@pytest.mark.parametrize("optimizer", FLOWS)
+def test_flow_is_followed_through_few_files(optimizer):
+    limit = FLOWS[optimizer][1]
+    assert 5 < len({path for path, _ in steps(optimizer)}) <= limit
+
+
+@pytest.mark.parametrize("optimizer", FLOWS)
+def test_flow_is_what_a_step_runs(optimizer, request):
+    if optimizer == "DGCMomentum":
+        strategy = tfo.SparseMultiWorkerMirroredStrategy()
+        assert strategy.num_replicas_in_sync == 2
+    else:
+        strategy = tf.distribute.get_strategy()
+    called = calls_of_a_step(FLOWS[optimizer][0], strategy)
+    listed = [
+        (str(ROOT / path), definitions(path)[name])
+        for path, name in steps(optimizer)
+    ]
+    missing = [place for place in listed if place not in called]
+    assert not missing
+    order = [called.index(place) for place in listed]
+    assert order == sorted(order)
+
+
+def test_page_is_short():
+    assert len(PAGE.read_text().splitlines()) <= 100
