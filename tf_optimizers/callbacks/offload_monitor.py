@@ -33,15 +33,15 @@ class OffloadMonitor(Monitor):
     optimizers = (AdamOffload,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes of each place, and of their parts."""
-        places = self.optimizer.memory_summary()["AdamOffload"]
+        """Return the bytes of each device, and of their parts."""
+        devices = self.optimizer.memory_summary()["AdamOffload"]
         figures = {
-            f"{place}_bytes": sum(parts.values())
-            for place, parts in places.items()
+            f"{device}_bytes": sum(parts.values())
+            for device, parts in devices.items()
         }
         details = {
-            f"{place}_bytes/{part}": size
-            for place, parts in places.items()
+            f"{device}_bytes/{part}": size
+            for device, parts in devices.items()
             for part, size in parts.items()
         }
         return figures, details

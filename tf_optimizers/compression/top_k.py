@@ -151,6 +151,6 @@ def _cut(candidates: tf.Tensor, magnitude: tf.Tensor, k: int) -> tf.Tensor:
     last = _largest(magnitude, k)
     above = magnitude > last
     tied = magnitude == last
-    room = k - tf.math.count_nonzero(above, dtype=tf.int32)
-    fits = tf.cumsum(tf.cast(tied, tf.int32)) <= room
+    left = k - tf.math.count_nonzero(above, dtype=tf.int32)
+    fits = tf.cumsum(tf.cast(tied, tf.int32)) <= left
     return tf.boolean_mask(candidates, above | (tied & fits))

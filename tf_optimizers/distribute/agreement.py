@@ -88,7 +88,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     prefix = f"tf_optimizers/{serial}"
     store.write(f"{prefix}/{worker}", note)
 
-    def hear(who: str, key: str, other: int, until: float) -> str | None:
+    def wait_for(who: str, key: str, other: int, until: float) -> str | None:
         return _wait(
             f"Waiting for {who} to come to {purpose}",
             lambda seconds: store.read(f"{prefix}/{key}", seconds),
@@ -99,17 +99,17 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     until = time.monotonic() + timeout
     if worker == 0:
         notes = [
-            hear(f"worker {other}", str(other), other, until)
+            wait_for(f"worker {other}", str(other), other, until)
             for other in range(len(tasks))
         ]
         store.write(f"{prefix}/all", json.dumps(notes))
         if serial:  # Who has come here has read all that was before.
             store.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    if hear("worker 0", "0", 0, until) is None:
+    if wait_for("worker 0", "0", 0, until) is None:
         return [None]
     until = time.monotonic() + timeout + _LISTENING_SECONDS
-    told = hear("all workers", "all", 0, until)
+    told = wait_for("all workers", "all", 0, until)
     return [None] if told is None else json.loads(told)
 
 

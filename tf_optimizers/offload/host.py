@@ -104,8 +104,8 @@ def variables_on_host() -> Iterator[None]:
 
 def is_host(device: str) -> bool:
     """Tell the host from a device's full name."""
-    place = tf.DeviceSpec.from_string(device)
-    return (place.device_type, place.device_index) == ("CPU", 0)
+    spec = tf.DeviceSpec.from_string(device)
+    return (spec.device_type, spec.device_index) == ("CPU", 0)
 
 
 def is_on_host(variable: tf.Variable) -> bool:

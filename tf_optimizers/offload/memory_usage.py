@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tf_optimizers.base.replicas import components
 from tf_optimizers.offload.host import is_host
 
@@ -22,37 +20,31 @@ def bytes_by_device(
     Beside `name`, who is `keras.optimizers.Adam`: its moments have the dtype
     of the weights, of which there are two wherever there is a weight.
     """
-    placed = _by_place(weights)
-    moments = {place: 2 * size for place, size in placed.items()}
-    nothing = dict.fromkeys(placed, 0)
+    weight_bytes = _by_device(weights)
+    mine = _by_device(state), _by_device(master_weights)
+    moments = {device: 2 * size for device, size in weight_bytes.items()}
+    nothing = dict.fromkeys(weight_bytes, 0)
     return {
-        name: _table(placed, _by_place(state), _by_place(master_weights)),
-        "keras.optimizers.Adam": _table(placed, moments, nothing),
-    }
-
-
-def _table(
-    weights: dict[str, int], state: dict[str, int], masters: dict[str, int]
-) -> dict[str, dict[str, int]]:
-    return {
-        place: {
-            "weights": weights[place],
-            "state": state[place],
-            "master_weights": masters[place],
+        optimizer: {
+            device: {
+                "weights": weight_bytes[device],
+                "state": slots[device],
+                "master_weights": masters[device],
+            }
+            for device in weight_bytes
         }
-        for place in weights
+        for optimizer, (slots, masters) in {
+            name: mine,
+            "keras.optimizers.Adam": (moments, nothing),
+        }.items()
     }
 
 
-def _by_place(variables: Iterable[Any]) -> dict[str, int]:
+def _by_device(variables: Iterable[Any]) -> dict[str, int]:
     """Return the bytes of all copies on the host, and of those elsewhere."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
-        for component in components(variable):
-            place = "host" if is_host(component.device) else "device"
-            sizes[place] += _size(component)
+        for copy in components(variable):
+            device = "host" if is_host(copy.device) else "device"
+            sizes[device] += copy.shape.num_elements() * copy.dtype.size
     return sizes
-
-
-def _size(variable: tf.Variable) -> int:
-    return variable.shape.num_elements() * variable.dtype.size
