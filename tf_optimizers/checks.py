@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,13 +17,9 @@ def check_number(
     name: str,
     value: Any,
     rule: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    low_open: bool = False,
-    high_open: bool = False,
+    is_right: Callable[[float], bool],
 ) -> float:
-    """Return `value` as a float, or raise with `rule` in the message."""
+    """Return `value` as a finite float that keeps a rule, or raise with it."""
     message = f"`{name}` must be {rule}. Received: {name}={value!r}."
     if isinstance(value, (bool, np.bool_)) or not _is_scalar(value):
         raise TypeError(message)
@@ -31,30 +27,24 @@ def check_number(
         number = float(value)
     except OverflowError:  # of an int, which has no infinity
         number = math.inf
-    above = number > low if low_open else number >= low
-    below = number < high if high_open else number <= high
-    if not (above and below and math.isfinite(number)):
+    if not (math.isfinite(number) and is_right(number)):
         raise ValueError(message)
     return number
 
 
 def check_non_negative(name: str, value: Any) -> float:
     """Return `value` as a finite float >= 0."""
-    return check_number(name, value, "a finite number >= 0", low=0.0)
+    return check_number(name, value, "a finite number >= 0", lambda x: x >= 0)
 
 
 def check_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float > 0."""
-    return check_number(
-        name, value, "a finite number > 0", low=0.0, low_open=True
-    )
+    return check_number(name, value, "a finite number > 0", lambda x: x > 0)
 
 
 def check_decay_rate(name: str, value: Any) -> float:
     """Return `value` as a float in [0, 1)."""
-    return check_number(
-        name, value, "a number in [0, 1)", low=0.0, high=1.0, high_open=True
-    )
+    return check_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def check_epsilon(name: str, value: Any) -> float:
@@ -63,7 +53,7 @@ def check_epsilon(name: str, value: Any) -> float:
         name,
         value,
         f"a number > 0 that float32 can hold (at least {TINY:.4g})",
-        low=TINY,
+        lambda x: x >= TINY,
     )
 
 
@@ -148,7 +138,7 @@ def check_learning_rate(value: Any) -> Any:
         "learning_rate",
         value,
         "a finite number >= 0, a `LearningRateSchedule` or a callable",
-        low=0.0,
+        lambda x: x >= 0,
     )
 
 
@@ -179,8 +169,7 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
             "ema_momentum",
             arguments["ema_momentum"],
             "a number in [0, 1]",
-            low=0.0,
-            high=1.0,
+            lambda x: 0 <= x <= 1,
         )
     if not isinstance(arguments.get("name"), (str, type(None))):
         raise TypeError(

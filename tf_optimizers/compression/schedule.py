@@ -70,9 +70,7 @@ def _check_sparsity(value: Any) -> tuple[float, ...]:
             f"sparsity[{i}]",
             share,
             "a number in [0, 1)",
-            low=0.0,
-            high=1.0,
-            high_open=True,
+            lambda x: 0 <= x < 1,
         )
         for i, share in enumerate(value)
     )
