@@ -4,31 +4,22 @@ import argparse
 import functools
 import math
 import os
-import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from tf_optimizers.launch.command import (
     USAGE,
     problem_of_command,
     problem_of_environment,
 )
-from tf_optimizers.launch.group import launch
+from tf_optimizers.launch.group import launch, reserve_addresses
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the workers to their end; return the exit code."""
     open_standard_streams()
-    options = parse(sys.argv[1:] if arguments is None else arguments)
-    return launch(
-        options.command,
-        workers=options.workers,
-        devices=options.devices_per_worker,
-        host=options.host,
-        grace_period=options.grace_period,
-        max_restarts=options.max_restarts,
-        restart_pause=options.restart_pause,
-    )
+    return launch(**vars(parse(sys.argv[1:])))
 
 
 def open_standard_streams() -> None:
@@ -152,10 +143,8 @@ def _seconds(text: str) -> float:
 
 def _host(text: str) -> str:
     try:
-        found = socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
+        with ExitStack() as stack:
+            reserve_addresses(text, 1, stack)
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(
             f"must be an address of this machine. Received: {text} ({error}). "

@@ -32,10 +32,10 @@ class Failure(NamedTuple):
 
 
 def launch(
-    command: Sequence[str],
     *,
+    command: Sequence[str],
     workers: int,
-    devices: int,
+    devices_per_worker: int,
     host: str,
     grace_period: float,
     max_restarts: int,
@@ -64,7 +64,7 @@ def launch(
                     for index, worker in enumerate(group):
                         stack.callback(worker.end)
                         worker.start(
-                            [str(devices), *command],
+                            [str(devices_per_worker), *command],
                             environment(addresses, index) | counted,
                         )
                 # Too many files are open, or too many threads started.
@@ -128,8 +128,7 @@ def follow(
 ) -> Failure | None:
     """Watch the workers until they end, or a second request to end comes.
 
-    Returns:
-        What has stopped them, or None if they ended by themselves.
+    Return what has stopped them, or None if they ended by themselves.
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):

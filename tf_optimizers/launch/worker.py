@@ -56,12 +56,6 @@ class Worker:
 
     Its life: started; ended, when `exit_code` is known; gone, when nobody is
     left in its group; done, when its output is written.
-
-    Args:
-        index: its number in the cluster.
-        grace_period: seconds from the request to end to SIGKILL.
-        watchdog: kills the group if the launcher cannot.
-        output: where its stdout and stderr go.
     """
 
     def __init__(
@@ -83,12 +77,7 @@ class Worker:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        """Start the process; `end` ends it, also if not all of this succeeds.
-
-        Args:
-            arguments: of `child.work`, the lifeline left out.
-            environment: of the process.
-        """
+        """Run `child.work`; `end` ends it, also if not all of this succeeds."""
         lifeline = self._watchdog.lifeline
         self._process = subprocess.Popen(
             [sys.executable, CHILD, "work", str(lifeline), *arguments],
