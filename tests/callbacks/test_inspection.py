@@ -17,7 +17,7 @@ from backups import (
     make_model,
 )
 
-from tf_optimizers.callbacks.inspection import Inspection
+from tf_optimizers.callbacks.inspection import find_not_finite
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.distribute.workers import Workers
 
@@ -119,13 +119,13 @@ def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
 def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
     model = make_model(OPTIMIZERS["lamb"])
     state, workers = State(model), Workers(NONE)
-    inspection = Inspection(state, workers)
-    assert inspection.not_finite(state.values()) is None
+    assert find_not_finite(state, state.values(), workers) is None
     monkeypatch.setattr(workers, "gather", lambda mine: [mine, 3, 2])
     expected = state.sections["lasting"][2].path
-    assert inspection.not_finite(state.values()) == expected
+    assert find_not_finite(state, state.values(), workers) == expected
     model.variables[1].assign(model.variables[1] * np.nan)
-    assert inspection.not_finite(state.values()) == model.variables[1].path
+    found = find_not_finite(state, state.values(), workers)
+    assert found == model.variables[1].path
 
 
 def test_weights_that_parted_are_not_backed_up(tmp_path, mirrored):

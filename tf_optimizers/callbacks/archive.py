@@ -14,9 +14,14 @@ import numpy as np
 
 from tf_optimizers._compat.keras import global_seed, set_global_seed
 from tf_optimizers.callbacks.files import DamagedError, Folder
-from tf_optimizers.callbacks.inspection import Inspection
+from tf_optimizers.callbacks.inspection import (
+    check_finite,
+    check_weights,
+    find_alike,
+    find_not_finite,
+)
 from tf_optimizers.callbacks.reader import Reader
-from tf_optimizers.callbacks.state import State, shares
+from tf_optimizers.callbacks.state import State, Values, shares
 from tf_optimizers.distribute.workers import Workers
 
 # What happens to files; anything else is a bug.
@@ -24,30 +29,19 @@ _TROUBLE = (OSError, DamagedError)
 
 
 class Archive:
-    """The backups of one training.
+    """The newest backups of one training, so many as are to be kept.
 
     All workers must call the same methods in the same order.
-
-    Args:
-        folder: Where they are.
-        state: What they are of.
-        workers: Those of the model's strategy.
-        backups: How many to keep.
     """
 
     def __init__(
-        self,
-        folder: Folder,
-        state: State,
-        workers: Workers,
-        backups: int,
+        self, folder: Folder, state: State, workers: Workers, backups: int
     ) -> None:
         self._folder = folder
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # generations, the newest first
         self._workers = workers
-        self._inspection = Inspection(state, workers)
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder, and can write there."""
@@ -67,15 +61,11 @@ class Archive:
             )
 
     def save(self, position: dict[str, int]) -> None:
-        """Write a backup, then let it replace those before.
-
-        Args:
-            position: Where the training is, for `newest` to return.
-        """
+        """Write a backup, then let it replace those before."""
         values = self._state.values()
-        self._inspection.check_finite(values)
-        alike = self._inspection.alike(values)
-        self._inspection.check_weights(alike)
+        check_finite(self._state, values, self._workers)
+        alike = find_alike(values, self._workers)
+        check_weights(self._state, alike)
         told = self._workers.gather(
             [self._folder.next_generation(), global_seed()]
         )
@@ -102,9 +92,9 @@ class Archive:
         (generations, *_) = self._workers.gather(self._folder.generations())
         damage: list[str] = []
         for generation in generations:
-            errors = self._workers.attempt(
-                functools.partial(self._verify, generation), _TROUBLE
-            )[1]
+            _, errors = self._attempt(
+                functools.partial(self._verify, generation)
+            )
             if not errors:
                 self._whole = [generation]
                 if damage and self._workers.is_first:
@@ -159,7 +149,8 @@ class Archive:
         No worker needs them any more when all have come here. Returns whether
         that is the end.
         """
-        path = self._inspection.not_finite(self._state.values())
+        values = self._state.values()
+        path = find_not_finite(self._state, values, self._workers)
         is_kept = path is not None and bool(self._whole)
         if self._workers.is_first and is_kept:
             warnings.warn(
@@ -174,9 +165,7 @@ class Archive:
             self._folder.keep([])
         return not is_kept
 
-    def _own(
-        self, values: dict[str, list[np.ndarray]], alike: set[str]
-    ) -> dict[str, np.ndarray]:
+    def _own(self, values: Values, alike: set[str]) -> dict[str, np.ndarray]:
         """Return what this worker has to write."""
         arrays: dict[str, np.ndarray] = {}
         for name, parts in values.items():
@@ -204,7 +193,7 @@ class Archive:
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
         """Return what `action` returns on each worker, or raise on all."""
-        results, errors = self._workers.attempt(action, _TROUBLE)
+        results, errors = self._attempt(action)
         if errors:
             raise RuntimeError(
                 "All workers must be able to write to `backup_dir`. Received: "
@@ -212,3 +201,18 @@ class Archive:
                 "to it, and start again."
             )
         return results
+
+    def _attempt(
+        self, action: Callable[[], Any]
+    ) -> tuple[list[Any], list[str]]:
+        """Return the results of an action on all workers, and its errors."""
+        result, error = None, None
+        try:
+            result = action()
+        except _TROUBLE as caught:
+            error = f"{caught} (worker {self._workers.index})"
+        outcomes = self._workers.gather([result, error])
+        return (
+            [result for result, _ in outcomes],
+            [error for _, error in outcomes if error is not None],
+        )

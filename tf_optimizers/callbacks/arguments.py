@@ -3,8 +3,6 @@
 import os
 from typing import Any
 
-import numpy as np
-
 from tf_optimizers.checks import check_integer
 
 
@@ -27,12 +25,13 @@ def check_frequency(value: Any) -> str | int:
     """Return a number of batches, or "epoch"."""
     if value == "epoch":
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    try:
+        return check_integer("save_freq", value, 1)
+    except TypeError:
         raise TypeError(
             '`save_freq` must be "epoch" or an integer >= 1. '
             f"Received: save_freq={value!r}."
-        )
-    return check_integer("save_freq", value, 1)
+        ) from None
 
 
 def check_name(value: Any) -> str | None:

@@ -140,7 +140,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 model.optimizer.build(model.trainable_variables)
         state = State(model)
         self._workers = Workers(model.distribute_strategy)
-        folder = Folder(self.backup_dir, self.name or self._default_name)
+        ended = _ENDED[os.path.realpath(self.backup_dir)]
+        folder = Folder(self.backup_dir, self.name or f"fit {ended + 1}")
         backups = 2 if self.double_checkpoint else 1
         self._archive = Archive(folder, state, self._workers, backups)
         self._archive.check_shared()
@@ -222,10 +223,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Let the next `fit` start where it is told to."""
         cancel_undoing(self.model)
         start_at_epoch(self.model, None)
-
-    @property
-    def _default_name(self) -> str:
-        return f"fit {_ENDED[os.path.realpath(self.backup_dir)] + 1}"
 
     def _warn_of_others(self, folder: Folder) -> None:
         """Say that backups are there, unless the user tells them apart."""

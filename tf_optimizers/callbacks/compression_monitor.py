@@ -63,11 +63,12 @@ class CompressionMonitor(Monitor):
         held = squares = moved = 0.0
         if weights:
             held, squares, moved = map(float, self._measure(weights))
+        age = held and (held * rate / moved if moved else math.inf)
         figures = {
             "sparsity": summary["sparsity"],
             "sent_bytes": summary["total"]["sent_bytes"],
             "residual_norm": squares**0.5,
-            "residual_age": held and _ratio(held * rate, moved),
+            "residual_age": age,
         }
         return figures, {}
 
@@ -103,7 +104,3 @@ class CompressionMonitor(Monitor):
             i: tf.convert_to_tensor(backend_variable(variables[i]))
             for i in optimizer._compressor.compressed
         }
-
-
-def _ratio(dividend: float, divisor: float) -> float:
-    return dividend / divisor if divisor else math.inf

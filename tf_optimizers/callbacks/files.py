@@ -32,12 +32,7 @@ class DamagedError(Exception):
 
 
 class Folder:
-    """A folder of a run's backups, which may hold other files too.
-
-    Args:
-        path: Created when it is needed.
-        name: Of the run.
-    """
+    """A folder of a run's backups, made when needed, maybe of others' too."""
 
     def __init__(self, path: str, name: str = "") -> None:
         self.path = Path(path)
@@ -69,13 +64,7 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Let a generation exist, all parts of which are written.
-
-        Args:
-            generation: Its number.
-            content: What JSON can hold; `content["parts"]` are the digests by
-                worker.
-        """
+        """Let a generation exist; `content["parts"]` are its digests."""
         for worker in range(len(content["parts"])):
             if not self._part(generation, worker).exists():
                 raise FileNotFoundError(

@@ -19,21 +19,8 @@ class Monitor(keras.callbacks.Callback):
     `log_dir`, by optimizer step and with the details. Under several workers
     all measure, at the same steps, and the first one writes.
 
-    Subclasses name the `optimizers` they are for, and implement `before_step`
-    and `after_step`.
-
-    Args:
-        every: int >= 1. Calls of the training step, of which one is measured.
-            Defaults to `50`.
-        log_dir: None, or the path of TensorBoard's folder.
-            Defaults to `None`.
-
-    Raises:
-        ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument is of the wrong kind; in `fit`, if the
-            optimizer is of another class.
-        ValueError: If `every` is out of range; in `fit`, with
-            `steps_per_execution` other than 1.
+    Subclasses name the `optimizers` they are for, implement `before_step` and
+    `after_step`, and tell users of the arguments and errors.
     """
 
     optimizers: tuple[type, ...]
@@ -62,11 +49,7 @@ class Monitor(keras.callbacks.Callback):
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return figures for the logs, and details for TensorBoard.
-
-        Args:
-            before: What `before_step` returned.
-        """
+        """Return figures for the logs, and details for TensorBoard."""
         raise NotImplementedError
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

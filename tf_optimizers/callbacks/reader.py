@@ -1,5 +1,6 @@
 """The values of a backup, by variable and replica."""
 
+import functools
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,27 +25,22 @@ class Reader:
     def __init__(
         self, folder: Folder, content: dict[str, Any], files: ExitStack
     ) -> None:
-        self._folder = folder
         self._content = content
-        self._files = files
         self._alike = set(content["alike"])
         workers = len(content["parts"])
         self.layout = (workers, content["replicas"] // workers)
-        self._open: dict[int, Any] = {}
+        self._open = functools.cache(
+            lambda worker: files.enter_context(
+                folder.open_part(content["generation"], worker)
+            )
+        )
 
     def read(self, section: str, number: int, replica: int) -> np.ndarray:
         """Return the value that a variable had on a replica."""
         dtype, shape, _ = self._content["sections"][section][number]
-        name, part = f"{section}.{number}", 0
+        name, worker = f"{section}.{number}", 0
         if name not in self._alike:
-            part, local_rank = divmod(replica, self.layout[1])
+            worker, local_rank = divmod(replica, self.layout[1])
             name = f"{name}.{local_rank}"
-        raw = self._part(part)[name]
+        raw = self._open(worker)[name]
         return raw.view(tf.as_dtype(dtype).as_numpy_dtype).reshape(shape)
-
-    def _part(self, worker: int) -> Any:
-        if worker not in self._open:
-            self._open[worker] = self._files.enter_context(
-                self._folder.open_part(self._content["generation"], worker)
-            )
-        return self._open[worker]

@@ -32,12 +32,8 @@ class Skip:
     """A model's train function that draws batches without training on them.
 
     It gives its place back after the last of them, when it is told to end, and
-    before anything else trains.
-
-    Args:
-        model: Whose train function it becomes.
-        batches: How many to draw.
-        restore_metrics: Sets the metrics to what these batches left behind.
+    before anything else trains. `restore_metrics` sets the metrics to what
+    these batches have left behind.
     """
 
     def __init__(

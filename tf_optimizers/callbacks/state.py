@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from tf_optimizers.base.replicas import backend_variable
 
+# What a process has of every variable, by name.
+Values: TypeAlias = dict[str, list[np.ndarray]]
+
 
 class State:
-    """The variables of a model, its optimizer and its metrics.
-
-    Args:
-        model: Built and compiled, as is its optimizer.
-    """
+    """The variables of a built model, its optimizer and its metrics."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
@@ -41,7 +40,7 @@ class State:
             backend_variable(variable)
         )
 
-    def values(self) -> dict[str, list[np.ndarray]]:
+    def values(self) -> Values:
         """Return what this process has of every variable, by name."""
         return {
             f"{section}.{i}": self._values_of(variable)
@@ -58,15 +57,10 @@ class State:
             and not _are(np.isfinite, self._values_of(variable))
         }
 
-    def first_not_finite(
-        self, values: dict[str, list[np.ndarray]]
-    ) -> int | None:
+    def first_not_finite(self, values: Values) -> int | None:
         """Return the number of a lasting variable that nobody wants back.
 
         Metrics may be anything.
-
-        Args:
-            values: What `values` has returned.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite

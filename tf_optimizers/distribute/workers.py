@@ -1,6 +1,5 @@
 """What worker processes tell each other between steps."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -44,12 +43,9 @@ class Workers:
         return self.index == 0
 
     def gather(self, statement: Any) -> list[Any]:
-        """Return the statements of all workers, by worker.
+        """Return what all workers say, which JSON can hold, by worker.
 
         Every worker must call this equally often, in the same order.
-
-        Args:
-            statement: What JSON can hold.
         """
         if self.count == 1:
             return [statement]
@@ -58,26 +54,4 @@ class Workers:
             "a backup",
             statement,
             "Pass `BackupAndRestore` to `fit` on every worker.",
-        )
-
-    def attempt(
-        self,
-        action: Callable[[], Any],
-        expected: tuple[type[Exception], ...],
-    ) -> tuple[list[Any], list[str]]:
-        """Return the results of an action on all workers, and its errors.
-
-        Args:
-            action: Called on each worker; returns what JSON can hold.
-            expected: Those of its errors that are returned, as text.
-        """
-        result, error = None, None
-        try:
-            result = action()
-        except expected as caught:
-            error = f"{caught} (worker {self.index})"
-        outcomes = self.gather([result, error])
-        return (
-            [result for result, _ in outcomes],
-            [error for _, error in outcomes if error is not None],
         )
