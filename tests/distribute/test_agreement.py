@@ -44,7 +44,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch):
     store = Store()
-    monkeypatch.setattr(agreement, "Coordination", lambda: store)
+    monkeypatch.setattr(agreement, "coordination", store)
     monkeypatch.setattr(agreement, "_serial", itertools.count())
     monkeypatch.setattr(agreement.time, "monotonic", lambda: store.now)
     return store

@@ -120,7 +120,7 @@ def agree(dataset, batches, *others):
 def alone(monkeypatch, seed):
     """No cluster, whose processes would meet before they raise."""
     store = types.SimpleNamespace(meet=lambda key, seconds: None)
-    monkeypatch.setattr(agreement, "Coordination", lambda: store)
+    monkeypatch.setattr(agreement, "coordination", store)
 
 
 def test_lengths_must_be_the_same(alone):

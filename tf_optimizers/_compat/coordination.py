@@ -1,4 +1,8 @@
-"""Private names of TensorFlow by which processes find and tell each other."""
+"""Private names of TensorFlow by which processes find and tell each other.
+
+What they tell is in a key-value store. Unlike a collective, it is not part of
+a graph, and has a timeout.
+"""
 
 from typing import Any
 
@@ -26,36 +30,31 @@ def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
     return cluster, server.job_name, server.task_index
 
 
-class Coordination:
-    """TensorFlow's key-value store between the processes of a cluster.
+def write(key: str, text: str) -> None:
+    """Set what every process can read, once per key."""
+    context.context().set_config_key_value(key, text)
 
-    It has no public name. Unlike a collective, it is not part of a graph, and
-    has a timeout.
-    """
 
-    def write(self, key: str, text: str) -> None:
-        """Set what every process can read, once per key."""
-        context.context().set_config_key_value(key, text)
+def read(key: str, timeout: float) -> str | None:
+    """Return what was written, or None after `timeout` seconds."""
+    try:
+        return context.context().get_config_key_value(key, int(1000 * timeout))
+    except tf.errors.DeadlineExceededError:
+        return None
 
-    def read(self, key: str, timeout: float) -> str | None:
-        """Return what was written, or None after `timeout` seconds."""
-        try:
-            return context.context().get_config_key_value(
-                key, int(1000 * timeout)
-            )
-        except tf.errors.DeadlineExceededError:
-            return None
 
-    def delete(self, key: str) -> None:
-        """Forget what was written."""
-        context.context().delete_config_key_value(key)
+def delete(key: str) -> None:
+    """Forget what was written."""
+    context.context().delete_config_key_value(key)
 
-    def check_alive(self, task: str, timeout: float) -> None:
-        """Raise TensorFlow's error unless a process answers in time."""
-        context.context().check_collective_ops_peer_health(
-            task, int(1000 * timeout)
-        )
 
-    def meet(self, key: str, timeout: float) -> None:
-        """Wait until every process of the cluster has come here."""
-        context.context().wait_at_barrier(key, int(1000 * timeout))
+def check_alive(task: str, timeout: float) -> None:
+    """Raise TensorFlow's error unless a process answers in time."""
+    context.context().check_collective_ops_peer_health(
+        task, int(1000 * timeout)
+    )
+
+
+def meet(key: str, timeout: float) -> None:
+    """Wait until every process of the cluster has come here."""
+    context.context().wait_at_barrier(key, int(1000 * timeout))

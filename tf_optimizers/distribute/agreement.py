@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.coordination import Coordination
+from tf_optimizers._compat import coordination
 
 START_ALIKE = (
     "See their output, and start the same script with the same arguments on "
@@ -60,7 +60,9 @@ def gather_statements(
     """
     if strategy.extended.workers == 1:
         return [statement]
-    note = json.dumps([subject, statement], default=_class_name)
+    note = json.dumps(
+        [subject, statement], default=lambda value: type(value).__name__
+    )
     notes = _gather(strategy, note, f"{subject}. {way_out}")
     absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
     rule = rule or f"All workers must come to {subject}."
@@ -84,15 +86,15 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     """Return the notes of all workers, None for those who did not come."""
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds
-    store, serial = Coordination(), next(_serial)
+    serial = next(_serial)
     prefix = f"tf_optimizers/{serial}"
-    store.write(f"{prefix}/{worker}", note)
+    coordination.write(f"{prefix}/{worker}", note)
 
     def wait_for(who: str, key: str, other: int, until: float) -> str | None:
         return _wait(
             f"Waiting for {who} to come to {purpose}",
-            lambda seconds: store.read(f"{prefix}/{key}", seconds),
-            lambda: store.check_alive(tasks[other], _ANSWERING_SECONDS),
+            lambda seconds: coordination.read(f"{prefix}/{key}", seconds),
+            lambda: coordination.check_alive(tasks[other], _ANSWERING_SECONDS),
             until,
         )
 
@@ -102,9 +104,9 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             wait_for(f"worker {other}", str(other), other, until)
             for other in range(len(tasks))
         ]
-        store.write(f"{prefix}/all", json.dumps(notes))
+        coordination.write(f"{prefix}/all", json.dumps(notes))
         if serial:  # Who has come here has read all that was before.
-            store.delete(f"tf_optimizers/{serial - 1}")
+            coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
     if wait_for("worker 0", "0", 0, until) is None:
         return [None]
@@ -140,18 +142,7 @@ def check_agreement(
 ) -> None:
     """Raise on every worker unless all make the same statement.
 
-    Every worker must call this equally often, in the same order.
-
-    Args:
-        strategy: A `SparseMultiWorkerMirroredStrategy`.
-        subject: What the statement is about.
-        statement: Values by what they are.
-        way_out: What to do if a worker does not come, or differs.
-        rule: How an error begins; None is that all must have the subject in
-            common.
-
-    Raises:
-        RuntimeError: If a worker says otherwise, or nothing in time.
+    It is called as `gather_statements` is, with values by what they are.
     """
     statements = gather_statements(strategy, subject, statement, way_out, rule)
     check_alike(subject, statements, way_out, rule)
@@ -180,9 +171,5 @@ def raise_together(message: str) -> None:
     # A worker that raised at once might take the store away from the others.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"
-        Coordination().meet(key, _LISTENING_SECONDS)
+        coordination.meet(key, _LISTENING_SECONDS)
     raise RuntimeError(message)
-
-
-def _class_name(value: Any) -> str:
-    return type(value).__name__
