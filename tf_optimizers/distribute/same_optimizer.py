@@ -11,15 +11,7 @@ from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 
 def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise unless all workers train alike: they would wait for ever.
-
-    Args:
-        optimizer: One of ours, built.
-        variables: What it is about to update.
-
-    Raises:
-        RuntimeError: See `check_agreement`.
-    """
+    """Raise unless all workers train alike: they would wait for ever."""
     strategy = strategy_of(optimizer)
     if not is_sparse_multi_worker(strategy):
         return

@@ -16,9 +16,6 @@ class EpochCheck:
     Keras then reads a model's metrics, on all workers. That is when they
     compare its weights and learning rate: a callback that sets either on one
     worker parts them, and no step would notice.
-
-    Args:
-        strategy: A `SparseMultiWorkerMirroredStrategy`.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -30,14 +27,7 @@ class EpochCheck:
         self._models.add(model)
 
     def on_read(self, variable: Any) -> None:
-        """Check the model of which all workers are about to read a metric.
-
-        Args:
-            variable: What they read, a metric or not.
-
-        Raises:
-            RuntimeError: If weights or learning rates differ.
-        """
+        """Check the model, if any, whose metric all are about to read."""
         for model in list(self._models):
             # One of its metrics will do.
             metrics = model.metrics_variables[:1]

@@ -11,10 +11,6 @@ class ScalarsOfRun:
     Keras reduces the logs of a step one after another. A collective costs the
     same for all of them as for one, so the first that is reduced takes the
     others with it.
-
-    Args:
-        strategy: A `SparseMultiWorkerMirroredStrategy`.
-        outputs: The nest of values that `run` returned.
     """
 
     def __init__(self, strategy: Any, outputs: Any) -> None:

@@ -99,14 +99,13 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         dataset: What workers share, or None if each has its own.
         batches: Those of this worker, or a constant of TensorFlow.
-
-    Raises:
-        RuntimeError: If a worker has others, or says nothing in time.
     """
+    is_shared = _is_shared(dataset)
+    seeds = seeds_of_shuffles(dataset) if is_shared else []
     heard = gather_statements(
         strategy,
         "the distribution of data",
-        [int(batches), _shuffles(dataset), propose_seeds()],
+        [int(batches), seeds, propose_seeds()],
         "`fit`, `evaluate` and `predict` must be called on every worker.",
     )
     lengths, shuffles, proposals = zip(*heard, strict=True)
@@ -117,7 +116,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
             f"Received: {_by_worker(told)}. Use `.take(n)` with one n on every "
             "worker; or `.repeat()`, with `steps_per_epoch` in `fit`."
         )
-    if any(seeds != shuffles[0] for seeds in shuffles):
+    if any(other != shuffles[0] for other in shuffles):
         raise_together(
             "All workers must shuffle shared data alike. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
@@ -126,12 +125,8 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
             "`OFF`."
         )
     # Workers with data of their own may draw them by seeds of their own.
-    if _is_shared(dataset):
+    if is_shared:
         adopt_seeds(proposals)
-
-
-def _shuffles(dataset: Any) -> list[list[int]]:
-    return seeds_of_shuffles(dataset) if _is_shared(dataset) else []
 
 
 def _is_shared(dataset: Any) -> bool:

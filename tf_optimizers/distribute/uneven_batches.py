@@ -29,16 +29,12 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 
 class BatchSize:
-    """How many rows a replica has of a global batch.
-
-    Args:
-        local: An int, or an integer scalar.
-    """
+    """How many rows a replica has of a global batch."""
 
     def __init__(self, local: Any) -> None:
         self.is_static = isinstance(local, int)
         self.local = tf.cast(local, tf.float32)
-        self._graph = tf.compat.v1.get_default_graph()
+        self.graph = tf.compat.v1.get_default_graph()
         self._total: tf.Tensor | None = None
 
     @property
@@ -47,13 +43,6 @@ class BatchSize:
         if self._total is None:
             self._total = _sum_over_replicas(self.local)
         return self._total
-
-    def is_known_here(self) -> bool:
-        """Tell whether this is the graph that the rows are counted in.
-
-        A function within may be traced once, and called for other rows.
-        """
-        return self._graph is tf.compat.v1.get_default_graph()
 
 
 class _Replica(threading.local):
@@ -74,9 +63,12 @@ class _Replica(threading.local):
             self.__dict__.update(before)
 
     def batch_size(self) -> BatchSize | None:
-        """Return the size of its batch, if it is known in this graph."""
-        size = self.size
-        return size if size is not None and size.is_known_here() else None
+        """Return the size of its batch, if it was counted in this graph.
+
+        A function within may be traced once, and called for other rows.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        return self.size if self.size and self.size.graph is graph else None
 
 
 _replica = _Replica()

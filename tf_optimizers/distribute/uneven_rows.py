@@ -9,12 +9,7 @@ from tf_optimizers.distribute.sparse_all_reduce import pad_rows
 
 
 def fill_up_rows(strategy: Any, value: Any) -> Any:
-    """Append zeros, eagerly, to values with fewer rows than those of others.
-
-    Args:
-        strategy: A `SparseMultiWorkerMirroredStrategy`.
-        value: What every replica has one of; any other is left alone.
-    """
+    """Append zeros, eagerly, to values with fewer rows than those of others."""
     local = strategy.experimental_local_results(value)
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
