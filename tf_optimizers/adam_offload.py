@@ -149,9 +149,7 @@ class AdamOffload(HostOptimizer):
         hyperparameters = self._hyperparameters(index)
 
         def run(kernel: Any, *weights: tf.Tensor) -> Any:
-            function = compiled(
-                kernel, gradient.shape, gradient.dtype, hyperparameters
-            )
+            function = compiled(kernel, gradient, hyperparameters)
             slots = self._momentums[index], self._velocities[index]
             handles = [slot.value.handle for slot in slots]
             return function(*handles, gradient, learning_rate, *weights)

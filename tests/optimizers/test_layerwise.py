@@ -34,7 +34,7 @@ def test_moments_match_reference():
     m, v, g = tensors(3)
     state = {"t": 1, "m": m.numpy(), "v": v.numpy()}
     reference.moments(state, g.numpy(), 0.9, 0.999)
-    new_m, new_v = update_moments(HYPERPARAMETERS, g, m, v)
+    new_m, new_v = update_moments(0.9, 0.999, g, m, v)
     np.testing.assert_allclose(new_m, state["m"], rtol=1e-14)
     np.testing.assert_allclose(new_v, state["v"], rtol=1e-14)
 

@@ -20,16 +20,11 @@ def clip(
     everything NaN that its norm would have scaled.
     """
     if clipnorm:
-        return [
-            compiled(_clip_norm, g.shape, g.dtype, clipnorm)(g)
-            for g in gradients
-        ]
+        return [compiled(_clip_norm, g, clipnorm)(g) for g in gradients]
     if global_clipnorm:
         size = tf.norm([norm(g) for g in gradients])
         factor = clip_factor(size, global_clipnorm)
-        return [
-            compiled(scaled, g.shape, g.dtype)(g, factor) for g in gradients
-        ]
+        return [compiled(scaled, g)(g, factor) for g in gradients]
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]
     return list(gradients)

@@ -1,7 +1,7 @@
 """What a replica holds back of one variable, and what it sends of that."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -62,7 +62,9 @@ class Residual:
 
     def add(self, increment: Increment) -> None:
         """Add to v, in one pass over memory."""
-        add = self._compiled(_add, increment.function, increment.constants)
+        add = compiled(
+            _add, self._like, increment.function, increment.constants
+        )
         add(self._handle, *increment.tensors)
 
     def select(self, count: int, seed: tf.Tensor) -> Selection:
@@ -72,8 +74,8 @@ class Residual:
             count: int.
             seed: int32 [2]; has no effect on the result.
         """
-        select = self._compiled(
-            _select, self._like, count, self._wire, xla=False
+        select = compiled(
+            _select, self._like, self._like, count, self._wire, xla=False
         )
         values, positions, rest = select(self._handle, seed)
         return Selection(values, positions, rest, self._like.shape)
@@ -88,7 +90,7 @@ class Residual:
         # Nothing is kept beyond the end.
         end = tf.cast(self.size, selection.positions.dtype)
         sent_at = tf.where(selection.values == 0, end, selection.positions)
-        clear = self._compiled(_clear, self._like)
+        clear = compiled(_clear, self._like, self._like)
         # All reads of v lie behind, so that it need not be copied to change.
         with tf.control_dependencies([selection.values]):
             clear(sent_at, selection.rest, self._handle, *masked)
@@ -96,12 +98,6 @@ class Residual:
     @property
     def _handle(self) -> tf.Tensor:
         return own_component(self.variable).handle
-
-    def _compiled(
-        self, function: Callable, *constants: Any, xla: bool = True
-    ) -> Callable:
-        like = self._like
-        return compiled(function, like.shape, like.dtype, *constants, xla=xla)
 
 
 def _add(
@@ -163,9 +159,8 @@ def subtract_entries(
     variable: tf.Variable, entries: tf.IndexedSlices, rate: tf.Tensor
 ) -> None:
     """Subtract a multiple of entries, of which several may be at one place."""
-    shape, dtype = variable.shape, variable.dtype
-    like = tf.TensorSpec(shape, dtype)
-    subtract = compiled(_subtract, shape, dtype, like)
+    like = tf.TensorSpec(variable.shape, variable.dtype)
+    subtract = compiled(_subtract, like, like)
     subtract(variable.handle, entries.indices, entries.values, rate)
 
 

@@ -78,7 +78,7 @@ def _search(values: tf.Tensor, k: int) -> tf.Tensor:
     )
     reached = tf.range(rows.shape[0])
     if k < rows.shape[0]:
-        maxima = compiled(_row_maxima, rows.shape, rows.dtype)(rows)
+        maxima = compiled(_row_maxima, rows)(rows)
         reached = _sorted(tf.math.top_k(maxima, k, sorted=False).indices)
     candidates = _magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
     found, inside = tf.math.top_k(candidates, k, sorted=False)
@@ -99,15 +99,15 @@ def _magnitude(values: tf.Tensor) -> tf.Tensor:
 
 def _find(values: tf.Tensor, threshold: tf.Tensor | int) -> tf.Tensor:
     """Return the positions of magnitudes that reach a threshold."""
-    reaches = compiled(_reaches, values.shape, values.dtype)
-    return tf.where(reaches(values, threshold))[:, 0]
+    reaches = compiled(_reaches, values)(values, threshold)
+    return tf.where(reaches)[:, 0]
 
 
 def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     """Return the same as `_find`, faster if they are few."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
-    maxima = compiled(_row_maxima, rows.shape, rows.dtype)(rows)
+    maxima = compiled(_row_maxima, rows)(rows)
     reached = tf.where(maxima >= tf.cast(threshold, maxima.dtype))[:, 0]
     inside = tf.where(_reaches(tf.gather(rows, reached), threshold))
     positions = tf.gather(reached, inside[:, 0]) * _BLOCK + inside[:, 1]

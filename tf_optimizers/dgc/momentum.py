@@ -68,8 +68,8 @@ class Momentum(NamedTuple):
         """
         dense = as_dense(total, weight)
         (dense,) = clip([dense], self.clipnorm, None, None)
-        kernel = compiled(_add_mean, dense.shape, dense.dtype, self.rule)
-        return kernel(weight.handle, own_component(self.u).handle, dense)
+        add = compiled(_add_mean, dense, self.rule)
+        return add(weight.handle, own_component(self.u).handle, dense)
 
 
 def _add_scaled(

@@ -10,11 +10,7 @@ from tf_optimizers._compat.replicas import eager_context
 
 
 def compiled(
-    function: Callable,
-    shape: tf.TensorShape,
-    dtype: tf.DType,
-    *constants: Any,
-    xla: bool = True,
+    function: Callable, like: Any, *constants: Any, xla: bool = True
 ) -> Callable:
     """Return `function` of `constants` and tensors as a `tf.function`.
 
@@ -26,13 +22,13 @@ def compiled(
 
     Args:
         function: Called as `function(*constants, *tensors)`.
-        shape: Shape of the variable in question; part of the signature.
-        dtype: Its dtype; part of the signature.
+        like: Has the shape and dtype in question, part of the signature.
         *constants: Hashable.
         xla: Whether to compile it into one XLA kernel.
     """
     # Functions of one context are not found in another.
-    return made_in(eager_context(), function, shape, dtype, *constants, xla=xla)
+    signature = eager_context(), function, like.shape, like.dtype
+    return made_in(*signature, *constants, xla=xla)
 
 
 @functools.lru_cache(maxsize=4096)

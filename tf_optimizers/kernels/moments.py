@@ -1,28 +1,18 @@
 """Adam's moments, and what they lack at the start."""
 
 import math
-from typing import Protocol
 
 import tensorflow as tf
 
 
-class Betas(Protocol):
-    """Hyperparameters with the decay rates of both moments."""
-
-    @property
-    def beta_1(self) -> float:
-        """Decay of m."""
-
-    @property
-    def beta_2(self) -> float:
-        """Decay of v."""
-
-
 def update_moments(
-    betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
+    beta_1: float,
+    beta_2: float,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return Adam's moments of the gradient and of its square."""
-    beta_1, beta_2 = betas.beta_1, betas.beta_2
     m = beta_1 * m + (1 - beta_1) * gradient
     # The root first: the square of 1e20 alone overflows float32.
     v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)

@@ -59,7 +59,7 @@ def norms(
 
 def norm(tensor: tf.Tensor) -> tf.Tensor:
     """Return the L2 norm of all elements, a float64 scalar."""
-    return compiled(norm_of, tensor.shape, tensor.dtype)(tensor)
+    return compiled(norm_of, tensor)(tensor)
 
 
 def norm_of(tensor: tf.Tensor) -> tf.Tensor:

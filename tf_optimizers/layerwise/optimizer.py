@@ -131,8 +131,7 @@ class LayerwiseOptimizer(Optimizer):
         weight = self._full_precision(variable)
         step = compiled(
             layerwise_step,
-            weight.shape,
-            weight.dtype,
+            weight,
             self._rule(),
             self._hyperparameters(index),
             self._adapted[index],
@@ -165,12 +164,7 @@ def trust_ratio(
     index = variable_index(optimizer, variable)
     if not optimizer._adapted[index]:
         return tf.ones([], weight.dtype)
-    ratio = compiled(
-        momentum_ratio,
-        weight.shape,
-        weight.dtype,
-        optimizer._hyperparameters(index),
-    )
+    ratio = compiled(momentum_ratio, weight, optimizer._hyperparameters(index))
     return ratio(
         weight,
         tf.convert_to_tensor(optimizer._momentums[index]),

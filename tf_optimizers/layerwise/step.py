@@ -73,9 +73,8 @@ def layerwise_step(
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
     follow, w_norm = _gradient_to_follow(rule, gradient, w)
-    new_m, new_v = update_moments(
-        hyperparameters, follow(gradient), old_m, old_v
-    )
+    betas = hyperparameters.beta_1, hyperparameters.beta_2
+    new_m, new_v = update_moments(*betas, follow(gradient), old_m, old_v)
     state = (w, gradient, new_m, new_v)
 
     def directions(w: tf.Tensor, g: tf.Tensor, *moments: tf.Tensor) -> list:

@@ -49,13 +49,11 @@ def adam(
         size: Scalar; see `step_size`.
         weight: Not looked at where it is not decayed.
     """
-    beta_1, epsilon = hyperparameters.beta_1, hyperparameters.epsilon
-    if hyperparameters.weight_decay:
-        gradient += hyperparameters.weight_decay * weight
-    m, v = update_moments(hyperparameters, gradient, m, v)
-    ahead = (
-        beta_1 * m + (1 - beta_1) * gradient if hyperparameters.nesterov else m
-    )
+    beta_1, beta_2, epsilon, nesterov, weight_decay = hyperparameters
+    if weight_decay:
+        gradient += weight_decay * weight
+    m, v = update_moments(beta_1, beta_2, gradient, m, v)
+    ahead = beta_1 * m + (1 - beta_1) * gradient if nesterov else m
     # epsilon stands before the bias correction, which is part of `size`.
     return size * ahead / (tf.sqrt(v) + epsilon), m, v
 
