@@ -10,14 +10,9 @@ from programs import scatter, transport
 
 from tf_optimizers.compression.compressor import choose_exchange
 from tf_optimizers.compression.gathered import GatheredExchange
-from tf_optimizers.compression.largest_sums import (
-    fill,
-    largest_sums,
-    slots_of,
-)
 from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.sharded import ShardedExchange, pack_rows
-from tf_optimizers.compression.shards import Shards
+from tf_optimizers.compression.shards import Shards, fill, slots_of
 from tf_optimizers.compression.wire import Wire
 
 SIZES = (3000, 504, 70_000)
@@ -101,8 +96,8 @@ def test_shards_send_their_largest_sums_on(dtype):
         sums = np.zeros(first[-1])
         for values, groups in per_replica:
             np.add.at(sums, groups[shard], values[shard])
-        found = largest_sums(
-            *exchange._received(rows[shard], entries[shard]), shards
+        found = shards.largest_sums(
+            *exchange._received(rows[shard], entries[shard])
         )
         parts = zip(
             tf.split(found.values, shards.sums),

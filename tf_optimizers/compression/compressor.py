@@ -28,10 +28,9 @@ from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.residual import Increment, Residual
-from tf_optimizers.compression.rows import SentRows
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
 from tf_optimizers.compression.sharded import ShardedExchange
-from tf_optimizers.compression.summary import traffic_summary
+from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
 
 # So many times the bytes of shards must the gathered ones be, a message

@@ -62,11 +62,9 @@ class GatheredExchange(Exchange):
         ]
 
     def _part(self, i: int, selection: Selection) -> Entries | tf.Tensor:
-        """Return what this replica sends of a selection.
+        """Return what this replica sends of a selection, dense or not.
 
-        Returns:
-            `Entries`, first of all zeros at position 0 if fewer are sent; or
-            a dense tensor.
+        `Entries` have zeros at position 0 first, if there are fewer to send.
         """
         values, positions = map(
             self.wire.own_share, (selection.values, selection.positions)

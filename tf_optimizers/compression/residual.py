@@ -134,25 +134,10 @@ def _clear(
     residual: tf.Tensor,
     *masked: tf.Tensor,
 ) -> None:
-    _set_entries(residual, like, positions, rest)
+    setting = tf.tensor_scatter_nd_update
+    _scatter(setting, like, residual, positions, rest)
     for handle in masked:
-        _set_entries(handle, like, positions, tf.zeros_like(rest))
-
-
-def _set_entries(
-    handle: tf.Tensor,
-    like: tf.TensorSpec,
-    positions: tf.Tensor,
-    values: tf.Tensor,
-) -> None:
-    """Set distinct entries of a flattened variable; drop those beyond its end.
-
-    TensorFlow's own `ResourceScatterNd...` turn every later read of the
-    variable into a copy.
-    """
-    flat = tf.reshape(read(handle, like), [-1])
-    flat = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], values)
-    assign(handle, tf.reshape(flat, like.shape))
+        _scatter(setting, like, handle, positions, tf.zeros_like(rest))
 
 
 def subtract_entries(
@@ -171,8 +156,22 @@ def _subtract(
     values: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
+    change = rate * tf.cast(values, rate.dtype)
+    _scatter(tf.tensor_scatter_nd_sub, like, handle, positions, change)
+
+
+def _scatter(
+    function: Callable,
+    like: tf.TensorSpec,
+    handle: tf.Tensor,
+    positions: tf.Tensor,
+    values: tf.Tensor,
+) -> None:
+    """Scatter into a flattened variable; drop what is beyond its end.
+
+    TensorFlow's own `ResourceScatterNd...` turn every later read of the
+    variable into a copy.
+    """
     flat = tf.reshape(read(handle, like), [-1])
-    flat = tf.tensor_scatter_nd_sub(
-        flat, positions[:, tf.newaxis], rate * tf.cast(values, rate.dtype)
-    )
+    flat = function(flat, positions[:, tf.newaxis], values)
     assign(handle, tf.reshape(flat, like.shape))

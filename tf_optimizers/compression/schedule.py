@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.checks import check_integer, check_number
+from tf_optimizers.checks import check_decay_rate, check_integer
 
 
 class SparsitySchedule:
@@ -36,13 +36,13 @@ class SparsitySchedule:
 
     def stage(self, step: Any) -> Any:
         """Return the position in `stages` at a step, of either kind of int."""
+        least, most = min, max
+        if tf.is_tensor(step):
+            least, most = tf.minimum, tf.maximum
         count = len(self.sparsity)
         since = step - self.begin_step
-        if not tf.is_tensor(step):
-            stage = min(since * count // self.rampup_step, count - 1)
-            return stage if not self.begin_step else max(stage + 1, 0)
-        stage = tf.minimum(since * count // self.rampup_step, count - 1)
-        return tf.maximum(stage + 1, 0) if self.begin_step else stage
+        stage = least(since * count // self.rampup_step, count - 1)
+        return most(stage + 1, 0) if self.begin_step else stage
 
 
 def sent_count(size: int, sparsity: float) -> int:
@@ -66,12 +66,7 @@ def _check_sparsity(value: Any) -> tuple[float, ...]:
             f"sparsity={value!r}. The usual one is `sparsity=(0.999,)`."
         )
     shares = tuple(
-        check_number(
-            f"sparsity[{i}]",
-            share,
-            "a number in [0, 1)",
-            lambda x: 0 <= x < 1,
-        )
+        check_decay_rate(f"sparsity[{i}]", share)
         for i, share in enumerate(value)
     )
     if list(shares) != sorted(shares):

@@ -21,13 +21,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import local_rank
-from tf_optimizers.compression.largest_sums import (
-    fill,
-    largest_sums,
-    rising,
-    slots_of,
-)
-from tf_optimizers.compression.shards import Shards
+from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
 from tf_optimizers.compression.wire import (
     Exchange,
     Selection,
@@ -91,7 +85,7 @@ class ShardedExchange(Exchange):
         entries, fits = self._fit(selections, addresses)
         extended = tf.distribute.get_strategy().extended
         rows = extended.all_to_all(pack_rows(entries, self.wire.replicas))
-        own = largest_sums(*self._received(rows, entries), self.shards)
+        own = self.shards.largest_sums(*self._received(rows, entries))
         (received,), sums = extended.exchange([own], others)
         values = tf.reshape(received.values, [self.wire.replicas, -1])
         every = tf.reshape(received.positions, [self.wire.replicas, -1])
