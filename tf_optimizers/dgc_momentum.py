@@ -24,8 +24,7 @@ from tf_optimizers.checks import (
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract_entries
 from tf_optimizers.compression.schedule import SparsitySchedule
-from tf_optimizers.dgc.momentum import Momentum, Rule
-from tf_optimizers.dgc.penalty import penalty_of
+from tf_optimizers.dgc.momentum import Momentum, Rule, penalty_of
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",

@@ -1,7 +1,10 @@
-"""Momentum u, which every replica accumulates of its own gradients."""
+"""Momentum u, which every replica accumulates of its own gradients.
+
+A regularizer is a gradient, too, which is added there.
+"""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -11,9 +14,15 @@ from tf_optimizers.base.clipping import clip, clip_factor
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.residual import Increment
-from tf_optimizers.dgc.penalty import Penalty
 from tf_optimizers.kernels.compiled import assign, compiled, read
 from tf_optimizers.kernels.norms import norm, scaled
+
+
+class Penalty(NamedTuple):
+    """The penalty l1 sum |w| + l2 sum w^2; equal ones share a kernel."""
+
+    l1: float
+    l2: float
 
 
 class Rule(NamedTuple):
@@ -94,13 +103,35 @@ def _add(
 ) -> tf.Tensor:
     """Add a replica's gradient to u; return what that adds to v."""
     if rule.penalty is not None:
-        penalty = rule.penalty.gradient(read(weight, gradient))
-        gradient += penalty / rule.replicas
+        l1, l2 = rule.penalty
+        w = read(weight, gradient)
+        gradient += (l1 * tf.sign(w) + 2 * l2 * w) / rule.replicas
     u = read(momentum, gradient)
     if rule.nesterov:
         u = rule.decay * (u + gradient)
-        assign(momentum, u)
-        return u + gradient
-    u = rule.decay * u + gradient
+    else:
+        u = rule.decay * u + gradient
     assign(momentum, u)
-    return u
+    return u + gradient if rule.nesterov else u
+
+
+def penalty_of(regularizer: Any) -> Penalty | None:
+    """Return the penalty of a regularizer of Keras, None of None."""
+    if regularizer is None:
+        return None
+    # Not of a subclass, which may compute anything.
+    if type(regularizer) not in (
+        keras.regularizers.L1,
+        keras.regularizers.L2,
+        keras.regularizers.L1L2,
+    ):
+        raise TypeError(
+            "`regularizer` must be None or an object of "
+            "`keras.regularizers.L1`, `L2` or `L1L2`, such as "
+            "`keras.regularizers.L2(1e-4)`. Received: "
+            f"regularizer={regularizer!r}."
+        )
+    return Penalty(
+        float(getattr(regularizer, "l1", 0.0)),
+        float(getattr(regularizer, "l2", 0.0)),
+    )
