@@ -149,8 +149,7 @@ class ShardedExchange(Exchange):
         like = Entries(
             entries.values[:count], entries.positions[:count], self.shards.span
         )
-        words = WordReader(rows, replicas)
-        (received,) = unpack_entries(words, [like], replicas)
+        (received,) = unpack_entries(WordReader(rows, replicas), [like])
         return tf.cast(received.values, tf.float32), received.positions
 
     def _updates(

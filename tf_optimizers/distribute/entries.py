@@ -72,21 +72,20 @@ def pack_entries(entries: Sequence[Entries]) -> list[tf.Tensor]:
 
 
 def unpack_entries(
-    words: WordReader, entries: Sequence[Entries], replicas: int
+    words: WordReader, entries: Sequence[Entries]
 ) -> list[Entries]:
     """Return the entries of all replicas, in their order.
 
     Args:
         words: What each replica packed.
         entries: This replica's, for dtypes and shapes.
-        replicas: Their number.
     """
     sizes = [e.values.shape[0] for e in entries]
     firsts = _first_blocks(entries)
     values = words.read(entries[0].values.dtype, [sum(sizes)])
     low = words.read(tf.uint16, [sum(sizes)])
     ends = tf.cumsum(words.read(tf.int32, [firsts[-1]]), axis=1)
-    order = tf.tile(tf.range(sum(sizes))[tf.newaxis], [replicas, 1])
+    order = tf.tile(tf.range(sum(sizes))[tf.newaxis], [words.replicas, 1])
     block = tf.searchsorted(ends, order, side="right")
     block = tf.cast(block, tf.int64) - _per_entry(entries, firsts[:-1])
     positions = block * BLOCK + tf.cast(low, tf.int64)

@@ -122,12 +122,7 @@ class SparseExtended(MultiWorkerExtendedHooks):
     def exchange(
         self, entries: Sequence[Entries], values: Sequence[Any]
     ) -> tuple[list[Entries], list[Any]]:
-        """Return the entries of all replicas, and the sums of other values.
-
-        Args:
-            entries: This replica's.
-            values: Tensors and `tf.IndexedSlices`.
-        """
+        """Return the entries of all replicas, and the sums of other values."""
         return self.in_replica(
             self.channel.exchange, list(entries), list(values)
         )
@@ -174,8 +169,8 @@ def unpack(
         rows: As of `pack`.
         replicas: Their number.
     """
-    words = WordReader(tf.reshape(gathered, [replicas, -1]), replicas)
-    every = unpack_entries(words, entries, replicas) if entries else []
+    words = WordReader(gathered, replicas)
+    every = unpack_entries(words, entries) if entries else []
     return every, [
         tf.IndexedSlices(
             _read(words, part.values, counts),

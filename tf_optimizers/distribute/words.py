@@ -23,13 +23,13 @@ class WordReader:
     """Reads tensors of several replicas back, in the order of `to_words`.
 
     Args:
-        words: int32 [replicas, words].
+        words: int32, of each replica equally many.
         replicas: Their number.
     """
 
     def __init__(self, words: tf.Tensor, replicas: int) -> None:
-        self._words = words
-        self._replicas = replicas
+        self._words = tf.reshape(words, [replicas, -1])
+        self.replicas = replicas
         self._next: Any = 0
 
     def read(self, dtype: tf.DType, shape: Sequence[Any]) -> tf.Tensor:
@@ -40,6 +40,6 @@ class WordReader:
         self._next = end
         if dtype.size > _BYTES:
             per_element = dtype.size // _BYTES
-            words = tf.reshape(words, [self._replicas, -1, per_element])
-        flat = tf.reshape(tf.bitcast(words, dtype), [self._replicas, -1])
-        return tf.reshape(flat[:, :size], [self._replicas, *shape])
+            words = tf.reshape(words, [self.replicas, -1, per_element])
+        flat = tf.reshape(tf.bitcast(words, dtype), [self.replicas, -1])
+        return tf.reshape(flat[:, :size], [self.replicas, *shape])
