@@ -20,23 +20,22 @@ def bytes_by_device(
     Beside `name`, who is `keras.optimizers.Adam`: its moments have the dtype
     of the weights, of which there are two wherever there is a weight.
     """
-    weight_bytes = _by_device(weights)
-    mine = _by_device(state), _by_device(master_weights)
-    moments = {device: 2 * size for device, size in weight_bytes.items()}
-    nothing = dict.fromkeys(weight_bytes, 0)
+    held = _by_device(weights)
+    slots = _by_device(state)
+    masters = _by_device(master_weights)
     return {
-        optimizer: {
+        name: {
             device: {
-                "weights": weight_bytes[device],
+                "weights": size,
                 "state": slots[device],
                 "master_weights": masters[device],
             }
-            for device in weight_bytes
-        }
-        for optimizer, (slots, masters) in {
-            name: mine,
-            "keras.optimizers.Adam": (moments, nothing),
-        }.items()
+            for device, size in held.items()
+        },
+        "keras.optimizers.Adam": {
+            device: {"weights": size, "state": 2 * size, "master_weights": 0}
+            for device, size in held.items()
+        },
     }
 
 

@@ -41,9 +41,10 @@ class HostOptimizer(Optimizer):
 
     with the last layer first, whose gradient is the first to be known.
 
-    Args:
-        learning_rate: See `Optimizer`.
-        **kwargs: See `Optimizer`.
+    A subclass has `_rate(learning_rate, step)`, the rate that `update_step` is
+    given in a step. That one returns None of a variable that `is_on_host`,
+    which it updates; the new value of one of half precision; and what to
+    subtract from any other.
     """
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
@@ -56,26 +57,6 @@ class HostOptimizer(Optimizer):
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
-
-    def update_step(
-        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
-    ) -> tf.Tensor | None:
-        """Update the state of a variable, and the variable if it is here.
-
-        Args:
-            gradient: Dense, of the variable's shape and its state's dtype.
-            variable: A variable that the optimizer was built with.
-            learning_rate: What `_rate` returned for this step.
-
-        Returns:
-            None if `is_on_host`; the new value of a half-precision variable;
-            what to subtract from any other.
-        """
-        raise NotImplementedError
-
-    def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate that `update_step` is given in this step."""
-        raise NotImplementedError
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]

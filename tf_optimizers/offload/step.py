@@ -41,13 +41,8 @@ def adam(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return what to subtract from the weight, the new m, and the new v.
 
-    Args:
-        hyperparameters: Of the variable.
-        gradient: Of the variable's shape, likewise `m`, `v` and `weight`.
-        m: The first moment.
-        v: The second moment.
-        size: Scalar; see `step_size`.
-        weight: Not looked at where it is not decayed.
+    `size` is that of `step_size`. A weight that is not decayed is not looked
+    at.
     """
     beta_1, beta_2, epsilon, nesterov, weight_decay = hyperparameters
     if weight_decay:
@@ -66,15 +61,9 @@ def update(
     size: tf.Tensor,
     weight: Any = None,
 ) -> tf.Tensor:
-    """Return what to subtract from a weight that is elsewhere.
+    """Update m and v; return what to subtract from a weight elsewhere.
 
-    Args:
-        hyperparameters: Of the variable.
-        m: Resource handle, likewise `v`.
-        v: The second moment.
-        gradient: Dense, of the state's dtype.
-        size: Scalar; see `step_size`.
-        weight: The weight's value, if it is decayed.
+    `m` and `v` are handles; `weight` is a value, needed if it is decayed.
     """
     old = read(m, gradient), read(v, gradient)
     change, new_m, new_v = adam(hyperparameters, gradient, *old, size, weight)
