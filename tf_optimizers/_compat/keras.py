@@ -13,7 +13,7 @@ from tf_optimizers._compat import Gradient
 class OptimizerHooks(keras.optimizers.Optimizer):
     """`keras.optimizers.Optimizer` with names of ours for its private steps.
 
-    Subclasses implement `_accumulate` and `_overwrite_with_averages`.
+    Subclasses implement `_accumulate` and `_overwrite_with_averages`, of lists.
     """
 
     def _backend_apply_gradients(
@@ -37,16 +37,6 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         if getattr(self._learning_rate, "counts_updates", False):
             return self._learning_rate(self.iterations)
         return super()._get_current_learning_rate()
-
-    def _accumulate(
-        self, gradients: list[Gradient], variables: list[Any]
-    ) -> None:
-        """Accumulate this replica's gradients, or update the variables."""
-        raise NotImplementedError
-
-    def _overwrite_with_averages(self, variables: list[Any]) -> None:
-        """Assign the moving averages to `variables`."""
-        raise NotImplementedError
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:

@@ -12,12 +12,7 @@ from tf_optimizers.base.replicas import local_component, value_of
 
 
 class MasterWeights:
-    """The master weights that an optimizer keeps.
-
-    Args:
-        optimizer: Adds the variables.
-        variables: What it is built with.
-    """
+    """The master weights that an optimizer keeps of its variables."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self._weights = [
