@@ -68,12 +68,7 @@ class Residual:
         add(self._handle, *increment.tensors)
 
     def select(self, count: int, seed: tf.Tensor) -> Selection:
-        """Return the `count` largest entries.
-
-        Args:
-            count: int.
-            seed: int32 [2]; has no effect on the result.
-        """
+        """Return the `count` largest entries; see `top_k` for the seed."""
         select = compiled(
             _select, self._like, self._like, count, self._wire, xla=False
         )
@@ -81,12 +76,7 @@ class Residual:
         return Selection(values, positions, rest, self._like.shape)
 
     def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
-        """Take what is sent out of v.
-
-        Args:
-            selection: Of what `select` has found, what is sent.
-            masked: See `Increment`.
-        """
+        """Take what is sent of a selection out of v; see `Increment`."""
         # Nothing is kept beyond the end.
         end = tf.cast(self.size, selection.positions.dtype)
         sent_at = tf.where(selection.values == 0, end, selection.positions)

@@ -58,9 +58,6 @@ class SentRows:
 
     Which are is seen when a step is traced; how many rows they have, in every
     step. Of several replicas of a process, the first one counts.
-
-    Args:
-        wire: How they travel.
     """
 
     def __init__(self, wire: Wire) -> None:

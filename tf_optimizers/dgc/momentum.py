@@ -44,12 +44,7 @@ class Momentum(NamedTuple):
     u: keras.Variable  # Of the shape of w; every replica has its own.
 
     def increment(self, gradient: tf.Tensor, weight: tf.Variable) -> Increment:
-        """Return what adds a gradient to u, and u to v.
-
-        Args:
-            gradient: Dense; the sum of those replicas' that share u.
-            weight: The replica's w.
-        """
+        """Return what adds a gradient, of all who share u, to u, and u to v."""
         u = own_component(self.u).handle
         scale = tf.constant(1 / self.devices, tf.float64)
         if self.clipnorm:
@@ -70,10 +65,6 @@ class Momentum(NamedTuple):
 
         All replicas do the same, so that their u are equal, and N times what
         one adds is what all of them would send.
-
-        Args:
-            total: The sum over replicas, dense or sparse.
-            weight: The replica's w.
         """
         dense = as_dense(total, weight)
         (dense,) = clip([dense], self.clipnorm, None, None)

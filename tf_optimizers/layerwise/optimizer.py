@@ -31,12 +31,7 @@ from tf_optimizers.layerwise.step import (
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Adam's moments, with steps in proportion to the norm of each variable.
-
-    Args:
-        learning_rate: As of `Lamb` and `LANS`, like the rest.
-        **kwargs: See `Optimizer`.
-    """
+    """Adam's moments, with steps in proportion to the norm of each variable."""
 
     _directions: tuple[Direction, ...]
 

@@ -60,16 +60,7 @@ def layerwise_step(
 ) -> None:
     """Update in place the variables behind the handles `weight`, `m`, `v`.
 
-    Args:
-        rule: Of the optimizer.
-        hyperparameters: Of the variable.
-        adapted: Whether the trust ratio is taken.
-        weight: Resource handle, likewise `m` and `v`.
-        m: Adam's first moment.
-        v: Adam's second moment.
-        gradient: Of the variables' shape and dtype.
-        learning_rate: Scalar.
-        step: Scalar, counted from 1.
+    They have the shape and dtype of `gradient`; `step` counts from 1.
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
     follow, w_norm = _gradient_to_follow(rule, gradient, w)
