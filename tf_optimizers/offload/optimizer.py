@@ -75,11 +75,9 @@ class HostOptimizer(Optimizer):
     def _accumulate(self, gradients: list[Any], variables: list[Any]) -> None:
         """Accumulate what all replicas' gradients amount to, or step."""
         variables = [backend_variable(variable) for variable in variables]
-        step = (
-            self._accumulate_or_step
-            if self.gradient_accumulation_steps
-            else self._step
-        )
+        step = self._step
+        if self.gradient_accumulation_steps:
+            step = self._accumulate_or_step
         call_across_replicas(
             lambda _, gradients: step(gradients, variables),
             self._exchange(gradients, variables),
@@ -99,11 +97,12 @@ class HostOptimizer(Optimizer):
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         """Step on the host, and send what changes to every replica."""
-        changes = self._where.once(
-            "step",
-            lambda: self._changes(_hosted(gradients, variables), variables),
-        )
-        self._apply_changes(changes, variables)
+
+        def work() -> list[tf.Tensor]:
+            hosted = list(map(on_host, gradients, variables))
+            return self._changes(hosted, variables)
+
+        self._apply_changes(self._where.once("step", work), variables)
 
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -112,7 +111,7 @@ class HostOptimizer(Optimizer):
         accumulators = Accumulators(self, variables, self._where)
 
         def work() -> list[tf.Tensor]:
-            hosted = _hosted(gradients, variables)
+            hosted = list(map(on_host, gradients, variables))
 
             def step() -> list[tf.Tensor]:
                 changes = self._changes(accumulators.means(hosted), variables)
@@ -179,15 +178,6 @@ def _send(gradient: Gradient, variable: Any) -> HostGradient:
     gradient = on_host(gradient, variable)
     with tf.device(HOST):
         return HostGradient(*in_state_dtype([gradient], [variable]))
-
-
-def _hosted(
-    gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
-) -> list[tf.Tensor]:
-    return [
-        on_host(gradient, variable)
-        for gradient, variable in zip(gradients, variables, strict=True)
-    ]
 
 
 def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
