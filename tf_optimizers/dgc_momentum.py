@@ -196,9 +196,10 @@ class DGCMomentum(Optimizer):
             if not is_overwritten(self, variable):
                 self._add_state(variable)
 
-    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
         """Update the variables by what all send at the stage of this step."""
-        variables = [backend_variable(variable) for variable in variables]
 
         def update(sparsity: float | None, gradients: list[Gradient]) -> None:
             weights = [

@@ -205,6 +205,7 @@ class Optimizer(OptimizerHooks):
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
         """Accumulate this replica's gradients, or update the variables."""
+        variables = [backend_variable(variable) for variable in variables]
         if not self.gradient_accumulation_steps:
             self._update(gradients, variables)
             return
@@ -218,9 +219,10 @@ class Optimizer(OptimizerHooks):
             accumulators.is_full, [accumulators.add, update], gradients
         )
 
-    def _update(self, gradients: list[Gradient], variables: list[Any]) -> None:
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
         """Update the variables from this replica's share of the gradients."""
-        variables = [backend_variable(variable) for variable in variables]
         self._step(self._exchange(gradients, variables), variables)
 
     def _exchange(
