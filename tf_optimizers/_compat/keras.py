@@ -107,9 +107,8 @@ def add_replica_variable(
     this, and tracks its variables in private.
     """
     path = getattr(reference, "path", reference.name.removesuffix(":0"))
-    value = getattr(reference, "value", reference)
-    if callable(value):  # The method of a `tf.Variable`.
-        value = reference
+    is_keras = isinstance(reference, keras.Variable)
+    value = reference.value if is_keras else reference
     with (
         strategy_of(optimizer).extended.colocate_vars_with(value),
         keras.name_scope(optimizer.name, caller=optimizer),

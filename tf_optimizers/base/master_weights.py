@@ -29,14 +29,10 @@ class MasterWeights:
         return (master.value for master in self._weights if master is not None)
 
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
-        """Return `variable`, or its up-to-date master weight.
+        """Return a variable, or its component's up-to-date master weight.
 
         What is assigned to the result reaches a half-precision variable with
         `store_weight`.
-
-        Args:
-            index: Position of the variable.
-            variable: The variable, or its component on this device.
         """
         master = self[index]
         if master is None:

@@ -29,12 +29,7 @@ class Exclusions:
     def with_call(
         self, variables: Mapping[str, Any], names: Sequence[str] | None
     ) -> "Exclusions":
-        """Return what `exclude_from_weight_decay()` makes of it.
-
-        Args:
-            variables: Variables by their keys.
-            names: None or regular expressions, searched in `variable.name`.
-        """
+        """Return what a call with variables, by their keys, makes of it."""
         return Exclusions(
             self.patterns,
             tuple(map(_in_path, check_patterns("var_names", names) or ())),

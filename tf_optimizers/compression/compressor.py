@@ -156,12 +156,8 @@ class Compressor:
     ) -> list[Gradient]:
         """Return the update of each variable, of all replicas.
 
-        Args:
-            optimizer: Whose step it is.
-            sparsity: The share to hold back, or None for a dense exchange.
-            gradients: This replica's.
-            variables: Theirs.
-            weights: This replica's, in full precision.
+        Without a `sparsity` all gradients are exchanged densely. `weights` are
+        the variables of this replica, in full precision.
         """
         indices = [variable_index(optimizer, v) for v in variables]
         accumulators = [self.accumulators[i] for i in indices]

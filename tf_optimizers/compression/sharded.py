@@ -140,9 +140,8 @@ class ShardedExchange(Exchange):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the values and groups that all replicas sent to this shard.
 
-        Args:
-            rows: int32 [N, words], from every replica one of `pack_rows`.
-            entries: This replica's, for dtypes and shapes.
+        Of every replica, `rows` has one of `pack_rows`, int32 [N, words];
+        dtypes and shapes are those of this replica's `entries`.
         """
         replicas = self.wire.replicas
         count = entries.values.shape[0] // replicas
