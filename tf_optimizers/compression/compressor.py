@@ -75,10 +75,9 @@ class Compressor:
         self._min_size = check_integer(
             "min_compress_size", min_compress_size, 1
         )
-        check_choice(
+        self._value_dtype = check_choice(
             "value_dtype", value_dtype, ["float32", "float16", "bfloat16"]
         )
-        self._value_dtype = value_dtype
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:

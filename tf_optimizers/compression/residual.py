@@ -76,7 +76,7 @@ class Residual:
         return Selection(values, positions, rest, self._like.shape)
 
     def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
-        """Take what is sent of a selection out of v; see `Increment`."""
+        """Take what is sent of a selection out of v, and out of `masked`."""
         # Nothing is kept beyond the end.
         end = tf.cast(self.size, selection.positions.dtype)
         sent_at = tf.where(selection.values == 0, end, selection.positions)
