@@ -14,13 +14,7 @@ OPTIMIZERS = {
     tfo.Lamb: (),
     tfo.LANS: (),
     tfo.AdamOffload: ("memory_summary",),
-    tfo.DGCMomentum: (
-        "communication_summary",
-        "compressed_variables",
-        "is_eligible",
-        "residuals",
-        "schedule",
-    ),
+    tfo.DGCMomentum: ("communication_summary",),
 }
 
 
