@@ -4,8 +4,9 @@
 
 Every contender trains the same model on the same batches, in processes of its
 own on loopback; they take turns, round by round. Times are the first worker's.
-Bytes are those that the loopback interface counted (/proc/net/dev), divided by
-steps and workers: everything is in them, and other traffic on loopback, too.
+Bytes are those that the kernel says a worker's TCP sockets have sent in a step,
+the mean of all workers. Headers of packets are no part of them; those that
+results/exchange.json now has are the loopback interface's, headers included.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import tensorflow as tf
 import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.loopback import sent_bytes
+from tf_optimizers.demo.sockets import sent_bytes
 
 BATCH = 32
 WARM_UP = 5
@@ -85,8 +86,18 @@ def make_step(
     return tf.function(lambda: strategy.run(replica), autograph=False)
 
 
+def mean(strategy: tf.distribute.Strategy, value: float) -> float:
+    """Return the mean of what all workers say."""
+
+    def replica() -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce("mean", tf.constant(value, tf.float64))
+
+    return float(strategy.run(replica))
+
+
 def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first writes its times and all bytes."""
+    """Train as one worker; the first writes its times and the mean bytes."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind() if kind else tf.distribute.get_strategy()
     step = make_step(strategy, OPTIMIZERS[optimizer], *MODELS[model])
@@ -98,9 +109,9 @@ def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
         start = time.perf_counter()
         step()
         times.append(1e3 * (time.perf_counter() - start))
-    sent = sent_bytes() - bytes_before
+    sent = mean(strategy, (sent_bytes() - bytes_before) / steps)
     if not kind or strategy.cluster_resolver.task_id == 0:
-        result = {"step_ms": times, "bytes_per_step": sent / steps}
+        result = {"step_ms": times, "bytes_per_step": sent}
         path.write_text(json.dumps(result))
 
 
@@ -121,9 +132,7 @@ def measure(model: str, workers: int, rounds: int, steps: int) -> dict:
             for name, result in results.items():
                 found = run_group(name, model, workers, steps)
                 result["step_ms"] += found["step_ms"]
-                result["bytes_per_step"].append(
-                    found["bytes_per_step"] / workers
-                )
+                result["bytes_per_step"].append(found["bytes_per_step"])
                 progress.update()
     depth, width = MODELS[model]
     return {

@@ -89,15 +89,16 @@ def findings(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"Bytes: after the warm-up a step sends {ratio} times fewer. Of "
             f"those that {sparse['optimizer']} still sends, {rest:,.0f} are "
-            "none of its gradients: headers, and Keras's own reduction of loss "
-            "and metrics. Warm-up included, a run sends "
+            "none of its gradients: what messages say of themselves, and "
+            "Keras's own reduction of loss and metrics. Warm-up included, a "
+            "run sends "
             f"{_ratio(dense['bytes_per_run'], sparse['bytes_per_run'])} times "
             "fewer."
         )
     else:
         lines.append(
-            "Bytes: none were counted, as there is no `/proc/net/dev` here "
-            "whose `lo` moves (Linux has it, macOS has not). The calculated "
+            "Bytes: none were counted, as the kernel does not count those of "
+            "a socket (Linux does since 4.19, macOS does not). The calculated "
             "ones are those of `communication_summary()`."
         )
     lines.append(
@@ -171,14 +172,13 @@ def _rate_note(result: dict[str, Any]) -> str:
 def _method(result: dict[str, Any]) -> str:
     return (
         "Test accuracy: mean ± standard deviation over seeds. Bytes: what the "
-        "kernel says `lo` has carried (`/proc/net/dev`) between two "
-        "moments that all workers have reached, divided by steps and workers; "
-        "nothing is subtracted, neither headers nor Keras's reduction of loss "
-        "and metrics nor what other programs sent. Per step: the median of all "
-        "epochs after the warm-up; per run: the whole of it, warm-up included. "
-        "Calculated: a step's gradients alone, by "
-        f"`communication_summary({result['communication']['step']})`, the "
-        "last step's."
+        "kernel says the workers' TCP sockets have sent (`TCP_INFO`) between "
+        "two moments that all workers have reached, divided by steps and "
+        "workers; Keras's reduction of loss and metrics is part of it, headers "
+        "of packets are not. Per step: the median of all epochs after the "
+        "warm-up; per run: the whole of it, warm-up included. Calculated: a "
+        "step's gradients alone, by `communication_summary("
+        f"{result['communication']['step']})`, the last step's."
     )
 
 

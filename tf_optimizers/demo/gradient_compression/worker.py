@@ -25,13 +25,16 @@ from tf_optimizers.demo.gradient_compression.study import (
     Plan,
     make_optimizers,
 )
-from tf_optimizers.demo.loopback import sent_bytes
 from tf_optimizers.demo.network import build_model, initial_weights
 from tf_optimizers.demo.processes import BEGIN, END
 from tf_optimizers.demo.results import write_json
+from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 from tf_optimizers.demo.tuning import tune
-from tf_optimizers.distribute.agreement import check_agreement
+from tf_optimizers.distribute.agreement import (
+    check_agreement,
+    gather_statements,
+)
 
 
 def main(task_path: str) -> None:
@@ -181,14 +184,16 @@ class EpochRecorder(keras.callbacks.Callback):
         steps = self.plan.steps_per_epoch
         self.seconds_per_step.append((time.monotonic() - self._time) / steps)
         self._meet(epoch)
-        before, after = self._bytes, sent_bytes()
-        self.bytes_per_step.append(
-            None
-            if before is None or after is None
-            # The counter is that of all workers.
-            else (after - before) / steps / self.plan.workers
-        )
+        self.bytes_per_step.append(self._mean_bytes(sent_bytes(), steps))
         self.loss.append(float(logs["loss"]))
+
+    def _mean_bytes(self, sent: int | None, steps: int) -> float | None:
+        """Return what a worker has sent in a step, the mean of all workers."""
+        if sent is None or self._bytes is None:
+            return None
+        subject, own = "the bytes of an epoch", sent - self._bytes
+        counts = gather_statements(self.strategy, subject, own)
+        return sum(counts) / len(counts) / steps
 
     def _meet(self, epoch: int) -> None:
         """Wait until all workers have come here; they compare notes."""
