@@ -5,6 +5,10 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.distribute.sparse_all_reduce import (
+    SparseCollectiveAllReduce,
+    SparseExtended,
+)
 
 
 @pytest.fixture
@@ -49,3 +53,29 @@ def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
                 assert session.run(step) == (4.0, 4.0)
         ones = strategy.run(lambda: tf.constant(1.0))
         assert strategy.reduce("SUM", ones, axis=None) == 2.0
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        tfo.SparseMultiWorkerMirroredStrategy,
+        SparseExtended,
+        SparseCollectiveAllReduce,
+    ],
+)
+def test_private_names_are_not_tensorflow_s(ours):
+    """But for those that _compat/ replaces on purpose."""
+    own = {
+        name
+        for one in ours.mro()
+        if one.__module__.startswith("tf_optimizers.distribute")
+        for name in vars(one)
+        if name.startswith("_") and not name.startswith("__")
+    }
+    theirs = {
+        name
+        for one in ours.mro()
+        if not one.__module__.startswith("tf_optimizers")
+        for name in vars(one)
+    }
+    assert not own & theirs

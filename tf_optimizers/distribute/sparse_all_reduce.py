@@ -82,7 +82,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
         slices = groups.pop(None, [])
         gathered, reduced = list(entries), {None: iter(slices)}
         if entries or slices:
-            gathered, parts = self._gather(entries, slices, replica_id, options)
+            gathered, parts = self._gather_all(
+                entries, slices, replica_id, options
+            )
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 parts = [_divide(s, self.replicas) for s in parts]
             reduced[None] = iter(parts)
@@ -92,7 +94,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
             )
         return gathered, [next(reduced[kind]) for kind in kinds]
 
-    def _gather(
+    def _gather_all(
         self,
         entries: Sequence[Entries],
         slices: Sequence[tf.IndexedSlices],
