@@ -80,7 +80,7 @@ def check_boolean(name: str, value: Any) -> bool:
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value` if it is among `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}. "
             f"Received: {name}={value!r}."
@@ -156,6 +156,16 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
     ):
         if arguments.get(name) is not None:
             arguments[name] = check_positive(name, arguments[name])
+    clipping = {
+        name: arguments[name]
+        for name in ("clipnorm", "clipvalue", "global_clipnorm")
+        if arguments.get(name) is not None
+    }
+    if len(clipping) > 1:
+        raise ValueError(
+            "Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be "
+            f"set. Received: {clipping}. Keep one of them."
+        )
     for name, minimum in (
         ("gradient_accumulation_steps", 2),
         ("ema_overwrite_frequency", 1),
