@@ -148,17 +148,13 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
     Keras ignores a `clipnorm` of zero or below without a word, and fails on
     some wrong kinds only in the first step.
     """
-    for name in (
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "loss_scale_factor",
-    ):
+    clipping_names = ("clipnorm", "clipvalue", "global_clipnorm")
+    for name in (*clipping_names, "loss_scale_factor"):
         if arguments.get(name) is not None:
             arguments[name] = check_positive(name, arguments[name])
     clipping = {
         name: arguments[name]
-        for name in ("clipnorm", "clipvalue", "global_clipnorm")
+        for name in clipping_names
         if arguments.get(name) is not None
     }
     if len(clipping) > 1:
