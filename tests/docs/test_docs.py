@@ -79,7 +79,7 @@ def test_oldest_versions_are_stated_alike():
 
 
 def test_readme_is_short():
-    assert len(README.splitlines()) < 200
+    assert len(README.splitlines()) <= 150
 
 
 def test_readme_links_exist():
