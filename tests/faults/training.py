@@ -110,7 +110,7 @@ class Training:
         found = [
             at
             for at, line in self.output
-            if at >= since and "All workers are stopped" in line
+            if at >= since and "Stopping all workers" in line
         ]
         return found[0] if found else None
 

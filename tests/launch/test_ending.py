@@ -71,11 +71,11 @@ def test_second_signal_kills_all_at_once(start, write, tmp_path, number):
     launcher = start("--workers", "2", "--grace-period", str(LONG), script)
     launcher.pids(2)
     launcher.process.send_signal(number)
-    launcher.wait_to_hear(f"Received {number.name}. All workers are stopped.")
+    launcher.wait_to_hear(f"Received {number.name}. Stopping all workers.")
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.wait() == 128 + number
     assert not processes_with(str(tmp_path))
-    assert "Received SIGINT again. Workers are killed." in launcher.errors()
+    assert "Received SIGINT again. Killing all workers." in launcher.errors()
 
 
 def test_second_hangup_shortens_no_grace_period(start, write, tmp_path):
@@ -218,7 +218,7 @@ def test_output_that_nobody_reads_does_not_keep_workers(start, write):
     launcher.process.send_signal(signal.SIGTERM)
     assert_gone(pids[1:])
     # What it says on stderr does not wait for those who read stdout.
-    launcher.wait_to_hear("Received SIGTERM. All workers are stopped.")
+    launcher.wait_to_hear("Received SIGTERM. Stopping all workers.")
     # The output that is left keeps the launcher, until it is told again.
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.wait() == 143

@@ -86,7 +86,7 @@ def test_failed_worker_is_started_anew_with_all_others(launch, write):
     assert [line.split() for line in lines_of(run.stdout, 0)][-1] == lines[-1]
     killed = (
         "[launcher] Worker 1 was killed by signal 9 (Killed). "
-        "All workers are stopped."
+        "Stopping all workers."
     )
     assert run.stderr.decode().splitlines() == [
         killed,

@@ -23,9 +23,9 @@ def main() -> int:
 
 
 def open_standard_streams() -> None:
-    """Let those that the caller has closed lead nowhere.
+    """Open standard streams that the caller has closed, on `os.devnull`.
 
-    What is opened next, such as a pipe, would get their numbers otherwise.
+    Otherwise what is opened next, such as a pipe, would get their numbers.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -33,7 +33,7 @@ def open_standard_streams() -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options, or leave with a message and exit code 2."""
+    """Return the options, or exit with a message and code 2."""
     parser = make_parser()
     own, command = split(arguments)
     options = parser.parse_args(own, argparse.Namespace(command=command))
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m tf_optimizers.launch",
         usage=USAGE,
         description="Run a script or module in several worker processes, "
-        "with TF_CONFIG set. `pydoc tf_optimizers.launch` tells more.",
+        "with TF_CONFIG set. See `pydoc tf_optimizers.launch` for more.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -71,37 +71,37 @@ def make_parser() -> argparse.ArgumentParser:
         type=_host,
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address of this machine that goes into TF_CONFIG (%(default)s)",
+        help="address of this machine, for TF_CONFIG (%(default)s)",
     )
     parser.add_argument(
         "--grace-period",
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="time to end after SIGTERM or SIGINT, then SIGKILL (%(default)g)",
+        help="time between SIGTERM or SIGINT and SIGKILL (%(default)g)",
     )
     parser.add_argument(
         "--max-restarts",
         type=functools.partial(_count, minimum=0),
         default=0,
         metavar="K",
-        help="how often to start all workers anew when one fails (%(default)s)",
+        help="how often to restart all workers when one fails (%(default)s)",
     )
     parser.add_argument(
         "--restart-pause",
         type=_seconds,
         default=1.0,
         metavar="SECONDS",
-        help="time before the first of these; it doubles, to 60 (%(default)g)",
+        help="time before the first restart; doubles, up to 60 (%(default)g)",
     )
     return parser
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the launcher's own arguments, and the command they end at.
+    """Return the launcher's own arguments, and the command after them.
 
-    `argparse.REMAINDER` would take some options of the script for the
-    launcher's, and lose a `--`.
+    `argparse.REMAINDER` would take some of the script's options for the
+    launcher's, and drop a `--`.
     """
     start = 0
     while start < len(arguments):
@@ -120,7 +120,7 @@ def _count(text: str, minimum: int = 1) -> int:
     except ValueError:
         count = minimum - 1
     if count < minimum:
-        way_out = "One per core is a good start." if minimum else "0 is none."
+        way_out = "Start with one per core." if minimum else "0 means never."
         raise argparse.ArgumentTypeError(
             f"must be an integer of at least {minimum}. Received: {text}. "
             f"{way_out}"

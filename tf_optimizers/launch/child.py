@@ -1,6 +1,6 @@
 """What the launcher starts: workers, and the watchdog over their processes.
 
-Run by path and not as part of the package, for nothing of it to be loaded.
+Run by path, not as part of the package, so that nothing else of it is loaded.
 """
 
 import os
@@ -14,9 +14,10 @@ from importlib.machinery import SourceFileLoader
 def watch() -> None:
     """Kill all worker groups that are left when the launcher is gone.
 
-    Stdin, the lifeline, ends when the launcher has ended, however it did, and
-    every worker has written `+pid`; the launcher writes `-pid` after the end
-    of a worker's group, as the number may be given to others from then on.
+    Stdin is the lifeline. Every worker writes `+pid` to it at its start. The
+    launcher writes `-pid` once that worker's group has ended, since the system
+    may then give the number to another process. Stdin ends when the launcher
+    has ended, in whatever way, and every worker has written its line.
     """
     groups: set[int] = set()
     for line in sys.stdin.buffer:
@@ -26,12 +27,12 @@ def watch() -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # It ended by itself, or is now somebody else's.
+            continue  # It has ended, or the number is another user's by now.
 
 
 def work(lifeline: int, devices: int, command: list[str]) -> None:
     """Become the process that `python *command` would be."""
-    # Before anything of the user's runs: no moment without the watchdog.
+    # Before any of the user's code, so that the watchdog misses no process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1:
@@ -49,7 +50,7 @@ def work(lifeline: int, devices: int, command: list[str]) -> None:
 
 
 def split_cpu(devices: int) -> None:
-    """Give TensorFlow `devices` logical CPUs, which must precede any tensor."""
+    """Give TensorFlow `devices` logical CPUs, before any tensor exists."""
     import tensorflow as tf
 
     tf.config.set_logical_device_configuration(
@@ -61,8 +62,8 @@ def split_cpu(devices: int) -> None:
 def run_script(path: str) -> None:
     """Run a script as Python does: `sys.argv[0]` as given, `__file__` absolute.
 
-    `runpy.run_path` makes the two equal, and takes `__main__` away at the
-    script's end, when its threads and exit functions may still need it.
+    `runpy.run_path` makes the two equal. It also removes `__main__` at the
+    script's end, when its threads and exit handlers may still need it.
     """
     main = types.ModuleType("__main__")
     main.__file__ = os.path.abspath(path)

@@ -1,4 +1,4 @@
-"""What a command must be, and be started from, for workers to run it."""
+"""Checks that workers can run a command, and can run it from here."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ def problem_of_environment() -> str | None:
         return f"needs Linux or macOS. Received: {sys.platform}."
     if os.environ.get("TF_CONFIG"):
         return (
-            "`TF_CONFIG` must not be set, as each worker is given its own. "
+            "`TF_CONFIG` must not be set, since each worker gets its own. "
             f"Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset it, or "
             "start the script without the launcher to use it."
         )
@@ -53,13 +53,13 @@ def problem_of_command(command: list[str]) -> str | None:
 
 
 def is_runnable_module(name: str) -> bool:
-    """Tell whether `python -m name` finds a module, importing none."""
+    """Return whether `python -m name` finds a module, without importing any."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
     try:
         spec = importlib.util.find_spec(parts[0])
-    except ValueError:  # A module made by hand, such as `__main__`.
+    except ValueError:  # A module without a spec, such as `__main__`.
         return False
     for depth in range(2, len(parts) + 1):
         spec = _child(spec, ".".join(parts[:depth]))

@@ -1,4 +1,4 @@
-"""What the launcher waits for."""
+"""The events that the launcher waits for."""
 
 import os
 import select
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class Events:
-    """Signals, the ends of workers among them, and calls of `wake`."""
+    """Signals, including those of workers' ends, and calls of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -16,15 +16,15 @@ class Events:
             self._requests.append(signal.SIGHUP)
 
     def __enter__(self) -> "Events":
-        """Let signals no longer do what they do, but be waited for."""
+        """Catch signals from now on, for `wait` to return."""
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._receiver, False)
         os.set_blocking(self._sender, False)
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # With a handler, which need not do anything, a signal is written to
-        # the pipe. SIGCHLD tells that a worker has ended.
+        # Python writes a signal to the pipe only if it has a handler, even an
+        # empty one. SIGCHLD comes when a worker has ended.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -32,7 +32,7 @@ class Events:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let signals do again what they did."""
+        """Restore the signals' handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
@@ -40,11 +40,11 @@ class Events:
 
     def wake(self) -> None:
         """Make `wait` return, from any thread."""
-        with suppress(BlockingIOError):  # Full, so it will return anyway.
+        with suppress(BlockingIOError):  # A full pipe ends `wait` anyway.
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
-        """Wait for any event; return a request to end the launcher."""
+        """Wait for any event; return it if it is a request to end."""
         if select.select([self._receiver], [], [], seconds)[0]:
             for number in os.read(self._receiver, 4096):
                 if number in self._requests:
@@ -52,7 +52,7 @@ class Events:
         return None
 
     def wait_for_request(self, seconds: float) -> signal.Signals | None:
-        """Wait for a request to end the launcher, at most for some time."""
+        """Wait at most `seconds` for a request to end the launcher."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             received = self.wait(left)

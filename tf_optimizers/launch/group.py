@@ -13,11 +13,11 @@ from tf_optimizers.launch.events import Events
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Watchdog, Worker
 
-# How often workers that are ending are looked at, in seconds.
+# How often to check on workers that are ending, in seconds.
 TICK = 0.05
-# Tells a worker how often all have been started anew.
+# The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
-# The longest pause before a restart that is not asked for, in seconds.
+# Pauses before restarts double up to this, in seconds.
 LONGEST_PAUSE = 60.0
 NO_RESTART = "There will be no restart."
 
@@ -44,7 +44,7 @@ def launch(
     """Run `python *command` in several processes; return the exit code.
 
     The command is a script with its arguments, or `-m`, a module and its
-    arguments; all else are the options that `tf_optimizers.launch` tells of.
+    arguments. The rest are the options that `tf_optimizers.launch` documents.
     """
     with (
         Events() as events,
@@ -67,7 +67,7 @@ def launch(
                             [str(devices_per_worker), *command],
                             environment(addresses, index) | counted,
                         )
-                # Too many files are open, or too many threads started.
+                # Too many files are open, or too many threads are running.
                 except (OSError, RuntimeError) as error:
                     output.say(f"Cannot start {workers} workers: {error}.")
                     return Failure("", 1)
@@ -88,7 +88,7 @@ def launch(
 
 
 def pauses(first: float) -> Iterator[float]:
-    """Yield those before the restarts: each is twice the last, to a limit."""
+    """Yield the pauses before restarts, each twice the last, up to a limit."""
     pause = first
     while True:
         yield pause
@@ -96,11 +96,12 @@ def pauses(first: float) -> Iterator[float]:
 
 
 def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
-    """Return addresses that are nobody else's until `stack` is closed.
+    """Return addresses that stay reserved until `stack` is closed.
 
-    A socket that is bound but does not listen keeps others from being given
-    its port, while TensorFlow's server, which sets SO_REUSEADDR as we do, can
-    listen there. So no gap lies between choosing a port and using it.
+    While a socket is bound, even one that does not listen, the system gives its
+    port to no other program. TensorFlow's server can still listen there, since
+    it sets SO_REUSEADDR, as we do. So there is no gap between choosing a port
+    and using it.
     """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     family, kind, protocol, _, any_port = found[0]
@@ -115,7 +116,7 @@ def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
 
 
 def environment(addresses: list[str], index: int) -> dict[str, str]:
-    """Return that of a worker, which tells TensorFlow which it is."""
+    """Return a worker's environment, with its `TF_CONFIG`."""
     config = {
         "cluster": {"worker": addresses},
         "task": {"type": "worker", "index": index},
@@ -128,7 +129,7 @@ def follow(
 ) -> Failure | None:
     """Watch the workers until they end, or a second request to end comes.
 
-    Return what has stopped them, or None if they ended by themselves.
+    Returns why they were stopped, or None if they ended by themselves.
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):
@@ -144,13 +145,13 @@ def follow(
                 output.say(failure.reason)
         elif received is not None and not is_asked:
             output.say(f"Received {received.name}. {NO_RESTART}")
-        # A closing terminal sends several: the kernel's, and the shell's.
+        # A closing terminal sends several, from the kernel and the shell.
         elif received not in (None, signal.SIGHUP):
-            output.say(f"Received {received.name} again. Workers are killed.")
+            output.say(f"Received {received.name} again. Killing all workers.")
             break
         if failure is not None and received is not None:
             failure, is_asked = failure._replace(may_restart=False), True
-            # Only output is left, and nobody may be reading it.
+            # Only output is left, and perhaps nothing reads it.
             if all(worker.is_gone for worker in group):
                 break
     return failure
@@ -162,10 +163,10 @@ def first_failure(
     """Return the reason to stop all workers, if there is one."""
     for worker in group:
         if worker.exit_code:
-            reason = f"{worker.describe_end()} All workers are stopped."
+            reason = f"{worker.describe_end()} Stopping all workers."
             return Failure(reason, worker.exit_code, may_restart=True)
     if received is not None:
-        reason = f"Received {received.name}. All workers are stopped."
+        reason = f"Received {received.name}. Stopping all workers."
         return Failure(reason, 128 + received, received)
     if output.error is not None:
         return Failure(f"Cannot write the output: {output.error}.", 1)

@@ -1,4 +1,4 @@
-"""The workers' output: whole lines, each behind its worker's prefix."""
+"""The workers' output: whole lines, each with its worker's prefix."""
 
 import os
 import select
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 CHUNK_BYTES = 1 << 16
-# How long the output of a worker that is gone may pause, in milliseconds.
+# After a worker is gone, a pause this long ends its output, in milliseconds.
 PAUSE = 200
-# How long the launcher's own last line may take, in seconds.
+# How long to wait for the launcher's own last line, in seconds.
 LAST_LINE = 2
 
 
@@ -18,9 +18,9 @@ class Output:
     """The launcher's own stdout and stderr, shared line by line.
 
     Args:
-        wake: called when a stream has ended, and when a line cannot be
-            written. All later lines to the same place are dropped, as a
-            worker whose output nobody takes would wait for ever.
+        wake: Called when a stream has ended, and when a line cannot be
+            written. All later lines to the same place are then dropped, since
+            a worker whose output is not read would wait forever.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Output:
         self._lost: set[IO[str]] = set()
         out, err = sys.stdout, sys.stderr
         lock = threading.Lock()
-        # With `2>&1`, a long line to one could else end up inside of another.
+        # With `2>&1`, a long line could otherwise end up inside another.
         same = os.path.sameopenfile(out.fileno(), err.fileno())
         self._locks = {out: lock, err: lock if same else threading.Lock()}
         reader, self._own = os.pipe()
@@ -38,11 +38,11 @@ class Output:
         )
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own to stderr, not waiting for it."""
+        """Write a line of the launcher's own to stderr, without waiting."""
         os.write(self._own, f"{text}\n".encode())
 
     def write(self, stream: IO[str], line: bytes) -> None:
-        """Write all of a line to the file under `stream`."""
+        """Write a whole line to the file behind `stream`."""
         with self._locks[stream]:
             if stream in self._lost:
                 return
@@ -54,18 +54,18 @@ class Output:
                 self.wake()
 
     def close(self) -> None:
-        """Wait a little for what was said."""
+        """Wait a little until the launcher's own lines are written."""
         os.close(self._own)
         self._forwarder.join(LAST_LINE)
 
 
 class Forwarder(threading.Thread):
-    """A running thread that takes one stream of one worker to the output."""
+    """A running thread that forwards one stream of one worker."""
 
     def __init__(
         self, source: IO[bytes], prefix: str, output: Output, stream: IO[str]
     ) -> None:
-        # A daemon: a terminal that takes no output must not keep us.
+        # A daemon, since a terminal that takes no output must not block exit.
         super().__init__(daemon=True)
         self.is_done = False
         self._source = source
@@ -87,7 +87,7 @@ class Forwarder(threading.Thread):
             self._output.wake()
 
     def finish(self) -> None:
-        """Forward what there is, and wait for no more."""
+        """Forward what there is, then stop waiting for more."""
         self._no_more.set()
 
     def _chunks(self) -> Iterator[bytes]:
@@ -99,7 +99,7 @@ class Forwarder(threading.Thread):
                 if not chunk:
                     return
                 yield chunk
-            # A process that left the worker's session can hold a stream open.
+            # A process that left the worker's session can keep a stream open.
             elif self._no_more.is_set():
                 return
 
@@ -107,8 +107,8 @@ class Forwarder(threading.Thread):
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     r"""Yield the lines of a stream without their ends: \n, \r or \r\n.
 
-    The last line may lack its end. Nothing in front of a \r is no line: some
-    progress bars write \r before each state, some behind.
+    The last line may lack its end. An empty line that ends in \r is skipped,
+    since some progress bars write \r before each state, and some after it.
     """
     line = bytearray()
     after_return = False
@@ -131,5 +131,5 @@ def _write_all(file: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(file, view) :]
-        except BlockingIOError:  # Somebody has made our stdout non-blocking.
+        except BlockingIOError:  # A program made our stdout non-blocking.
             select.select([], [file], [])

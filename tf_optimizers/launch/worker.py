@@ -1,4 +1,4 @@
-"""One worker: its processes and its end, also when the launcher is killed."""
+"""One worker: its processes, and their end, even if the launcher is killed."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ from tf_optimizers.launch.output import Forwarder, Output
 CHILD = str(Path(__file__).with_name("child.py"))
 # Linux's list of all processes; macOS has none.
 PROCESSES = Path("/proc")
-# How often those that were killed are looked at, in seconds.
+# How often to check on killed processes, in seconds.
 DYING = 0.01
 
 
 class Watchdog:
     """A process that kills the workers' groups once the launcher is gone.
 
-    `lifeline` is the writing end of a pipe. It closes when the launcher ends,
-    in whatever way. What is written to it stands in `child.watch`.
+    `lifeline` is the write end of a pipe, which closes when the launcher ends,
+    in whatever way. `child.watch` documents what is written to it.
     """
 
     def __enter__(self) -> "Watchdog":
-        """Start it."""
+        """Start the process."""
         reader, self.lifeline = os.pipe()
-        # In a session of its own, for Ctrl-C to pass it by.
+        # In a session of its own, which Ctrl-C does not reach.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", CHILD, "watch"],
             stdin=reader,
@@ -40,22 +40,22 @@ class Watchdog:
         return self
 
     def forget(self, group: int) -> None:
-        """Say that a process group has ended."""
-        # Should the watchdog have been killed, the run goes on without it.
+        """Tell the process that a group has ended."""
+        # If the watchdog was killed, the run goes on without it.
         with suppress(BrokenPipeError):
             os.write(self.lifeline, b"-%d\n" % group)
 
     def __exit__(self, *_: object) -> None:
-        """Let it kill whom it has not been told to forget, and end."""
+        """Let the process kill the groups that it still knows, and end."""
         os.close(self.lifeline)
         self._process.wait()
 
 
 class Worker:
-    """A worker: a process, the process group that it leads, its output.
+    """A worker: a process, the process group that it leads, and its output.
 
-    Its life: started; ended, when `exit_code` is known; gone, when nobody is
-    left in its group; done, when its output is written.
+    A worker has ended once `exit_code` is known. It is gone once its group has
+    no process left, and done once its output is written.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Worker:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        """Run `child.work`; `end` ends it, also if not all of this succeeds."""
+        """Run `child.work`; if this fails halfway, `end` still cleans up."""
         lifeline = self._watchdog.lifeline
         self._process = subprocess.Popen(
             [sys.executable, CHILD, "work", str(lifeline), *arguments],
@@ -100,16 +100,16 @@ class Worker:
                 )
 
     def is_ending(self) -> bool:
-        """Tell whether the group has been asked to end, and has not yet."""
+        """Return whether the group was asked to end, and has not yet."""
         return self._kill_at is not None and not self.is_gone
 
     def is_done(self) -> bool:
-        """Tell whether the group has ended and its output is written."""
+        """Return whether the group has ended and its output is written."""
         written = all(forwarder.is_done for forwarder in self._forwarders)
         return self.is_gone and written
 
     def describe_end(self) -> str:
-        """Say how the process has ended, as a sentence."""
+        """Describe in a sentence how the process has ended."""
         name, number = f"Worker {self._index}", -self._process.returncode
         if number > 0:
             meaning = signal.strsignal(number)
@@ -125,7 +125,7 @@ class Worker:
             self._kill_at = time.monotonic() + self._grace_period
 
     def update(self) -> None:
-        """Take note of what has ended, and kill what is overdue."""
+        """Note what has ended, and kill what is overdue."""
         if self.is_gone:
             return
         code = self._process.poll()
@@ -142,7 +142,7 @@ class Worker:
                 forwarder.finish()
 
     def end(self) -> None:
-        """Kill whoever is left of the group, and wait until nobody is."""
+        """Kill what is left of the group, and wait until it is gone."""
         self._kill_at = time.monotonic()
         self.update()
         while not self.is_gone:
@@ -150,14 +150,14 @@ class Worker:
             self.update()
 
     def _is_anybody_left(self) -> bool:
-        """Tell whether a process of the group is alive, which no zombie is.
+        """Return whether a process of the group is alive; zombies are not.
 
-        These stay in it for as long as nobody asks how they ended.
+        A zombie stays in its group until its parent asks how it ended.
         """
         if not PROCESSES.exists() or not self._signal_group(0):
             return self._signal_group(0)
         for file in PROCESSES.glob("[0-9]*/stat"):
-            with suppress(OSError):  # It has ended meanwhile.
+            with suppress(OSError):  # It has ended in the meantime.
                 _, _, after_name = file.read_text().rpartition(")")
                 state, _, group, *_ = after_name.split()
                 if int(group) == self._process.pid and state not in "ZX":
@@ -165,7 +165,7 @@ class Worker:
         return False
 
     def _signal_group(self, number: int) -> bool:
-        """Signal the group; tell whether anybody is left in it."""
+        """Signal the group; return whether any process is left in it."""
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
