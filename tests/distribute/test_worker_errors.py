@@ -9,7 +9,9 @@ import sys
 
 import pytest
 import real_workers
+import tensorflow as tf
 
+import tf_optimizers as tfo
 from tf_optimizers.launch.group import environment, reserve_addresses
 
 pytestmark = pytest.mark.slow
@@ -17,36 +19,76 @@ pytestmark = pytest.mark.slow
 PROGRAM = real_workers.PROGRAMS / "faults.py"
 
 
+# Of Python, so that the workers live on for the next one, but for the last.
+SURVIVED = {
+    "settings": ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"],
+    "step": ["step=0 on worker 0, step=7 on worker 1"],
+    "parted": ["All workers must have the weights", "dense/kernel=['"],
+    "absent": ["Received nothing from worker 1 in 5 s"],
+}
+LAST = {"model": ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]}
+
+
+@pytest.fixture(scope="module")
+def survivors(tmp_path_factory):
+    """Two workers that have come from one error to the next."""
+    folder = tmp_path_factory.mktemp("faults")
+    return real_workers.run("faults", folder, 2, *SURVIVED, *LAST, timeout=240)
+
+
+@pytest.mark.parametrize("case", SURVIVED)
+def test_fault_is_an_error_on_every_worker(survivors, case):
+    assert None not in survivors.results, survivors.output[-5000:]
+    for result in survivors.results:
+        for message in SURVIVED[case]:
+            assert message in result[case]
+
+
+def test_rates_that_part_are_an_error_of_their_own(survivors):
+    for worker in range(2):
+        assert (
+            f"[worker {worker}] rate: All workers must have the weights and "
+            "the learning rate"
+        ) in survivors.output
+    expected = (
+        "learning_rate='0.1' on worker 0, learning_rate='0.2' on worker 1"
+    )
+    assert expected in survivors.output
+
+
+def assert_ended(outcome, messages):
+    assert outcome.exit_code != 0
+    assert "trained to the end" not in outcome.output
+    for message in messages:
+        assert message in outcome.output
+
+
+def test_last_fault_ends_the_workers(survivors):
+    assert_ended(survivors, LAST["model"])
+
+
 @pytest.mark.parametrize(
     ("case", "messages"),
     [
-        ("model", ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]),
-        ("settings", ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"]),
-        ("step", ["step=0 on worker 0, step=7 on worker 1"]),
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
-        (
-            "parted",
-            [
-                "rate: All workers must have the weights and the learning rate",
-                "learning_rate='0.1' on worker 0, "
-                "learning_rate='0.2' on worker 1",
-                "RuntimeError: All workers must have the weights",
-                "dense/kernel=['",
-            ],
-        ),
-        ("absent", ["Received nothing from worker 1 in 5 s"]),
         ("silent", ["Collective", "timed out"]),
         ("killed", ["Worker 1 was killed by signal 9"]),
-        ("too late", ["must be created before any tensor"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
     outcome = real_workers.run("faults", tmp_path, 2, case, timeout=120)
-    assert outcome.exit_code != 0
-    assert "trained to the end" not in outcome.output
-    for message in messages:
-        assert message in outcome.output
+    assert_ended(outcome, messages)
+
+
+def test_strategy_that_comes_too_late_is_refused(monkeypatch):
+    tf.constant(1.0)
+    cluster = {"worker": ["a:1", "b:2"]}
+    task = {"type": "worker", "index": 0}
+    config = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(RuntimeError, match="must be created before any tensor"):
+        tfo.SparseMultiWorkerMirroredStrategy()
 
 
 def test_worker_that_saves_alone_is_told_so(tmp_path):

@@ -1,4 +1,7 @@
-"""Workers that are not alike: `faults.py CASE`."""
+"""Workers that are not alike: `faults.py CASE...`.
+
+A case ends the process, unless another follows: its error is reported then.
+"""
 
 import os
 import pathlib
@@ -9,27 +12,24 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from real_workers import report
 
 import tf_optimizers as tfo
 
-CASE = sys.argv[1]
+CASES = sys.argv[1:]
 # What is wrong is wrong on the second worker.
 IS_WRONG = '"index": 1' in os.environ["TF_CONFIG"]
+FOLDER = pathlib.Path(os.environ["FOLDER"])
 X, Y = np.random.default_rng(0).random((2, 64, 8)).astype("float32")
-
-
-def is_wrong(case):
-    return IS_WRONG and case == CASE
 
 
 def save_alone(model):
     """Try all ways to save, each of which must fail."""
     model.distribute_strategy.agreement_seconds = 2.0
-    folder = pathlib.Path(os.environ["FOLDER"])
     ways = {
-        "save": lambda: model.save(folder / "model.keras"),
-        "save_weights": lambda: model.save_weights(folder / "w.weights.h5"),
-        "checkpoint": lambda: tf.train.Checkpoint(model).write(folder / "c"),
+        "save": lambda: model.save(FOLDER / "model.keras"),
+        "save_weights": lambda: model.save_weights(FOLDER / "w.weights.h5"),
+        "checkpoint": lambda: tf.train.Checkpoint(model).write(FOLDER / "c"),
     }
     for name, save in ways.items():
         try:
@@ -42,13 +42,19 @@ def save_alone(model):
 class Misbehave(keras.callbacks.Callback):
     """Dies, falls silent or saves in the middle of an epoch."""
 
+    def __init__(self, case):
+        super().__init__()
+        self.case = case
+
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 3 and is_wrong("killed"):
+        if batch != 3:
+            return
+        if IS_WRONG and self.case == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if batch == 3 and is_wrong("silent"):
+        if IS_WRONG and self.case == "silent":
             time.sleep(1000)
         # As who saves on the chief only does.
-        if batch == 3 and CASE == "saves alone" and not IS_WRONG:
+        if not IS_WRONG and self.case == "saves alone":
             save_alone(self.model)
 
 
@@ -64,55 +70,83 @@ class SetRate(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = self.rates[batch]
 
 
+def fit(model, callback):
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
+
+
 def part(model):
     """Part the rate of the workers, and then their weights."""
     try:
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[SetRate({7: 0.2})])
+        fit(model, SetRate({7: 0.2}))
     except RuntimeError as error:
         print(f"rate: {error}", flush=True)
     model.optimizer.learning_rate = 0.1
-    rates = SetRate({3: 0.2, 4: 0.1})
-    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[rates])
+    fit(model, SetRate({3: 0.2, 4: 0.1}))
 
 
-def main():
+def step_late(strategy, optimizer, variables):
+    """Come to the first step, the second worker when the first has left."""
+    gone = FOLDER / "gone"
+    while IS_WRONG and not gone.exists():
+        time.sleep(0.1)
+    strategy.agreement_seconds = 5.0
+    gradients = [tf.zeros(v.shape) for v in variables]
+    try:
+        strategy.run(optimizer.apply, (gradients, variables))
+    finally:
+        gone.touch()
+
+
+def train(case):
     """Train, with one thing amiss."""
-    if CASE == "too late":
-        tf.constant(1.0)
-    if is_wrong("devices"):
-        tf.config.set_logical_device_configuration(
-            tf.config.list_physical_devices("CPU")[0],
-            [tf.config.LogicalDeviceConfiguration()] * 2,
-        )
+    wrong = case if IS_WRONG else None
     strategy = tfo.SparseMultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=5.0 if CASE == "silent" else None
+            timeout_seconds=5.0 if case == "silent" else None
         )
     )
     with strategy.scope():
         model = keras.Sequential(
             [
                 keras.Input((8,)),
-                keras.layers.Dense(9 if is_wrong("model") else 8),
+                keras.layers.Dense(9 if wrong == "model" else 8, name="dense"),
             ]
         )
-        momentum = 0.8 if is_wrong("settings") else 0.9
+        momentum = 0.8 if wrong == "settings" else 0.9
         optimizer = tfo.DGCMomentum(
             0.1, momentum=momentum, min_compress_size=1, sparsity=(0.9,)
         )
         optimizer.build(model.trainable_variables)
         model.compile(optimizer, "mse")
-    optimizer.iterations.assign(7 if is_wrong("step") else 0)
-    if is_wrong("absent"):
-        time.sleep(1000)
-    if CASE == "absent":
-        strategy.agreement_seconds = 5.0
-        gradients = [tf.zeros(v.shape) for v in model.trainable_variables]
-        strategy.run(optimizer.apply, (gradients, model.trainable_variables))
-    if CASE == "parted":
+    optimizer.iterations.assign(7 if wrong == "step" else 0)
+    if case == "absent":
+        step_late(strategy, optimizer, model.trainable_variables)
+    elif case == "parted":
         part(model)
-    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Misbehave()])
+    else:
+        fit(model, Misbehave(case))
     print("trained to the end")
+
+
+def error_of(case):
+    """Return the error that every worker must get."""
+    try:
+        train(case)
+    except RuntimeError as error:
+        return str(error)
+    return "trained to the end"
+
+
+def main():
+    """Try what the command line says."""
+    *cases, last = CASES
+    if last == "devices" and IS_WRONG:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * 2,
+        )
+    report({case: error_of(case) for case in cases})
+    train(last)
 
 
 if __name__ == "__main__":
