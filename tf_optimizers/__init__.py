@@ -1,4 +1,4 @@
-"""Optimizers for Keras 3 where plain Adam on one machine is not enough."""
+"""Keras 3 optimizers for training that has outgrown Adam on one machine."""
 
 import importlib
 import sys
@@ -28,8 +28,8 @@ __all__ = [
     "schedules",
 ]
 
-# Imported when a name is asked for: the strategy needs private modules of
-# `tf.distribute`, which the optimizers must do without.
+# Imported on first access: the strategy needs private modules of
+# `tf.distribute`, and the optimizers must work without them.
 _MODULES = {
     "BIAS_AND_NORM": "base.weight_decay",
     "AdamOffload": "adam_offload",
@@ -40,7 +40,7 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# Keras finds the classes of a saved model once their modules are imported.
+# Keras can load these classes only after their modules are imported.
 _REGISTERED = ("AdamOffload", "DGCMomentum", "LANS", "Lamb", "schedules")
 
 
@@ -59,17 +59,18 @@ def __dir__() -> list[str]:
 
 
 def _runs_launcher() -> bool:
-    """Tell whether this is `python -m tf_optimizers.launch`.
+    """Return whether this is `python -m tf_optimizers.launch`.
 
-    It comes by here, and would load TensorFlow for nothing. While Python looks
-    for the module of `-m`, `sys.argv` begins with "-m".
+    The launcher imports this package too, and must not load TensorFlow for
+    nothing. While Python looks for the module of `-m`, `sys.argv` begins with
+    "-m".
     """
     return sys.argv[:1] == ["-m"] and any(
         argument.endswith("tf_optimizers.launch") for argument in sys.orig_argv
     )
 
 
-if not TYPE_CHECKING:  # To a type checker, every name would be known.
+if not TYPE_CHECKING:  # Otherwise a type checker would accept any name.
     __getattr__ = _load
 
 if not _runs_launcher():

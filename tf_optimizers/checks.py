@@ -1,4 +1,4 @@
-"""Checks of arguments, all errors in one form: rule, received, way out."""
+"""Checks of arguments. Errors have one form: rule, received value, way out."""
 
 import math
 import re
@@ -19,13 +19,13 @@ def check_number(
     rule: str,
     is_right: Callable[[float], bool],
 ) -> float:
-    """Return `value` as a finite float that keeps a rule, or raise with it."""
+    """Return `value` as a finite float, or raise an error stating `rule`."""
     message = f"`{name}` must be {rule}. Received: {name}={value!r}."
     if isinstance(value, (bool, np.bool_)) or not _is_scalar(value):
         raise TypeError(message)
     try:
         number = float(value)
-    except OverflowError:  # of an int, which has no infinity
+    except OverflowError:  # An int can be too large for a float.
         number = math.inf
     if not (math.isfinite(number) and is_right(number)):
         raise ValueError(message)
@@ -91,7 +91,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def check_unused(
     owner: str, arguments: dict[str, Any], ways_out: dict[str, str]
 ) -> None:
-    """Refuse base arguments that an optimizer has no use for."""
+    """Refuse arguments of the base class that an optimizer does not use."""
     for name, way_out in ways_out.items():
         if arguments.get(name) is not None:
             raise ValueError(
@@ -101,7 +101,7 @@ def check_unused(
 
 
 def check_patterns(name: str, value: Any) -> list[str] | None:
-    """Return a sequence of regular expressions as a list, None as None."""
+    """Return a sequence of regular expressions as a list; keep None."""
     if value is None:
         return None
     if (
@@ -125,7 +125,7 @@ def check_patterns(name: str, value: Any) -> list[str] | None:
 
 
 def check_learning_rate(value: Any) -> Any:
-    """Return a number as a float; pass schedules, callables and configs on."""
+    """Return a number as a float; keep schedules, callables and configs."""
     if isinstance(value, (tf.Variable, keras.Variable)):
         raise TypeError(
             "`learning_rate` must be a number, a `LearningRateSchedule` or a "
@@ -143,10 +143,10 @@ def check_learning_rate(value: Any) -> Any:
 
 
 def check_base_arguments(arguments: dict[str, Any]) -> None:
-    """Check what `keras.optimizers.Optimizer` itself accepts unseen.
+    """Check what `keras.optimizers.Optimizer` accepts without a check.
 
-    Keras ignores a `clipnorm` of zero or below without a word, and fails on
-    some wrong kinds only in the first step.
+    Keras silently ignores a `clipnorm` of zero or below, and fails on some
+    values of the wrong kind only in the first step.
     """
     clipping_names = ("clipnorm", "clipvalue", "global_clipnorm")
     for name in (*clipping_names, "loss_scale_factor"):
@@ -185,7 +185,7 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Tell a real number, NumPy scalar or concrete 0-d tensor from the rest."""
+    """Return whether `value` is a real number or a concrete 0-d tensor."""
     if isinstance(value, (int, float, np.number)):
         return not isinstance(value, np.complexfloating)
     if isinstance(value, np.ndarray):

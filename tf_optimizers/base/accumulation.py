@@ -15,11 +15,11 @@ from tf_optimizers._compat.keras import (
 class Accumulators:
     """The sums of the gradients of some variables, in one call of `apply`.
 
-    `is_full` tells whether that is a call that updates the variables.
+    `is_full` is true in a call that updates the variables.
 
     Args:
-        optimizer: Has the accumulators.
-        variables: Those that have gradients.
+        optimizer: The optimizer that has the accumulators.
+        variables: The variables that have gradients.
         where: Where the accumulators are: `Replicas` or the host.
     """
 
@@ -35,7 +35,7 @@ class Accumulators:
         self.is_full = (micro_steps(optimizer) + 1) % self._steps == 0
 
     def add(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Add a gradient each."""
+        """Add one gradient to each accumulator."""
         self._where.update_each(
             self._totals,
             lambda total, gradient: total.assign_add(gradient),
@@ -43,7 +43,7 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the means of all gradients, of which these are the last."""
+        """Return the means of all gradients; these are the last of them."""
         with self._where.scope():
             return [
                 (total + gradient) / self._steps
@@ -51,7 +51,7 @@ class Accumulators:
             ]
 
     def clear(self) -> None:
-        """Start anew, also for variables without a gradient in this call."""
+        """Reset all, also for variables without a gradient in this call."""
         self._where.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

@@ -20,12 +20,12 @@ from tf_optimizers.base.replicas import (
 
 
 def update_averages(optimizer: Any, masters: MasterWeights, where: Any) -> None:
-    """Let the averages follow the weights and, at times, replace them.
+    """Update the averages of the weights and, when due, overwrite the weights.
 
     Args:
-        optimizer: Has the averages.
-        masters: Its master weights, which they follow where there are any.
-        where: Where they are: `Replicas` or the host.
+        optimizer: The optimizer that has the averages.
+        masters: Its master weights, averaged where a variable has one.
+        where: Where the averages are: `Replicas` or the host.
     """
     variables = [
         backend_variable(variable)
@@ -54,7 +54,7 @@ def update_averages(optimizer: Any, masters: MasterWeights, where: Any) -> None:
 def assign_averages(
     optimizer: Any, masters: MasterWeights, variables: Iterable[tf.Variable]
 ) -> None:
-    """Assign to variables, and to their master weights, their averages."""
+    """Overwrite variables, and their master weights, with their averages."""
     extended = tf.distribute.get_strategy().extended
 
     def assign(variable: tf.Variable) -> None:
@@ -63,7 +63,7 @@ def assign_averages(
         with tf.device(mean.device):
             value = tf.cast(mean, variable.dtype)
             if master is not None:
-                # The variable's value will be its rounding.
+                # The variable gets the rounded value.
                 local_component(master, variable).assign(mean)
         variable.assign(value)
 

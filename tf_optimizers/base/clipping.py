@@ -16,8 +16,8 @@ def clip(
 ) -> list[tf.Tensor]:
     """Clip each gradient's norm, the norm of all of them, or each element.
 
-    At most one limit is not None. A gradient that is not finite makes
-    everything NaN that its norm would have scaled.
+    At most one limit is not None. If a gradient is not finite, everything that
+    its norm would have scaled becomes NaN.
     """
     if clipnorm:
         return [compiled(_clip_norm, g, clipnorm)(g) for g in gradients]
@@ -35,12 +35,12 @@ def _clip_norm(limit: float, gradient: tf.Tensor) -> tf.Tensor:
 
 
 def clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:
-    """Clip each element to [-limit, limit]; one that is not finite is NaN."""
+    """Clip each element to [-limit, limit]; inf and NaN become NaN."""
     clipped = tf.clip_by_value(gradient, -limit, limit)
     return clipped + (gradient - gradient)
 
 
 def clip_factor(size: tf.Tensor, limit: float) -> tf.Tensor:
-    """Return what brings a norm of `size` to `limit`; NaN if not finite."""
+    """Return the factor that limits a norm of `size`; NaN if not finite."""
     factor = tf.where(size > limit, limit / size, tf.ones_like(size))
     return factor + (size - size)

@@ -10,7 +10,7 @@ from tf_optimizers.base.precision import state_dtype
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Return whatever NumPy understands as a tensor, within slices too."""
+    """Convert anything that NumPy understands to tensors, in slices too."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -28,8 +28,8 @@ def in_state_dtype(
 ) -> list[Gradient | None]:
     """Cast each gradient to the dtype of its variable's state.
 
-    The result has the replica's device, by which TensorFlow reduces it; an
-    argument of a `tf.function` has none.
+    The result is on the replica's device, which TensorFlow's reduction looks
+    at; an argument of a `tf.function` has no device.
     """
     return [
         None
@@ -71,7 +71,7 @@ def check_not_empty(gradients: Sequence[Any]) -> None:
 
 
 def check_replica_context() -> None:
-    """Refuse a call from outside of `strategy.run`."""
+    """Refuse a call outside of `strategy.run`."""
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(
             "`apply` must be called in a replica context. Received a call "

@@ -1,4 +1,4 @@
-"""Float32 weights of half-precision variables, which are their rounding."""
+"""Float32 master weights of half-precision variables."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tf_optimizers.base.replicas import local_component, value_of
 
 
 class MasterWeights:
-    """The master weights that an optimizer keeps of its variables."""
+    """The master weights that an optimizer keeps for its variables."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self._weights = [
@@ -20,19 +20,19 @@ class MasterWeights:
         ]
 
     def __getitem__(self, index: int) -> tf.Variable | None:
-        """Return that of the variable at a position, if it has one."""
+        """Return the master weight of the variable at an index, if any."""
         master = self._weights[index]
         return None if master is None else master.value
 
     def __iter__(self) -> Iterator[tf.Variable]:
-        """Return all there are."""
+        """Return an iterator over all master weights."""
         return (master.value for master in self._weights if master is not None)
 
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight.
 
-        What is assigned to the result reaches a half-precision variable with
-        `store_weight`.
+        After assigning to the result, call `store_weight` to round it into a
+        half-precision variable.
         """
         master = self[index]
         if master is None:
@@ -45,7 +45,7 @@ class MasterWeights:
 
 
 def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
-    """Round the master weight into its variable, if it is one."""
+    """Round `weight` into its variable, if it is a master weight."""
     if weight is not variable:
         variable.assign(tf.cast(weight, variable.dtype))
 

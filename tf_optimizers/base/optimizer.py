@@ -41,7 +41,7 @@ from tf_optimizers.distribute.same_optimizer import check_same_optimizer
 
 
 class Optimizer(OptimizerHooks):
-    """A Keras optimizer that clips, averages and rounds where it should.
+    """A Keras optimizer that clips, averages and rounds at the right stages.
 
     A replica's gradients flow through `apply` in this order:
 
@@ -51,19 +51,20 @@ class Optimizer(OptimizerHooks):
               └─ `_exchange` ─ `_step`: `update_step` per variable
                  ─ `_average` ─ (Keras: constrain)
 
-    `_exchange` returns what all replicas' gradients amount to: here their sum,
-    dense, then clipped, so that N replicas compute what one replica computes
-    on the same global batch. An optimizer replaces a stage, never the flow:
+    `_exchange` combines the gradients of all replicas: it sums them, makes them
+    dense and clips the sums, so that N replicas compute what one replica
+    computes on the same global batch. A subclass replaces stages, never the
+    flow:
 
         Lamb, LANS    `update_step`
-        DGCMomentum   what it exchanges, which it has clipped before
-        AdamOffload   `_accumulate`: its accumulators are those of all replicas,
-                      so `_exchange` comes before and clipping after it; `_step`
-                      is made on the host, once, and what it changes is sent
+        DGCMomentum   what it exchanges; it clips before the exchange
+        AdamOffload   `_accumulate`: one accumulator serves all replicas, so
+                      `_exchange` comes before it and clipping after it;
+                      `_step` runs once, on the host, and sends the changes
 
-    The state of float16 and bfloat16 variables is float32, and so are the
-    master weights they get. `_where` tells averages and accumulators where
-    they are: on every replica, or once on the host.
+    Float16 and bfloat16 variables have float32 state and float32 master
+    weights. `_where` says where averages and accumulators are: on every
+    replica, or once on the host.
 
     An optimizer whose own mathematics decays weights sets `_exclusions`; the
     decoupled decay of `keras.optimizers.Optimizer` is never applied.
@@ -84,9 +85,9 @@ class Optimizer(OptimizerHooks):
         self._is_agreed = False
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create what every optimizer keeps of `variables`.
+        """Create what every optimizer keeps for `variables`.
 
-        Patterns are matched here: under a strategy `update_step` is handed
+        Patterns are matched here, since under a strategy `update_step` gets
         variables without a path.
         """
         if self.built:
@@ -106,7 +107,7 @@ class Optimizer(OptimizerHooks):
         dtype: Any = None,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Add a variable, in float32 where the model's is of half precision."""
+        """Add a variable, in float32 where the model's has half precision."""
         if dtype is not None:
             dtype = state_dtype(dtype)
         return super().add_variable(
@@ -118,18 +119,18 @@ class Optimizer(OptimizerHooks):
         var_list: Sequence[Any] | None = None,
         var_names: Sequence[str] | None = None,
     ) -> None:
-        """Exclude variables, beside those that the patterns exclude.
+        """Exclude variables, in addition to those that the patterns exclude.
 
-        Unlike Keras's method of this name, what it excludes is part of the
-        config. Each call replaces what the one before said. Every replica may
-        make it.
+        Unlike with Keras's method of this name, the exclusions become part of
+        the config. Each call replaces the previous one. Every replica may call
+        it.
 
         Args:
             var_list: Variables to exclude.
             var_names: Regular expressions searched in `variable.name`.
 
         Raises:
-            RuntimeError: If the optimizer is built already, with others.
+            RuntimeError: If the optimizer is built with other exclusions.
         """
         exclusions = self._exclusions.with_call(
             {variable_key(self, v): v for v in var_list or ()}, var_names
@@ -163,12 +164,13 @@ class Optimizer(OptimizerHooks):
         Args:
             grads: Tensors or `tf.IndexedSlices` of the variables' shapes, or
                 None for a variable that the loss does not depend on.
-            trainable_variables: The variables, of which the first call's are
-                those that the optimizer is built with. Defaults to these.
+            trainable_variables: The variables. The first call builds the
+                optimizer with them. Defaults to those it was built with.
 
         Raises:
-            ValueError: If there is no gradient, or one of another shape than
-                its variable, or an unknown variable. Nothing has changed then.
+            ValueError: If there is no gradient, if a gradient has another shape
+                than its variable, or if a variable is unknown. Nothing has
+                changed then.
             TypeError: If a gradient is not of a floating dtype.
             RuntimeError: If called outside of `strategy.run`.
         """
@@ -182,8 +184,8 @@ class Optimizer(OptimizerHooks):
             check_gradients(grads, trainable_variables)
             grads = self._cast(grads, trainable_variables)
             if not self.built:
-                # Lifted out of a `tf.function` that is being traced: inside,
-                # replicas get variables that are never initialized.
+                # Outside of a `tf.function` that is being traced: inside it,
+                # replicas would get variables that are never initialized.
                 with tf.init_scope():
                     self.build(trainable_variables)
             if not self._is_agreed:
@@ -194,7 +196,7 @@ class Optimizer(OptimizerHooks):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Return gradients of the state's dtype that can be unscaled."""
+        """Return gradients in the state's dtype that Keras can unscale."""
         gradients = in_state_dtype(gradients, variables)
         if self.loss_scale_factor or self.gradient_accumulation_steps:
             # Keras can neither divide nor add IndexedSlices.
@@ -255,7 +257,7 @@ class Optimizer(OptimizerHooks):
         self._average()
 
     def _average(self) -> None:
-        """Let the moving averages follow the weights, and replace them."""
+        """Update the moving averages and, when due, overwrite the weights."""
         if self.use_ema:
             call_across_replicas(
                 lambda _: update_averages(self, self._masters, self._where)
@@ -273,11 +275,11 @@ class Optimizer(OptimizerHooks):
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 
-    # Rounds what is assigned to that into a half-precision variable.
+    # Rounds the result, after an assignment, into a half-precision variable.
     _store_weight = staticmethod(store_weight)
 
     def _is_decayed(self, variable: Any) -> bool:
-        """Tell whether no pattern and no call excludes `variable`."""
+        """Return whether no pattern and no call excludes `variable`."""
         return not self._exclusions.has(variable, variable_key(self, variable))
 
     def _decay_of(self, index: int) -> float:

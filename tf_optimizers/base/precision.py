@@ -1,4 +1,4 @@
-"""Which dtype the state has, and master weights for half precision."""
+"""The dtype of the state, and master weights for half precision."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _FULL = ("float32", "float64")
 
 
 def is_half(dtype: Any) -> bool:
-    """Tell float16 and bfloat16 from the rest."""
+    """Return whether a dtype is float16 or bfloat16."""
     return keras.backend.standardize_dtype(dtype) in _HALF
 
 
@@ -31,11 +31,11 @@ def check_floating(variable: Any) -> None:
 
 
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Return the master weight of a variable of this value.
+    """Return the up-to-date master weight of a variable with this value.
 
-    A master weight holds more bits than its variable and otherwise rounds to
-    it. Where it does not, somebody else assigned the variable
-    (`set_weights`, a constraint, a restored checkpoint).
+    A master weight holds more bits than its variable, and rounds to it. Where
+    it does not, something else has assigned to the variable (`set_weights`, a
+    constraint, a restored checkpoint), and the variable's value is taken.
     """
     # Compared as bits: XLA may elide a rounding to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)

@@ -22,7 +22,7 @@ def path_of(variable: Any) -> str:
 
 
 def components(value: Any) -> Sequence[Any]:
-    """Return what this worker's replicas have of a variable or a value."""
+    """Return the components of a variable or value on this worker."""
     return tf.distribute.get_strategy().experimental_local_results(
         backend_variable(value)
     )
@@ -37,35 +37,35 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 
 
 def own_component(variable: Any) -> tf.Variable:
-    """Return the component of `variable` of the replica that asks."""
+    """Return the calling replica's component of `variable`."""
     every = components(variable)
     return every[local_rank(len(every))]
 
 
 def local_rank(count: int) -> int:
-    """Return which of its process's `count` replicas is the one that asks."""
+    """Return the calling replica's rank among the `count` of its process."""
     context = tf.distribute.get_replica_context()
-    # Workers have equally many replicas, and number them one after another.
+    # All workers have equally many replicas, numbered worker by worker.
     return tf.get_static_value(context.replica_id_in_sync_group) % count
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of the first copy in this worker, read where it is."""
+    """Return the value of this worker's first copy, read on its device."""
     first = components(variable)[0]
     with tf.device(first.device):
         return first.value()
 
 
 class Replicas:
-    """Where state is of which every replica has a component: by its weights."""
+    """Placement of state: a component per replica, next to its weights."""
 
     update_each = staticmethod(update_each)
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return the scope of computations on such state."""
+        """Return the scope for computations on such state."""
         return contextlib.nullcontext()
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function` once for each of its copies, here for all."""
+        """Call `function`, which updates the components of all replicas."""
         del key
         return function()

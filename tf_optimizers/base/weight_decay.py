@@ -8,7 +8,7 @@ from typing import Any
 from tf_optimizers.base.replicas import path_of
 from tf_optimizers.checks import check_non_negative, check_patterns
 
-# Biases, and scales and offsets of normalisations, by the last part of a path.
+# Biases, and scales and offsets of normalization, by the last part of a path.
 BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 
 
@@ -18,8 +18,8 @@ class Exclusions:
 
     Args:
         patterns: None or regular expressions, searched in `variable.path`.
-        names: Likewise, of what `exclude_from_weight_decay()` excludes.
-        variables: Patterns of single variables that it excludes, by their keys.
+        names: Patterns from a call of `exclude_from_weight_decay()`.
+        variables: Patterns of the single variables of that call, by their keys.
     """
 
     patterns: Sequence[str] | None = None
@@ -29,7 +29,7 @@ class Exclusions:
     def with_call(
         self, variables: Mapping[str, Any], names: Sequence[str] | None
     ) -> "Exclusions":
-        """Return what a call with variables, by their keys, makes of it."""
+        """Return the exclusions after a call; `variables` are by their keys."""
         return Exclusions(
             self.patterns,
             tuple(map(_in_path, check_patterns("var_names", names) or ())),
@@ -40,12 +40,12 @@ class Exclusions:
         )
 
     def has(self, variable: Any, key: str) -> bool:
-        """Tell whether a pattern or a call excludes a variable."""
+        """Return whether a pattern or a call excludes a variable."""
         patterns = [*(self.patterns or ()), *self.names]
         return key in self.variables or is_match(patterns, variable)
 
     def as_patterns(self) -> list[str] | None:
-        """Return patterns that say the same, for a config."""
+        """Return equivalent patterns, for a config."""
         by_call = [*self.names, *self.variables.values()]
         if self.patterns is None and not by_call:
             return None
@@ -63,12 +63,12 @@ def check_weight_decay(value: float | None) -> float:
 
 
 def is_match(patterns: Sequence[str], variable: Any) -> bool:
-    """Tell whether any of `patterns` is found in the variable's path."""
+    """Return whether any of `patterns` is found in the variable's path."""
     path = path_of(variable)
     return any(re.search(pattern, path) for pattern in patterns)
 
 
 def _in_path(pattern: str) -> str:
-    """Return a pattern for paths that searches behind their last slash."""
+    """Return a pattern that searches a path after its last slash."""
     start = "(^|/)" if pattern.startswith("^") else ""
     return f"{start}(?:{pattern.removeprefix('^')})[^/]*$"

@@ -14,19 +14,19 @@ def compiled(
 ) -> Callable:
     """Return `function` of `constants` and tensors as a `tf.function`.
 
-    There is one per signature, shared by all optimizers and traced once:
-    TensorFlow warns of a single one that is traced for each of a model's
-    shapes. Variables are passed as handles, to `read` and `assign`: a
-    `tf.function` that was handed a variable refuses to run when that one is
-    gone, though called with another.
+    There is one per signature, shared by all optimizers and traced once, since
+    TensorFlow warns of a single one that is traced for each shape in a model.
+    Variables are passed as handles, to `read` and `assign`: a `tf.function`
+    that was called with a variable refuses to run once that variable is gone,
+    even when it is called with another.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
-        like: Has the shape and dtype in question, part of the signature.
+        like: A tensor whose shape and dtype are part of the signature.
         *constants: Hashable.
         xla: Whether to compile it into one XLA kernel.
     """
-    # Functions of one context are not found in another.
+    # A function of one context does not exist in another.
     signature = eager_context(), function, like.shape, like.dtype
     return made_in(*signature, *constants, xla=xla)
 
@@ -40,7 +40,7 @@ def made_in(
     *constants: Any,
     xla: bool,
 ) -> Callable:
-    """Return what `compiled` does, in a context of TensorFlow."""
+    """Return what `compiled` returns, for one context of TensorFlow."""
     del context, shape, dtype
     return tf.function(
         functools.partial(function, *constants),

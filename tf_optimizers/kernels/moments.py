@@ -1,4 +1,4 @@
-"""Adam's moments, and what they lack at the start."""
+"""Adam's moments, and the correction of their bias."""
 
 import math
 
@@ -14,9 +14,9 @@ def update_moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return Adam's moments of the gradient and of its square."""
     m = beta_1 * m + (1 - beta_1) * gradient
-    # The root first: the square of 1e20 alone overflows float32.
+    # Scaled before squaring: the square of 1e20 alone overflows float32.
     v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)
-    # As the sum still can. XLA vectorises a select, but not a minimum.
+    # The sum can still overflow. XLA vectorizes a select, but not a minimum.
     limit = tf.constant(v.dtype.max, v.dtype)
     return m, tf.where(v > limit, limit, v)
 

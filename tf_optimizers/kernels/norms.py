@@ -1,8 +1,8 @@
-"""L2 norms that neither overflow, underflow nor lose digits to their length.
+"""L2 norms that do not overflow, underflow, or lose digits in long vectors.
 
-Squares are taken and summed in float64. A norm is finite, and has the digits of
-float32, wherever the elements are: the square of 1e-25 is 0 in float32, that of
-1e20 is inf, and XLA's float32 sum of 20 million equal squares is off by more
+Squares are taken and summed in float64, so a norm is finite and has float32's
+accuracy, whatever the size of the elements. In float32, the square of 1e-25 is
+0, that of 1e20 is inf, and XLA's sum of 20 million equal squares is off by more
 than 1e-4.
 """
 
@@ -12,31 +12,31 @@ import tensorflow as tf
 
 from tf_optimizers.kernels.compiled import compiled
 
-# Elements in a block, at most: its sums stay in the cache, and each block is
-# work enough for all threads.
+# The most elements in a block. A block's sums stay in the cache, and it is
+# enough work for all threads.
 _BLOCK = 1 << 20
-# XLA adds vectors of so many elements with vector instructions, if they are so
-# few that it unrolls the sum.
+# XLA uses vector instructions to add _ROWS vectors of _LANES elements: few
+# enough that it unrolls the sum.
 _LANES = 16
 _ROWS = 8
-# Below so many elements a loop costs more than the vector instructions save.
+# Below this length, a loop costs more than the vector instructions save.
 _SMALL = 4096
-# A power of two well above float32's least one: multiplying by it is exact.
+# A power of two well above float32's smallest: multiplying by it is exact.
 _TINY = 2.0**-100
 
 
 def norms(
     function: Callable[..., Sequence[tf.Tensor]], *tensors: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Return the L2 norms of vectors that are nowhere written to memory.
+    """Return the L2 norms of vectors without writing these to memory.
 
-    To be called inside an XLA kernel. XLA would keep vectors that are used
-    again; a loop, block by block, it leaves as it is.
+    Call it inside an XLA kernel. XLA would store vectors that are used again,
+    but it leaves a loop over blocks as it is.
 
     Args:
-        function: Elementwise; returns one or two vectors, made of blocks of
-            `tensors`.
-        *tensors: Of one shape and dtype.
+        function: Elementwise; returns one or two vectors, computed from blocks
+            of `tensors`.
+        *tensors: All of one shape and dtype.
 
     Returns:
         A float64 scalar for each vector.
@@ -63,15 +63,15 @@ def norm(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def norm_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Return what `norm` does, inside an XLA kernel."""
+    """Return what `norm` returns, inside an XLA kernel."""
     return norms(lambda block: [block], tensor)[0]
 
 
 def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Return the tensor times a float64 scalar, for factors >= 1e-60 or 0.
 
-    float32 has no inverse of the norm of some finite gradients. To be called
-    inside an XLA kernel, which makes one pass of it.
+    The inverse of some finite gradients' norm does not fit float32. Call it
+    inside an XLA kernel, which makes it one pass over memory.
     """
     is_tiny = factor < _TINY
     first = tf.where(is_tiny, tensor * _TINY, tensor)
