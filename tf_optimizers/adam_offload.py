@@ -1,4 +1,4 @@
-"""AdamOffload: Adam with its state, and its arithmetic, on the host."""
+"""AdamOffload: Adam with its state and arithmetic on the host."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ from tf_optimizers.offload.step import (
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class AdamOffload(HostOptimizer):
-    """Adam whose state and arithmetic are on the host: for larger models.
+    """Adam with its state and arithmetic on the host, for larger models.
 
     For variable w with gradient g at step t, counted from 1:
 
@@ -52,23 +52,23 @@ class AdamOffload(HostOptimizer):
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
-    weights, 4 bytes more. All of it is on `/CPU:0` of the worker process,
-    once, however many replicas there are: averages and accumulators, too.
-    Nothing is on the model's devices but the weights.
+    weights, 4 bytes more. All of it, averages and accumulators too, is on
+    `/CPU:0` of the worker process, once, however many replicas there are.
+    Only the weights are on the model's devices.
     Traffic: gradients to the host, updates to every replica: 8 bytes per
     float32 parameter and step, 4 more if it is decayed; 6 in half precision.
-    Between replicas as the strategy's all-reduce of the gradients.
+    Between replicas, as the strategy's all-reduce of the gradients.
     Sparse gradients: sent as they are, made dense on the host; duplicate rows
     are summed first. The update is dense.
     Not finite: a NaN or inf gradient makes its element not finite.
     XLA: a train step that XLA compiles for another device cannot reach the
     host. Use `model.compile(jit_compile=False)`; the error says so.
     Differs from `mindspore.nn.AdamOffload`: v saturates where it would
-    overflow; patterns hold whatever the groups; float64, half precision and
-    scalars are accepted.
-    Differs from `keras.optimizers.Adam`: decay is L2, in the gradient; bias
-    corrections keep all digits; clipping follows the sum over replicas;
-    float32 state.
+    overflow; patterns apply to all variables, whatever groups there are;
+    float64, half precision and scalars are accepted.
+    Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
+    gradient; bias corrections keep all digits; gradients are summed over
+    replicas first, then clipped; float32 state; the default of `epsilon`.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -77,13 +77,13 @@ class AdamOffload(HostOptimizer):
         beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
         epsilon: float > 0. Added to the root of v, before bias correction.
             Defaults to `1e-8`.
-        nesterov: bool. Whether to step along m as it will be, were the
-            gradient the same once more. Defaults to `False`.
+        nesterov: bool. Whether to step along m as it would be if the gradient
+            came once more. Defaults to `False`.
         weight_decay: float >= 0. L2, added to the gradient; None means 0.
             Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            searched in `variable.path`. "alphabeta" has a "beta" in it; for
-            biases and normalisations there is `tfo.BIAS_AND_NORM`.
+            searched in `variable.path`. "beta" also matches "alphabeta";
+            `tfo.BIAS_AND_NORM` matches biases and normalization only.
             Defaults to `("beta", "gamma")`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
             `keras.optimizers.Optimizer`.
@@ -127,7 +127,7 @@ class AdamOffload(HostOptimizer):
         self.nesterov = nesterov
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable on the host, at least float32."""
+        """Create m and v for each variable on the host, at least float32."""
         if self.built:
             return
         super().build(variables)
@@ -138,12 +138,12 @@ class AdamOffload(HostOptimizer):
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
     ) -> tf.Tensor | None:
-        """Update m and v, and the variable itself where that is possible.
+        """Update m and v, and the variable itself if it is on the host.
 
         Args:
             gradient: Dense, of the variable's shape and its state's dtype.
             variable: A variable that the optimizer was built with.
-            learning_rate: Scalar, with the bias corrections in it.
+            learning_rate: Scalar, which includes the bias corrections.
         """
         index = variable_index(self, variable)
         hyperparameters = self._hyperparameters(index)
@@ -167,11 +167,11 @@ class AdamOffload(HostOptimizer):
         return step_size(self.beta_1, self.beta_2, learning_rate, step)
 
     def memory_summary(self) -> Summary:
-        """Return how many bytes are where, against `keras.optimizers.Adam`.
+        """Return the bytes per location, compared with Keras's Adam.
 
-        Of this worker process, with all its replicas: for either optimizer,
-        the bytes of weights, state and master weights on the host and on
-        other devices. Scalars are left out.
+        For each of the two optimizers: the bytes of weights, state and master
+        weights on the host and on other devices, in this worker process with
+        all its replicas. Scalars are left out.
 
         Raises:
             RuntimeError: If the optimizer is not built yet.

@@ -11,7 +11,7 @@ from tf_optimizers.layerwise.step import momentum_direction
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class Lamb(LayerwiseOptimizer):
-    """LAMB: Adam whose step is in proportion to the norm of each variable.
+    """LAMB: Adam with steps in proportion to the norm of each variable.
 
     For variable w with gradient g at step t, counted from 1:
 
@@ -32,11 +32,13 @@ class Lamb(LayerwiseOptimizer):
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
-    Differs from the paper: nothing but the bounds, which are phi.
+    Differs from the paper: only in the bounds, which define phi.
     Differs from `paddle.optimizer.Lamb`: `weight_decay=0` still adapts, as in
-    Paddle up to 2.5; give `exclude_from_layer_adaptation=[""]` for none.
-    Differs from `keras.optimizers.Lamb`: decay stands inside the trust ratio;
-    clipping follows the sum over replicas; float32 state; epsilon.
+    Paddle up to 2.5; to adapt nothing, pass
+    `exclude_from_layer_adaptation=[""]`.
+    Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
+    ratio; gradients are summed over replicas first, then clipped; float32
+    state; the default of `epsilon`.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -49,8 +51,8 @@ class Lamb(LayerwiseOptimizer):
         exclude_from_weight_decay: None or a sequence of regular expressions,
             searched in `variable.path`, such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
-        exclude_from_layer_adaptation: Likewise; None means the variables
-            that are not decayed, `[]` that all are adapted.
+        exclude_from_layer_adaptation: The same. None excludes the variables
+            that are not decayed, `[]` excludes nothing.
             Defaults to `None`.
         lower_bound: float >= 0 or None. Least |w| in the ratio.
             Defaults to `None`.

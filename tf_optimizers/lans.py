@@ -1,4 +1,4 @@
-"""LANS: LAMB of normalised gradients, with Nesterov's momentum."""
+"""LANS: LAMB with normalized gradients and Nesterov's momentum."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from tf_optimizers.layerwise.step import (
 
 @dataclasses.dataclass(frozen=True)
 class Normalize:
-    """Returns the gradient over its norm, and 0 where that is 0, clipped."""
+    """Divides a gradient by its norm (0 if that is 0), then clips it."""
 
     limit: float | None = None
 
     def __call__(self, gradient: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-        """Return what `Rule.prepare` does."""
+        """Return the gradient to follow; see `Rule`."""
         # A norm below the normal numbers has no finite inverse. NaN stays NaN.
         inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
         gradient = scaled(gradient, inverse)
@@ -51,7 +51,7 @@ def gradient_direction(
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class LANS(LayerwiseOptimizer):
-    """LANS: LAMB of normalised gradients, with Nesterov's momentum.
+    """LANS: LAMB with normalized gradients and Nesterov's momentum.
 
     For variable w with gradient g at step t, counted from 1:
 
@@ -69,8 +69,8 @@ class LANS(LayerwiseOptimizer):
     is 0. Both trust ratios phi(|w|) / |.| are 1 when either norm is 0 and for
     variables that are excluded from layer adaptation.
 
-    The scale of a gradient cancels out, so that `clipnorm` and
-    `loss_scale_factor` change nothing but what is representable.
+    The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
+    only change what is representable.
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
@@ -79,15 +79,15 @@ class LANS(LayerwiseOptimizer):
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
-    Differs from the paper: nothing but clipping and bounds.
-    Differs from `mxnet.optimizer.LANS`: equals its fused step; an all-zero
-    gradient leaves g~ at 0 instead of turning weights and state into NaN;
-    tiny and huge gradients neither under- nor overflow.
+    Differs from the paper: only in clipping and bounds.
+    Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
+    instead of turning weights and state into NaN; tiny and huge gradients
+    neither underflow nor overflow. Other steps equal its fused ones.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
             arguments. Defaults to `1e-3`.
-        beta_1: float in [0, 1). Decay of m, per step, and share of its
+        beta_1: float in [0, 1). Decay of m, per step, and the weight of its
             direction. Defaults to `0.9`.
         beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
         epsilon: float > 0. Added to the root of v^. Defaults to `1e-6`.
@@ -96,8 +96,8 @@ class LANS(LayerwiseOptimizer):
         exclude_from_weight_decay: None or a sequence of regular expressions,
             searched in `variable.path`, such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
-        exclude_from_layer_adaptation: Likewise; None means the variables
-            that are not decayed, `[]` that all are adapted.
+        exclude_from_layer_adaptation: The same. None excludes the variables
+            that are not decayed, `[]` excludes nothing.
             Defaults to `None`.
         lower_bound: float >= 0 or None. Least |w| in the ratios.
             Defaults to `None`.

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of the papers."""
+"""Learning-rate schedules from the papers."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tf_optimizers.checks import (
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, constant, polynomial decay, as for BERT in 54 minutes.
+    """Linear warm-up, constant rate, polynomial decay: the LANS paper's.
 
     For update t, counted from 1 (`step` + 1, with `step` as Keras passes it):
 
@@ -26,20 +26,22 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
                                       ^ power
         after that:                 end_learning_rate
 
-    Updates are those of the weights: our optimizers count one for
+    Updates are those of the weights: our optimizers count one for every
     `gradient_accumulation_steps` micro-batches. Keras's own optimizers call
-    every schedule at each micro-batch: multiply all steps by that number there.
+    every schedule with each micro-batch: multiply all steps by that number
+    there.
 
-    The paper's point is the middle part: a maximal rate is bounded by the
-    curvature, so that larger batches need it for longer, not higher.
+    The middle part is the paper's point: the curvature of the loss bounds the
+    highest rate, so larger batches need it for longer, not higher.
 
     Args:
         learning_rate: float > 0. The rate of the middle part.
-        warmup_steps: int >= 0. Updates, not epochs.
+        warmup_steps: int >= 0. Updates of the warm-up, not epochs.
         constant_steps: int >= 0. Updates at the full rate.
         decay_steps: int >= 1. Updates from there to the end.
-        end_learning_rate: float >= 0. Defaults to `0.0`.
-        power: float > 0. 1 decays linearly, as in the paper.
+        end_learning_rate: float >= 0. The rate after that.
+            Defaults to `0.0`.
+        power: float > 0. Of the decay; 1 is linear, as in the paper.
             Defaults to `1.0`.
         name: str or None. Defaults to `None`.
 
@@ -59,7 +61,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
 
-    # Our optimizers call it with their updates, not with micro-batches.
+    # Our optimizers pass it the count of updates, not of micro-batches.
     counts_updates = True
 
     def __init__(
@@ -83,7 +85,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Return the rate of the update after `step` updates, a scalar."""
+        """Return the rate, a scalar, of the update after `step` updates."""
         dtype = keras.backend.floatx()
         update = tf.cast(step, dtype) + 1.0
         decay_start = self.warmup_steps + self.constant_steps

@@ -68,7 +68,7 @@ class LayerwiseOptimizer(Optimizer):
         self.upper_bound = upper_bound
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable, in its shape, at least float32."""
+        """Create m and v for each variable, in its shape, at least float32."""
         if self.built:
             return
         super().build(variables)
@@ -78,7 +78,7 @@ class LayerwiseOptimizer(Optimizer):
         self._adapted = tuple(map(self._is_adapted, variables))
 
     def _is_adapted(self, variable: Any) -> bool:
-        """Tell whether the variable's step gets a trust ratio."""
+        """Return whether the variable's step gets a trust ratio."""
         if self.exclude_from_layer_adaptation is None:
             return self._is_decayed(variable)
         return not is_match(self.exclude_from_layer_adaptation, variable)
@@ -146,10 +146,10 @@ class LayerwiseOptimizer(Optimizer):
 def trust_ratio(
     optimizer: LayerwiseOptimizer, variable: Any, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Return the ratio by which the present moments step from a weight.
+    """Return the trust ratio of a step from `weight` with the present moments.
 
     Args:
-        optimizer: Built.
+        optimizer: A built optimizer.
         variable: A variable that the optimizer was built with.
         weight: Its value before the last step, in its state's dtype.
 
@@ -169,7 +169,7 @@ def trust_ratio(
 
 
 def weight_of(optimizer: LayerwiseOptimizer, variable: Any) -> tf.Tensor:
-    """Return a weight in full precision, as the last step has left it."""
+    """Return a weight in full precision, as the last step left it."""
     master = optimizer._masters[variable_index(optimizer, variable)]
     return tf.convert_to_tensor(
         backend_variable(variable) if master is None else master

@@ -6,7 +6,7 @@ No weight can move before the norms of whole directions are known:
     measure      |w|, and |d| of each direction d
     move         w <- w - learning_rate sum(share (|w| / |d|) d)
 
-The directions are computed again to move, which costs less than storing them.
+The move computes the directions again, which costs less than storing them.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,12 @@ class LayerwiseHyperparameters(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What tells one layerwise optimizer from another; equal ones are one.
+    """What distinguishes layerwise optimizers; equal rules share one kernel.
 
     The step goes along each of `directions`, by its share of the learning rate.
-    `prepare(gradient, norm)` returns the gradient to follow; None if that is
-    the gradient itself. It is elementwise, and called with blocks of the
-    gradient, too; the norm is float64.
+    `prepare(gradient, norm)` returns the gradient to follow; it is None if that
+    is the gradient itself. It works elementwise, since it is also called with
+    blocks of the gradient. The norm is float64.
     """
 
     directions: tuple[Direction, ...]
@@ -124,7 +124,7 @@ def trust_ratios(
     weight_norm: tf.Tensor,
     *norms: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Return phi(weight_norm) / norm, or 1 where either is 0, of each.
+    """Return phi(weight_norm) / norm for each norm, or 1 if either is 0.
 
     phi clamps to the bounds. NaN stays NaN: it must reach the weights.
     """
@@ -144,9 +144,9 @@ def inverse_denominator(
 ) -> tf.Tensor:
     """Return 1 / (sqrt(v / (1 - beta_2^step)) + epsilon).
 
-    Directions that share it, share its root and its division.
+    Directions that use it share its root and its division.
     """
-    # One root each: the quotient can overflow where the roots do not.
+    # Two roots, since the quotient can overflow where they do not.
     correction = 1.0 / tf.sqrt(bias_correction(hyperparameters.beta_2, step))
     return 1.0 / (tf.sqrt(v) * correction + hyperparameters.epsilon)
 
@@ -154,7 +154,7 @@ def inverse_denominator(
 def _gradient_to_follow(
     rule: Rule, gradient: tf.Tensor, w: tf.Tensor
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
-    """Return what prepares a block of the gradient, and |w| if it is known."""
+    """Return a function that prepares a gradient's block, and |w| if known."""
     prepare = rule.prepare
     if prepare is None:
         return lambda block: block, None

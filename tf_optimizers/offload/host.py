@@ -12,15 +12,15 @@ from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import components, local_rank
 
-# Of this worker process: job and task are those of the scope around it.
+# In this worker process: the enclosing scope says which job and task that is.
 HOST = "/CPU:0"
 
 
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale, and would do so on the model's
-    device, in a second tensor of the gradient's size.
+    Keras divides gradients by the loss scale. With a plain tensor, it would do
+    so on the model's device, in a second tensor of the gradient's size.
     """
 
     def __init__(self, tensor: tf.Tensor) -> None:
@@ -33,18 +33,18 @@ class HostGradient:
 
 
 class Host:
-    """Where state is that a worker has once, for all of its replicas.
+    """Placement of state: once per worker, for all of its replicas.
 
-    Where replicas merge to update variables, one thread runs anyway. Where
-    they do not, each runs the same code; TensorFlow has them run in turn, into
-    one graph. So the first does the work, and the others get its tensors.
+    Where replicas merge to update variables, only one thread runs. Where they
+    do not, each replica runs the same code: TensorFlow lets them run in turn,
+    into one graph. So the first does the work, and the others get its tensors.
     """
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return the scope of computations on such state."""
+        """Return the scope for computations on such state."""
         return tf.device(HOST)
 
     def update_each(
@@ -53,13 +53,13 @@ class Host:
         function: Callable,
         *args: Sequence[Any],
     ) -> None:
-        """Call `function(variable, *values)` for each variable, here."""
+        """Call `function(variable, *values)` for each variable, on the host."""
         with self.scope():
             for variable, *values in zip(variables, *args, strict=True):
                 function(variable, *values)
 
     def once(self, key: str, function: Callable) -> Any:
-        """Return what `function` returns to this worker's first replica."""
+        """Call `function` on this worker's first replica; return it to all."""
         strategy = tf.distribute.get_strategy()
         if (
             tf.distribute.in_cross_replica_context()
@@ -72,18 +72,18 @@ class Host:
             self._results[key] = function()
         result = self._results[key]
         if replica == count - 1:
-            del self._results[key]  # and with it the graph
+            del self._results[key]  # It would keep the graph alive.
         return result
 
 
 @contextlib.contextmanager
 def variables_on_host() -> Iterator[None]:
-    """Create variables once per process, on the host, whatever is in scope."""
+    """Create variables once per process, on the host, in any strategy scope."""
 
     def create(
         next_creator: Callable, initial_value: Any = None, **kwargs: Any
     ) -> tf.Variable:
-        del next_creator  # the strategy's, that would make one per replica
+        del next_creator  # The strategy's would make one per replica.
 
         def value() -> tf.Tensor:
             # TensorFlow calls this outside of any device scope.
@@ -103,13 +103,13 @@ def variables_on_host() -> Iterator[None]:
 
 
 def is_host(device: str) -> bool:
-    """Tell the host from a device's full name."""
+    """Return whether a device's full name is the host's."""
     spec = tf.DeviceSpec.from_string(device)
     return (spec.device_type, spec.device_index) == ("CPU", 0)
 
 
 def is_on_host(variable: tf.Variable) -> bool:
-    """Tell whether a step can be made on the variable itself."""
+    """Return whether a step can update the variable itself."""
     copies = components(variable)
     return (
         len(copies) == 1
@@ -125,7 +125,7 @@ def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
 
 
 def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
-    """Refuse to be compiled by XLA with variables beside the host."""
+    """Refuse to be compiled by XLA if variables are not on the host."""
     if not in_xla():
         return
     for variable in variables:
@@ -135,6 +135,6 @@ def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
                     f"{name} keeps its state on {HOST}, which a train step "
                     "that XLA compiles for another device cannot reach. "
                     f"Received: {component.name} on {component.device}. Use "
-                    "`model.compile(jit_compile=False)`; in a loop of your "
-                    "own, `tf.function(jit_compile=False)`."
+                    "`model.compile(jit_compile=False)`; in a custom training "
+                    "loop, `tf.function(jit_compile=False)`."
                 )

@@ -1,4 +1,4 @@
-"""What weights and optimizer state weigh, and where."""
+"""How many bytes weights and optimizer state take, and where."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ def bytes_by_device(
     state: Iterable[Any],
     master_weights: Iterable[Any],
 ) -> Summary:
-    """Return {who: {"device" or "host": {what: bytes}}} of this worker.
+    """Return {optimizer: {"device" or "host": {what: bytes}}} of this worker.
 
-    Beside `name`, who is `keras.optimizers.Adam`: its moments have the dtype
-    of the weights, of which there are two wherever there is a weight.
+    The optimizers are `name` and, for comparison, `keras.optimizers.Adam`: it
+    keeps two moments wherever there is a weight, in the weight's dtype.
     """
     held = _by_device(weights)
     slots = _by_device(state)

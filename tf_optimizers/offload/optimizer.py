@@ -31,20 +31,20 @@ from tf_optimizers.offload.host import (
 class HostOptimizer(Optimizer):
     """An optimizer that steps on the host, once per worker process.
 
-    Every variable of the size of a weight (slots, master weights, moving
-    averages, gradient accumulators) is one plain variable per process, on the
-    host. There is one accumulator for all replicas, so that a step flows
+    Every variable as large as a weight (slots, master weights, moving averages,
+    gradient accumulators) is one plain variable per process, on the host. Since
+    one accumulator serves all replicas, a step flows
 
         `_cast` ─ (Keras: unscale) ─ `_exchange`
         ─> host: accumulate ─ clip ─ `update_step`
         ─> every replica's weights ─> host: `_average`
 
-    with the last layer first, whose gradient is the first to be known.
+    with the last layer first, since its gradient is known first.
 
-    A subclass has `_rate(learning_rate, step)`, the rate that `update_step` is
-    given in a step. That one returns None of a variable that `is_on_host`,
-    which it updates; the new value of one of half precision; and what to
-    subtract from any other.
+    A subclass has `_rate(learning_rate, step)`, the rate that is passed to
+    `update_step`. If a variable `is_on_host`, `update_step` updates it and
+    returns None. For a half-precision variable it returns the new value, and
+    for any other what to subtract.
     """
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
@@ -52,8 +52,8 @@ class HostOptimizer(Optimizer):
         self._where = Host()
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        """Add a variable to the host."""
-        # One for all replicas: what one reads is the whole, no share of it.
+        """Add a variable on the host."""
+        # One for all replicas: what a replica reads is the whole, not a share.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
@@ -73,7 +73,7 @@ class HostOptimizer(Optimizer):
         ]
 
     def _accumulate(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Accumulate what all replicas' gradients amount to, or step."""
+        """Sum the gradients of all replicas, then accumulate or step."""
         variables = [backend_variable(variable) for variable in variables]
         step = self._step
         if self.gradient_accumulation_steps:
@@ -96,7 +96,7 @@ class HostOptimizer(Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step on the host, and send what changes to every replica."""
+        """Step on the host, and send the changes to every replica."""
 
         def work() -> list[tf.Tensor]:
             hosted = list(map(on_host, gradients, variables))
@@ -107,7 +107,7 @@ class HostOptimizer(Optimizer):
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Add to the accumulators or, now and then, make a step."""
+        """Add to the accumulators or, when they are full, make a step."""
         accumulators = Accumulators(self, variables, self._where)
 
         def work() -> list[tf.Tensor]:
@@ -120,18 +120,18 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # Of the dtypes that a step returns, and of no size.
+                # Empty, with the dtypes that a step returns.
                 with tf.device(HOST):
                     return [
                         tf.zeros([0], v.dtype) for v in _elsewhere(variables)
                     ]
 
-            # The branches do not inherit the device, but what they take from
-            # outside passes through it.
+            # The branches do not inherit the device, but the tensors that they
+            # capture pass through it.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
-        # Replicas get the tensors before they enter a graph of their own.
+        # Replicas get the tensors before they enter graphs of their own.
         changes = self._where.once("step", work)
         with tf.device(HOST):
             tf.cond(
@@ -143,8 +143,8 @@ class HostOptimizer(Optimizer):
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Step on the host; return what the variables elsewhere need of it."""
-        # Read where they are, which need not be the host.
+        """Step on the host; return the changes for variables elsewhere."""
+        # Both are read where they are, which need not be the host.
         rate = keras.ops.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
@@ -165,7 +165,7 @@ class HostOptimizer(Optimizer):
     def _apply_changes(
         self, changes: list[tf.Tensor], variables: list[tf.Variable]
     ) -> None:
-        """Send the changes to every replica, and let the averages follow."""
+        """Send the changes to every replica, then update the averages."""
         update_each(_elsewhere(variables), _store, changes)
         self._average()
 
@@ -181,7 +181,7 @@ def _send(gradient: Gradient, variable: Any) -> HostGradient:
 
 
 def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Return those that changes are sent to, in the order of the step."""
+    """Return the variables that changes are sent to, in the step's order."""
     return [v for v in reversed(variables) if not is_on_host(v)]
 
 

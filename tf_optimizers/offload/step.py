@@ -1,7 +1,8 @@
-"""One step of Adam on one variable, as one kernel each for the host.
+"""One step of Adam on one variable, as one kernel on the host.
 
-m and v are updated in place. What becomes of the update depends on where the
-weights are: here, elsewhere, or here in full precision and elsewhere rounded.
+m and v are updated in place. There is a kernel for each place that the weight
+can be in: here (`move`), elsewhere (`update`), or here in full precision and
+elsewhere rounded (`move_master`).
 """
 
 from typing import Any, NamedTuple
@@ -41,15 +42,14 @@ def adam(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return what to subtract from the weight, the new m, and the new v.
 
-    `size` is that of `step_size`. A weight that is not decayed is not looked
-    at.
+    `size` is what `step_size` returns. `weight` is only read if it is decayed.
     """
     beta_1, beta_2, epsilon, nesterov, weight_decay = hyperparameters
     if weight_decay:
         gradient += weight_decay * weight
     m, v = update_moments(beta_1, beta_2, gradient, m, v)
     ahead = beta_1 * m + (1 - beta_1) * gradient if nesterov else m
-    # epsilon stands before the bias correction, which is part of `size`.
+    # epsilon is added before the bias correction, which is part of `size`.
     return size * ahead / (tf.sqrt(v) + epsilon), m, v
 
 
@@ -63,7 +63,7 @@ def update(
 ) -> tf.Tensor:
     """Update m and v; return what to subtract from a weight elsewhere.
 
-    `m` and `v` are handles; `weight` is a value, needed if it is decayed.
+    `m` and `v` are handles; `weight` is a value, needed only if it is decayed.
     """
     old = read(m, gradient), read(v, gradient)
     change, new_m, new_v = adam(hyperparameters, gradient, *old, size, weight)
@@ -80,7 +80,7 @@ def move(
     size: tf.Tensor,
     weight: tf.Tensor,
 ) -> None:
-    """Update in place the weight behind a handle of this device."""
+    """Update in place the weight behind a handle on this device."""
     old = read(weight, gradient)
     assign(weight, old - update(hyperparameters, m, v, gradient, size, old))
 
