@@ -77,7 +77,7 @@ def test_section_shows_the_numbers(result, tmp_path):
     assert device.endswith("| 104.5 | 209.0 | 0.0 | 313.5 |")
     (device,) = re.findall(r"\| AdamOffload \| on the device .*", text)
     assert device.endswith("| 104.5 | 0.0 | 0.0 | 104.5 |")
-    assert "second logical CPU device stands for it" in text
+    assert "second logical CPU device stands in for it" in text
     last = result["losses"]["tfo.AdamOffload"][-1]
     assert f"| {last:.6f} |" in text
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             markup=False,
         )
         return 1
-    # Only now: bad arguments should not wait for slow imports.
+    # Imported here, so that bad arguments do not wait for slow imports.
     from tf_optimizers.demo.processes import WorkersError
     from tf_optimizers.demo.report import report_on
 
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options, or leave with a message and exit code 2."""
+    """Return the options, or exit with a message and code 2."""
     parser = argparse.ArgumentParser(
         prog="python -m tf_optimizers.demo",
-        description="Train on real data, nothing downloaded, and report.",
+        description="Train on real data, without a download, and report.",
     )
     parser.add_argument(
         "--report-dir",
@@ -62,8 +62,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--seeds",
         type=_seeds,
         help="networks behind each test accuracy "
-        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); with "
-        "gradient-compression at most 4, and 2 with --quick",
+        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); "
+        "gradient-compression uses at most 4, and 2 with --quick",
     )
     parser.add_argument(
         "--quick",
@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=_folder,
-        help="where the data set is written or found (a temporary folder)",
+        help="where to write or find the data set (a temporary folder)",
     )
     parser.add_argument(
         "--parts",
@@ -113,7 +113,7 @@ def _seeds(text: str) -> int:
         seeds = 0
     if seeds < 2:
         raise argparse.ArgumentTypeError(
-            "must be an integer of at least 2, as one run has no spread. "
+            "must be an integer of at least 2, since one run has no spread. "
             f"Received: {text}. Leave it out for the default."
         )
     return seeds

@@ -1,4 +1,4 @@
-"""Scikit-learn's digits as a TensorFlow Datasets builder; no download."""
+"""Scikit-learn's digits as a TensorFlow Datasets builder, without download."""
 
 import contextlib
 import io
@@ -42,7 +42,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        del dl_manager  # scikit-learn carries the images
+        del dl_manager  # The images come with scikit-learn.
         rows = split_rows(load_digits().target)
         return {name: self._generate_examples(rows[name]) for name in rows}
 
@@ -60,7 +60,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
 
 def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Assign every row to one split, each split with all classes alike."""
+    """Assign every row to one split, with equal shares of classes in each."""
     train, rest = train_test_split(
         np.arange(len(labels)),
         train_size=SPLIT_SIZES["train"],
@@ -81,16 +81,15 @@ def prepare(data_dir: Path) -> SklearnDigits:
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
-    # What tfds prints here speaks of a download, which there is none of.
+    # tfds reports a download here, but there is none.
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             builder.download_and_prepare(download_config=config)
         except OSError:
-            # If another process was faster, its folder has the name already,
-            # which it was given when it was complete.
+            # If another process was faster, the complete folder is there.
             if not builder.data_path.exists():
                 raise
-    # One that finds the data set there knows what is in it.
+    # A new builder that finds the data set knows what is in it.
     return SklearnDigits(data_dir=data_dir)
 
 
@@ -106,9 +105,9 @@ def read_splits(
     """Return parts of a prepared data set, as `load_splits` does.
 
     Args:
-        builder: That of the data set.
-        parts: What each split is called in the data set.
-        max_pixel: Becomes 1.
+        builder: The data set's builder.
+        parts: The name of each split in the data set.
+        max_pixel: The pixel value that becomes 1.
     """
 
     def scale(
@@ -135,8 +134,8 @@ def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
     """Return endless batches in an order that only `seed` decides."""
-    # tf.data's autotuning thread, asleep for longer and longer spells, holds up
-    # the end of a run by as much as the run itself takes.
+    # The thread that tunes tf.data sleeps for longer and longer, and can delay
+    # the end of a run by as long as the run itself takes.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (

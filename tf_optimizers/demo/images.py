@@ -1,4 +1,4 @@
-"""Images for the notebooks: MNIST where it can be had, or digits."""
+"""Images for the notebooks: MNIST if it can be downloaded, or digits."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from tf_optimizers.demo.data import load_splits, prepare, read_splits, whole
 
-# A part of it, so that a notebook takes minutes.
+# Only a part, so that a notebook takes minutes.
 MNIST_PARTS = {
     "train": "train[:10240]",
     "validation": "train[50000:]",
@@ -17,7 +17,7 @@ MNIST_PARTS = {
 }
 MNIST_MAX_PIXEL = 255
 
-# Without the internet, tfds tries for minutes; urlopen does not.
+# Without internet access, tfds tries for minutes; urlopen fails at once.
 _DOWNLOAD = """
 import sys
 import urllib.request
@@ -32,14 +32,14 @@ def fetch(data_dir: Path, limit: float = 120.0) -> str:
     """Download MNIST or, failing that, prepare scikit-learn's digits.
 
     Args:
-        data_dir: Where the data set is written or found.
+        data_dir: Where to write or find the data set.
         limit: Seconds that the download may take.
 
     Returns:
         "mnist" or "digits".
     """
     try:
-        # A process of its own can be ended; a download that hangs cannot.
+        # In a process of its own, which can be ended if the download hangs.
         subprocess.run(
             [sys.executable, "-c", _DOWNLOAD, str(data_dir)],
             stdout=subprocess.DEVNULL,

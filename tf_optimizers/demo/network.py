@@ -31,5 +31,5 @@ def build_model(
 def initial_weights(
     seed: int, hidden_units: tuple[int, ...] = HIDDEN_UNITS
 ) -> list[np.ndarray]:
-    """Return what every optimizer starts from under `seed`."""
+    """Return the weights that every optimizer starts from under `seed`."""
     return build_model(seed, hidden_units).get_weights()

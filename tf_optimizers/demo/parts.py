@@ -1,4 +1,4 @@
-"""What the demo consists of, and what it is run with."""
+"""The parts of the demo, and its settings."""
 
 import importlib
 import importlib.util
@@ -24,14 +24,14 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line decides.
+    """The settings from the command line.
 
     Args:
         seeds: int >= 2. Networks trained per cell for the test accuracy;
-            a slow part takes fewer.
+            a slow part uses fewer.
         quick: Whether to run at a reduced size.
-        data_dir: Where the data set is written or found.
-        report_dir: Where the report is written.
+        data_dir: Where to write or find the data set.
+        report_dir: Where to write the report.
     """
 
     seeds: int
@@ -41,7 +41,7 @@ class Settings:
 
 
 def load_part(name: str) -> tuple[ModuleType, ModuleType]:
-    """Import a part's two modules; not earlier, because they are slow."""
+    """Import a part's two modules, which takes long."""
     folder = f"tf_optimizers.demo.{name.replace('-', '_')}"
     study, report = (
         importlib.import_module(f"{folder}.{module}")

@@ -1,4 +1,4 @@
-"""What the plots of all parts look like."""
+"""The style of the plots of all parts."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with every kind of colour vision; marker
-# and line style tell the lines apart in grey.
+# Okabe and Ito's colours, which every kind of colour vision can distinguish.
+# In grey, markers and line styles distinguish the lines.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vP"
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# What the first worker writes, with a run's name behind it, to move the bar.
+# The first worker writes these, followed by a run's name, to move the bar.
 BEGIN = "begin run: "
 END = "end run: "
 
@@ -19,7 +19,7 @@ _SHOWN_LINES = 60
 
 
 class WorkersError(RuntimeError):
-    """The workers have not done what they were started for."""
+    """The workers failed, or took too long."""
 
 
 def run_workers(
@@ -29,9 +29,9 @@ def run_workers(
 
     Args:
         command: Module and arguments.
-        workers: Processes.
+        workers: The number of processes.
         limit: Seconds that they may take.
-        progress: Moved by what the first worker writes.
+        progress: The bar, moved by what the first worker writes.
 
     Raises:
         WorkersError: If a worker fails, or they take too long.
@@ -59,13 +59,13 @@ def run_workers(
             code = process.wait()
         finally:
             timer.cancel()
-            # Unless it has ended: the launcher then ends its workers.
+            # If it still runs, the launcher ends its workers.
             process.terminate()
     if code == 0:
         return
     rule, received = "end without an error", f"exit code {code}"
     if expired.is_set():
-        rule, received = f"end within {limit:g} s", "no end by then"
+        rule, received = f"end within {limit:g} s", "they still ran"
     raise WorkersError(
         f"The {workers} workers of the demo must {rule}. Received: {received}. "
         f"See the end of their output:\n{''.join(output)}"

@@ -48,16 +48,16 @@ def write_report(
     paragraphs = ["# Report of `python -m tf_optimizers.demo`"]
     if document["quick"]:
         paragraphs.append(
-            "**This was a reduced run (`--quick`): it shows that the demo "
-            "works; its numbers show nothing more.**"
+            "**This was a reduced run (`--quick`). It shows that the demo "
+            "works; its numbers mean nothing.**"
         )
     env = document["environment"]
     paragraphs.append(
         f"{env['date']}; {document['seconds']:.0f} s, CPU cores: "
         f"{env['cpu_cores']}, GPUs: {env['gpus']}; Python {env['python']}, "
         f"TensorFlow {env['tensorflow']}, Keras {env['keras']}, NumPy "
-        f"{env['numpy']}, tf_optimizers {env['tf_optimizers']}. Every number, "
-        "those behind the plots too, is in [results.json](results.json)."
+        f"{env['numpy']}, tf_optimizers {env['tf_optimizers']}. All numbers, "
+        "with those behind the plots, are in [results.json](results.json)."
     )
     text = "\n\n".join([*paragraphs, *sections])
     path.write_text(text + "\n", encoding="utf-8")

@@ -8,19 +8,19 @@ import sys
 
 FILES = "/proc/self/fd"
 
-# Linux's `struct tcp_info`, as far as it is needed: 64-bit `tcpi_bytes_sent` at
-# its byte 200, since Linux 4.19, and `tcpi_bytes_retrans` after it.
+# The part of Linux's `struct tcp_info` that is needed: the 64-bit
+# `tcpi_bytes_sent` at byte 200, since Linux 4.19, then `tcpi_bytes_retrans`.
 _INFO = struct.Struct("=200x2Q")
 
-# What each TCP socket has sent; of closed ones, what was seen last.
+# The bytes that each TCP socket has sent; the last ones seen, if it has closed.
 _sent_by_socket: dict[str, int] = {}
 
 
 def sent_bytes() -> int | None:
-    """Return what the TCP sockets of this process have sent.
+    """Return how many bytes the TCP sockets of this process have sent.
 
-    Headers of packets, and what was sent again, are no part of it. Sockets that
-    have closed count as they stood at the call before.
+    Packet headers and retransmissions do not count. Sockets that have closed
+    count as of the previous call.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux
@@ -29,7 +29,7 @@ def sent_bytes() -> int | None:
     if not _is_counted():
         return None
     for file in os.listdir(FILES):
-        # Of another kind than TCP, or closed in this very moment.
+        # It may not be a TCP socket, or have closed just now.
         with contextlib.suppress(OSError):
             name = os.readlink(f"{FILES}/{file}")  # "socket:[number]"
             if name.startswith("socket:"):
@@ -52,5 +52,5 @@ def _sent(file: int) -> int:
 
 
 def _info(own: socket.socket) -> bytes:
-    """Return the kernel's, cut to what is needed; older ones have less."""
+    """Return the kernel's data, cut to what is needed; old ones have less."""
     return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)

@@ -1,4 +1,4 @@
-"""A network and its optimizer, set back for each run of a study."""
+"""A network and its optimizer, reset for each run of a study."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
 
         rate <- peak min(t / W, (T + 1 - t) / (T + 1 - W))
 
-    Both numbers are variables: a new peak or length needs no new trace.
+    Both are variables, so a new peak or length needs no new trace.
     """
 
     def __init__(self) -> None:
@@ -69,10 +69,10 @@ class Trainer:
     def reset(
         self, weights: Sequence[np.ndarray], rate: float, steps: int
     ) -> None:
-        """Become what a new trainer is, for a run of `steps` steps."""
-        # Tracing a train step takes as long as hundreds of steps, and a model
-        # compiled anew traces anew. Its variables are all that a run leaves
-        # behind, so those are set back instead.
+        """Return to a new trainer's state, for a run of `steps` steps."""
+        # Tracing a train step takes as long as hundreds of steps, and a new
+        # `compile` traces again. Variables are all that a run changes, so
+        # resetting them is enough.
         self.model.set_weights(weights)
         for variable, first in zip(
             self.optimizer.variables, self._first_state, strict=True
@@ -90,7 +90,7 @@ class Trainer:
     ) -> None:
         """Train for `steps` batches of `data`, starting from `weights`."""
         self.reset(weights, rate, steps)
-        # One Keras epoch for the whole run: each further one costs more than
+        # One Keras epoch for the whole run, since each more costs as much as
         # ten steps of this small network.
         self.model.fit(
             data.take(steps),
@@ -101,7 +101,7 @@ class Trainer:
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         """Return the share of images classified correctly."""
-        # Workers all have all weights: sharing the images out, as `evaluate`
+        # Every worker has all weights. Sharing out the images, as `evaluate`
         # does, is not worth a collective.
         logits = self.model(images, training=False)
         return float(np.mean(np.argmax(logits, axis=1) == labels))

@@ -1,4 +1,4 @@
-"""How a part chooses a learning rate."""
+"""The choice of a learning rate."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ def tune(
     seeds: Sequence[int],
     validate: Callable[[float, int], float],
 ) -> dict[str, Any]:
-    """Return the rate of the best mean on validation, and all trials.
+    """Return the rate with the best mean validation accuracy, and all trials.
 
     Args:
-        rates: The grid, from the lowest on; of equals, that is chosen.
-        seeds: A network each, for every rate.
+        rates: The grid, in ascending order; among equals, the lowest wins.
+        seeds: One network per seed is trained at each rate.
         validate: Takes a rate and a seed, returns a validation accuracy.
     """
     reached = {rate: [validate(rate, seed) for seed in seeds] for rate in rates}

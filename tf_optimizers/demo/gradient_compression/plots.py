@@ -39,7 +39,7 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def is_counted(result: dict[str, Any]) -> bool:
-    """Tell whether the kernel has counted the bytes of all optimizers."""
+    """Return whether the kernel has counted the bytes of all optimizers."""
     return all(row["bytes_per_step"] for row in result["optimizers"])
 
 

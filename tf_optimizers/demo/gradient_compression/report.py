@@ -35,9 +35,9 @@ def section(result: dict[str, Any], folder: Path) -> str:
 
 LIMITS = (
     "What this does not show: speed. Both workers share one machine, and "
-    "loopback carries dense gradients faster than any network; there, "
-    "compression is extra work, and the times are what was observed beside "
-    "whatever else the machine did. Nor does it show what happens with more "
+    "loopback carries dense gradients faster than any network, so compression "
+    "is only extra work there. The times were measured while the machine may "
+    "have done other work too. Nor does it show what happens with more "
     "workers, or with another network or task."
 )
 
@@ -79,7 +79,7 @@ def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Say what the numbers say of accuracy, of bytes and of time."""
+    """Summarize accuracy, bytes and time."""
     dense, sparse = result["optimizers"]
     lines = [accuracy_finding(result)]
     traffic = result["communication"]["total"]
@@ -87,19 +87,18 @@ def findings(result: dict[str, Any]) -> list[str]:
         ratio = _ratio(dense["bytes_per_step"], sparse["bytes_per_step"])
         rest = sparse["bytes_per_step"] - traffic["sent_bytes"]
         lines.append(
-            f"Bytes: after the warm-up a step sends {ratio} times fewer. Of "
+            f"Bytes: after the warm-up, a step sends {ratio} times fewer. Of "
             f"those that {sparse['optimizer']} still sends, {rest:,.0f} are "
-            "none of its gradients: what messages say of themselves, and "
-            "Keras's own reduction of loss and metrics. Warm-up included, a "
-            "run sends "
+            "not gradients but the metadata of messages, and Keras's own "
+            "reduction of loss and metrics. Warm-up included, a run sends "
             f"{_ratio(dense['bytes_per_run'], sparse['bytes_per_run'])} times "
             "fewer."
         )
     else:
         lines.append(
-            "Bytes: none were counted, as the kernel does not count those of "
-            "a socket (Linux does since 4.19, macOS does not). The calculated "
-            "ones are those of `communication_summary()`."
+            "Bytes: not counted, since this kernel does not count what a "
+            "socket sends (Linux does since 4.19, macOS does not). The "
+            "calculated ones come from `communication_summary()`."
         )
     lines.append(
         f"Time: {1000 * sparse['seconds_per_step']:.0f} ms per step, and "
@@ -138,7 +137,7 @@ def _set_up(result: dict[str, Any]) -> str:
     steps = settings["epochs"] * settings["steps_per_epoch"]
     *warmup, last = (f"{100 * s:g}" for s in settings["sparsity"])
     return (
-        "What does an exchange of 0.1 % of the gradient save, and what does it "
+        "What does exchanging 0.1 % of the gradient save, and what does it "
         f"cost? {settings['workers']} worker processes, started by `python -m "
         "tf_optimizers.launch`, train with Keras's `fit` under "
         "`tfo.SparseMultiWorkerMirroredStrategy`, on CPUs. Data: "
@@ -162,23 +161,23 @@ def _rate_note(result: dict[str, Any]) -> str:
     note = (
         f"Learning rate: {result['learning_rate']:.3g}, the best on validation "
         f"for {result['tuned']} among {len(rates)} from {rates[0]:.3g} to "
-        f"{rates[-1]:.3g}; as in the paper, DGC takes it over and is not tuned."
+        f"{rates[-1]:.3g}. As in the paper, DGC uses the same one, untuned."
     )
     if result["at_edge_of_grid"]:
-        note += " It lies at an edge of the grid."
+        note += " It is at an edge of the grid."
     return note
 
 
 def _method(result: dict[str, Any]) -> str:
     return (
         "Test accuracy: mean ± standard deviation over seeds. Bytes: what the "
-        "kernel says the workers' TCP sockets have sent (`TCP_INFO`) between "
-        "two moments that all workers have reached, divided by steps and "
-        "workers; Keras's reduction of loss and metrics is part of it, headers "
-        "of packets are not. Per step: the median of all epochs after the "
-        "warm-up; per run: the whole of it, warm-up included. Calculated: a "
-        "step's gradients alone, by `communication_summary("
-        f"{result['communication']['step']})`, the last step's."
+        "workers' TCP sockets have sent, by the kernel's count (`TCP_INFO`), "
+        "between two points that all workers have reached, divided by steps "
+        "and workers. Keras's reduction of loss and metrics is included, "
+        "packet headers are not. Per step: the median of all epochs after the "
+        "warm-up; per run: all of it, warm-up included. Calculated: the "
+        "gradients of the last step alone, from `communication_summary("
+        f"{result['communication']['step']})`."
     )
 
 

@@ -1,9 +1,9 @@
 """The gradient compression study: what DGC saves, and what it costs.
 
-Two worker processes, which `worker.py` is the code of, train
-with dense momentum SGD and with DGC. The learning rate is chosen for the dense
-one, by mean validation accuracy; networks with fresh seeds are then trained
-with it by both, and only they meet the test split.
+Two worker processes, which run `worker.py`, train with dense momentum SGD and
+with DGC. The learning rate is chosen for the dense one, by mean validation
+accuracy. Both then train networks with fresh seeds at that rate, and only those
+see the test split.
 """
 
 import json
@@ -24,7 +24,7 @@ from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer
 
 WORKER = "tf_optimizers.demo.gradient_compression.worker"
 
-# The paper's warm-up, one epoch each, and the sparsity that remains.
+# The paper's warm-up, one epoch each, and the final sparsity.
 SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 MOMENTUM = 0.9
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def warmup_epochs(self) -> int:
-        """Epochs before the sparsity is that of the rest."""
+        """Epochs before the final sparsity."""
         return len(SPARSITY) - 1
 
 
@@ -97,7 +97,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     runs = len(plan.rates) * len(plan.tuning_seeds) + len(names) * len(seeds)
     progress.reset(runs)
     progress.set_description_str("starting workers")
-    # Here and not by the workers, which would write the same files.
+    # Not in the workers, which would write the same files.
     prepare(settings.data_dir)
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
@@ -133,12 +133,12 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
 def optimizer_row(
     name: str, runs: list[dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
-    """Return an optimizer's row: over its seeds, and its epochs after warm-up.
+    """Return an optimizer's row, over its seeds and its epochs after warm-up.
 
     Args:
         name: The optimizer.
-        runs: Those of all optimizers, as a worker returns them.
-        plan: What they were made with.
+        runs: The runs of all optimizers, as a worker returns them.
+        plan: The plan of these runs.
     """
     own = [run for run in runs if run["optimizer"] == name]
     accuracies = [run["test_accuracy"] for run in own]
@@ -159,5 +159,5 @@ def optimizer_row(
 
 
 def _or_none(count: np.floating) -> float | None:
-    """Return None for a count that there is none of, or that stood still."""
+    """Return None for a count that is missing, or that did not move."""
     return float(count) if count > 0 else None

@@ -1,11 +1,11 @@
 """One worker of the gradient compression study.
 
-The study starts two at once, by the launcher:
+The study starts two of them with the launcher:
 
     python -m tf_optimizers.launch --workers 2 \
         -m tf_optimizers.demo.gradient_compression.worker task.json
 
-All workers do all that follows together; the first one reports.
+All workers do everything below together; the first one reports.
 """
 
 import json
@@ -39,10 +39,10 @@ from tf_optimizers.distribute.agreement import (
 
 def main(task_path: str) -> None:
     """Do the task; write its outcome if this is the first worker."""
-    # The first thing of all: it must precede any tensor.
+    # First of all, since it must precede any tensor.
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    # Once: it throws away all compiled kernels. Each run's weights and shuffles
-    # have seeds of their own, which TensorFlow mixes with this.
+    # Only once, since it discards all compiled kernels. Each run's weights and
+    # shuffles have seeds of their own, which TensorFlow mixes with this one.
     keras.utils.set_random_seed(0)
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     plan = QUICK if task["quick"] else FULL
@@ -54,13 +54,13 @@ def main(task_path: str) -> None:
 
 
 class SharedStudy:
-    """The study, as all workers do it together, a model per optimizer.
+    """The study, which all workers run together, with a model per optimizer.
 
     Args:
-        strategy: That of all workers.
+        strategy: The strategy of all workers.
         plan: What they do.
         data: The splits as `load_splits` returns them.
-        is_first: Whether this worker says what is going on.
+        is_first: Whether this worker reports the progress.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SharedStudy:
         return recorder
 
     def _batches(self, seed: int) -> tf.data.Dataset:
-        """Return global batches, of which the strategy gives us our part."""
+        """Return global batches; the strategy gives each worker its part."""
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.DATA
@@ -159,7 +159,7 @@ class EpochRecorder(keras.callbacks.Callback):
     """Records each epoch's loss, and its bytes and time per step.
 
     Args:
-        strategy: That of all workers.
+        strategy: The strategy of all workers.
         plan: What they do.
     """
 
@@ -174,13 +174,13 @@ class EpochRecorder(keras.callbacks.Callback):
         self.seconds_per_step: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Read the counter and the clock, no worker having started."""
+        """Read the counter and the clock before any worker starts."""
         self._meet(epoch)
         self._bytes = sent_bytes()
         self._time = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Read them again, all workers having finished."""
+        """Read them again after all workers have finished."""
         steps = self.plan.steps_per_epoch
         self.seconds_per_step.append((time.monotonic() - self._time) / steps)
         self._meet(epoch)
@@ -188,7 +188,7 @@ class EpochRecorder(keras.callbacks.Callback):
         self.loss.append(float(logs["loss"]))
 
     def _mean_bytes(self, sent: int | None, steps: int) -> float | None:
-        """Return what a worker has sent in a step, the mean of all workers."""
+        """Return the bytes that a worker sent per step, on average."""
         if sent is None or self._bytes is None:
             return None
         subject, own = "the bytes of an epoch", sent - self._bytes
@@ -196,7 +196,7 @@ class EpochRecorder(keras.callbacks.Callback):
         return sum(counts) / len(counts) / steps
 
     def _meet(self, epoch: int) -> None:
-        """Wait until all workers have come here; they compare notes."""
+        """Wait until all workers are here: they compare the epoch."""
         check_agreement(self.strategy, "an epoch", {"epoch": epoch})
 
 

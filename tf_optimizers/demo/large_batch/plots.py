@@ -26,7 +26,7 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
             _draw_curves,
             2,
         ),
-        "Test accuracy against batch size, the number of epochs being equal: "
+        "Test accuracy against batch size, for the same number of epochs: "
         "mean and standard deviation over seeds": (
             "large_batch_sizes.png",
             _draw_sizes,
@@ -62,7 +62,7 @@ def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
     axes[0].set_yscale("log")
     axes[0].set_ylabel("training loss (nats, log scale)")
     _label_accuracy(axes[1], "test accuracy after the step")
-    # From chance level on, the first steps would flatten all that follows.
+    # Starting at chance level would flatten everything after the first steps.
     means = [np.mean(cell["curves"]["accuracy"], axis=0) for cell in cells]
     axes[1].set_ylim(bottom=np.quantile(means, 0.15))
 
@@ -74,7 +74,7 @@ def _draw_sizes(axis: Axes, result: dict[str, Any]) -> None:
     sizes = sorted({cell["batch_size"] for cell in cells})
     for number, name in enumerate(names):
         own = [cell for cell in cells if cell["optimizer"] == name]
-        # Moved apart sideways: the error bars would hide one another.
+        # Moved apart sideways, so that the error bars do not hide one another.
         shift = 1.05 ** (number - 2)
         axis.errorbar(
             [cell["batch_size"] * shift for cell in own],

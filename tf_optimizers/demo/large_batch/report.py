@@ -50,7 +50,7 @@ def rate_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Say per budget who has the best mean and who comes close to it."""
+    """Say per budget which optimizer has the best mean, and which are close."""
     lines = []
     for heading, cells in _budgets(result["cells"]).items():
         best = max(cells, key=lambda cell: cell["mean"])
@@ -69,7 +69,7 @@ def findings(result: dict[str, Any]) -> list[str]:
 
 
 def edge_note(cells: Cells) -> str:
-    """Say whose best learning rate might lie outside the grid."""
+    """List the optimizers whose best rate might lie outside the grid."""
     at_edge = [
         f"{cell['optimizer']} at batch {cell['batch_size']:,}, "
         f"{cell['steps']} steps"
@@ -77,7 +77,7 @@ def edge_note(cells: Cells) -> str:
         if cell["at_edge_of_grid"]
     ]
     if not at_edge:
-        return "None of them lies at an edge of the grid."
+        return "None of them is at an edge of the grid."
     return (
         "At an edge of the grid, so that a better one may lie outside: "
         f"{'; '.join(at_edge)}."
@@ -93,7 +93,7 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"scikit-learn's digits, {sizes['train']:,} images to train on, "
         f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
         f"to test. Network: hidden layers of {widths} units (ReLU, He initial "
-        "weights, which a seed makes the same for every optimizer). Schedule: "
+        "weights; a seed gives every optimizer the same ones). Schedule: "
         f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
         "decay. Learning rate: per cell, the best mean validation accuracy of "
         f"{len(settings['tuning_seeds'])} tuning seeds among {len(rates)} "

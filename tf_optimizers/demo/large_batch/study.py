@@ -1,8 +1,8 @@
 """The large-batch study: how far each optimizer gets in a few large steps.
 
-For each cell (optimizer x batch size x epochs) the learning rate is chosen by
-mean validation accuracy over the tuning seeds; networks with fresh seeds are
-then trained with it, and only they meet the test split.
+For each cell (optimizer x batch size x epochs), the learning rate is chosen by
+mean validation accuracy over the tuning seeds. Networks with fresh seeds are
+then trained at that rate, and only those see the test split.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from tf_optimizers.demo.tuning import tune
 
 WEIGHT_DECAY = 0.01
 
-# One row per optimizer; everything not set here is the class's default.
+# One row per optimizer; everything not set here has the class's default.
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
     "AdamW": lambda rate: keras.optimizers.AdamW(
@@ -98,7 +98,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     seeds = tuple(range(settings.seeds))
     runs = len(plan.rates) * len(plan.tuning_seeds) + len(seeds)
     progress.reset(len(OPTIMIZERS) * len(plan.budgets) * runs)
-    # The shuffles have seeds of their own, which TensorFlow mixes with this.
+    # Shuffles have seeds of their own, which TensorFlow mixes with this one.
     keras.utils.set_random_seed(0)
     study = Study(plan, seeds, load_splits(settings.data_dir), progress)
     return {
@@ -120,7 +120,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
 
 
 class StepRecorder(keras.callbacks.Callback):
-    """Records at every step the training loss and what `measure()` returns."""
+    """Records the training loss and the result of `measure()` at every step."""
 
     def __init__(self, measure: Callable[[], float]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class StepRecorder(keras.callbacks.Callback):
         self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Note this step's loss, and the accuracy after it."""
+        """Record this step's loss, and the accuracy after it."""
         self.loss.append(float(logs["loss"]))
         self.accuracy.append(self.measure())
 
@@ -193,7 +193,7 @@ class Study:
         curves: dict[str, list[list[float]]] = {"loss": [], "accuracy": []}
         for seed in self.seeds:
             recorder = StepRecorder(measure)
-            # Measuring at every step is slow, so one budget alone has curves.
+            # Measuring at every step is slow, so only one budget has curves.
             recorded = budget == self.plan.curve_budget
             callbacks = [recorder] if recorded else []
             self._train(trainer, budget, rate, seed, callbacks)

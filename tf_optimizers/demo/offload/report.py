@@ -1,4 +1,4 @@
-"""What the offload part shows: where the bytes are, and equal losses."""
+"""What the offload part shows: bytes per location, and equal losses."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ KINDS = {
 
 def table(result: dict[str, Any]) -> Table:
     """Return the memory table for the terminal."""
-    title = f"kB of a training on {result['device']}; {agreement(result)}"
+    title = f"kB of a run on {result['device']}; {agreement(result)}"
     return terminal_table(title, memory_rows(result["memory"]))
 
 
@@ -32,8 +32,8 @@ def section(result: dict[str, Any], folder: Path) -> str:
             markdown_table(memory_rows(result["memory"])),
             "Training loss:",
             markdown_table(loss_rows(result["losses"])),
-            f"Over all steps: {agreement(result)}. Both round to float32, and "
-            "Keras's bias corrections of the first steps are off by some 6e-6; "
+            f"Over all steps, {agreement(result)}. Both round to float32, and "
+            "Keras's bias corrections in the first steps are off by some 6e-6; "
             "training makes such differences grow.",
         ]
     )
@@ -69,7 +69,7 @@ def agreement(result: dict[str, Any]) -> str:
     """Say how far apart the losses are."""
     return (
         "the losses differ by at most "
-        f"{result['largest_difference']:.1e} of themselves"
+        f"{result['largest_difference']:.1e}, relative"
     )
 
 
@@ -78,8 +78,9 @@ def _set_up(result: dict[str, Any]) -> str:
     stand_in = ""
     if result["device"].startswith("CPU"):
         stand_in = (
-            " There was no GPU: a second logical CPU device stands for it. The "
-            "bytes are those a GPU would hold; times would mean nothing."
+            " There was no GPU, so a second logical CPU device stands in for "
+            "it. The bytes are those that a GPU would hold; times would mean "
+            "nothing."
         )
     return (
         "The same network, weights and batches as above, once with "

@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# epsilon stands at the same place in both.
+# Both have epsilon at the same place in the formula.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -28,8 +28,8 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 def choose_device() -> str:
     """Return a GPU or, where there is none, a second CPU device.
 
-    TensorFlow adds that one only before it first runs: when this module is
-    imported, which is before any part of the demo runs.
+    TensorFlow can add that one only before it first runs. So this is called
+    when the module is imported, before any part of the demo runs.
     """
     if tf.config.list_physical_devices("GPU"):
         return "GPU:0"
@@ -39,7 +39,7 @@ def choose_device() -> str:
         try:
             tf.config.set_logical_device_configuration(cpu, two)
         except RuntimeError:
-            return "CPU:0"  # TensorFlow runs already
+            return "CPU:0"  # TensorFlow is running already.
     return f"CPU:{len(tf.config.list_logical_devices('CPU')) - 1}"
 
 
