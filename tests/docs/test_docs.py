@@ -197,13 +197,13 @@ def messages():
 
 
 def test_errors_in_docs_are_those_of_the_code():
-    """Those of the package; others are said to be another's words."""
+    """Those of the package; the page says which come from elsewhere."""
     text = (ROOT / "docs" / "errors.md").read_text()
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text, re.M)
     documented = [
         message.strip("` ")
         for cell, meaning in rows
-        if "words for" not in meaning and "from Keras" not in meaning
+        if not meaning.startswith(("From Keras", "From TensorFlow"))
         for message in re.findall(r"`` .*? ``|`.*?`", cell)
     ]
     assert len(documented) > 20
