@@ -38,8 +38,7 @@ GROUPS = {
             *("dgc", "custom_loop"),
         ],
     ),
-    "3 workers": (3, 1, ["adam", "dgc", "uneven", "accumulated"]),
-    "4 workers": (4, 1, ["sgd", "dgc"]),
+    "3 workers": (3, 1, ["sgd", "adam", "dgc", "uneven", "accumulated"]),
 }
 
 
