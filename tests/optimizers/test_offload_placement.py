@@ -5,6 +5,7 @@ would hold is on `CPU:1`. Devices of operations are read from traced graphs.
 """
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from programs import offload
-from real_workers import PACKAGE, PROGRAMS
+from real_workers import LAUNCHER, PACKAGE, PROGRAMS
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.keras import average
@@ -33,13 +34,18 @@ EVERYTHING = {
 STRATEGIES = ["scope", "one device", "mirrored"]
 
 
+@functools.cache
+def one_device():
+    return tf.distribute.OneDeviceStrategy("CPU:1")
+
+
 @pytest.fixture(params=STRATEGIES)
 def strategy(request):
     """The model is on CPU:1, under `mirrored` on CPU:0 as well."""
     if request.param == "mirrored":
         yield request.getfixturevalue("mirrored")
     elif request.param == "one device":
-        yield tf.distribute.OneDeviceStrategy("CPU:1")
+        yield one_device()
     else:
         with tf.device("CPU:1"):
             yield tf.distribute.get_strategy()
@@ -169,7 +175,12 @@ EXCHANGE |= {"CollectiveReduceV2", "CollectiveReduceV3", "NcclAllReduce"}
 
 def trace(strategy, dtype="float32", **kwargs):
     """Return the graph of one `apply` of random gradients."""
-    variables, optimizer = make(strategy, dtype, **kwargs)
+    return trace_once(strategy, dtype, tuple(kwargs.items()))
+
+
+@functools.cache
+def trace_once(strategy, dtype, arguments):
+    variables, optimizer = make(strategy, dtype, **dict(arguments))
 
     @tf.function(autograph=False)
     def step():
@@ -257,7 +268,7 @@ def test_nothing_is_computed_on_the_model_s_device(strategy, dtype, kwargs):
 
 
 def test_half_precision_goes_up_and_down_in_two_bytes():
-    graph = trace(tf.distribute.OneDeviceStrategy("CPU:1"), "bfloat16")
+    graph = trace(one_device(), "bfloat16")
     operations = computed_elsewhere(graph)
     assert operations
     for op in operations:
@@ -265,7 +276,7 @@ def test_half_precision_goes_up_and_down_in_two_bytes():
 
 
 def test_last_variable_is_stepped_first():
-    graph = trace(tf.distribute.OneDeviceStrategy("CPU:1"))
+    graph = trace(one_device())
     kernels = [op for op in graph.get_operations() if is_kernel(op)]
     assert [op.outputs[0].shape for op in kernels] == [[3], [4, 5]]
 
@@ -367,28 +378,37 @@ def train(model, epochs):
     return [cases.as_numpy(w) for w in model.weights]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("source", PLACES)
-@pytest.mark.parametrize("target", ["host", "device"])
-def test_restart_elsewhere_gives_the_same_next_steps(
-    source, target, dtype, tmp_path
-):
-    with PLACES[source]():
-        model = make_model(dtype, source)
+SOURCES = [
+    (place, dtype) for place in PLACES for dtype in ("float32", "bfloat16")
+]
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids="-".join)
+def source(request, tmp_path_factory):
+    """A model's place, dtype and files, and its weights an epoch later."""
+    place, dtype = request.param
+    folder = tmp_path_factory.mktemp("source")
+    with PLACES[place]():
+        model = make_model(dtype, place)
         train(model, 2)
-        model.save(tmp_path / "model.keras")
-        model.save_weights(tmp_path / "model.weights.h5")
+        model.save(folder / "model.keras")
+        model.save_weights(folder / "model.weights.h5")
         checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        path = checkpoint.save(tmp_path / "checkpoint")
+        path = checkpoint.save(folder / "checkpoint")
         # `fit` assigns the averages at its end, which is no step.
-        expected = train(model, 1)
+        return dtype, folder, path, train(model, 1)
+
+
+@pytest.mark.parametrize("target", ["host", "device"])
+def test_restart_elsewhere_gives_the_same_next_steps(source, target):
+    dtype, folder, path, expected = source
     with PLACES[target]():
-        loaded = [keras.models.load_model(tmp_path / "model.keras")]
+        loaded = [keras.models.load_model(folder / "model.keras")]
         for _ in range(2):
             model = make_model(dtype, target)
             model.optimizer.build(model.trainable_variables)
             loaded.append(model)
-        loaded[1].load_weights(tmp_path / "model.weights.h5")
+        loaded[1].load_weights(folder / "model.weights.h5")
         checkpoint = tf.train.Checkpoint(
             model=loaded[2], optimizer=loaded[2].optimizer
         )
@@ -433,18 +453,31 @@ def assert_equal_to_one_replica(name, folder, alone, processes, copies):
         assert devices[0][1].endswith(f"task:{process}/device:CPU:0")
 
 
+@pytest.fixture(scope="module")
+def two_replicas(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mirrored")
+    run_script("mirrored", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workers")
+    run_script("workers", folder, *LAUNCHER[1:], "--workers", "2")
+    return folder
+
+
 @pytest.mark.parametrize("name", ["mirrored", "mirrored-unmerged"])
-def test_two_replicas_of_a_process_equal_one_to_the_bit(name, tmp_path, alone):
-    run_script(name, tmp_path)
-    assert_equal_to_one_replica(name, tmp_path, alone, 1, copies=2)
+def test_two_replicas_of_a_process_equal_one_to_the_bit(
+    name, two_replicas, alone
+):
+    assert_equal_to_one_replica(name, two_replicas, alone, 1, copies=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["workers", "workers-unmerged"])
-def test_two_workers_equal_one_replica_to_the_bit(name, tmp_path, alone):
-    launch = ["-m", "tf_optimizers.launch", "--workers", "2"]
-    run_script(name, tmp_path, *launch)
-    assert_equal_to_one_replica(name, tmp_path, alone, 2, copies=1)
+def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):
+    assert_equal_to_one_replica(name, two_workers, alone, 2, copies=1)
 
 
 def compiled_step(place):

@@ -3,8 +3,9 @@
     python offload.py STRATEGY FOLDER
 
 STRATEGY is `none`, `mirrored` (two replicas in this process) or `workers` (one
-per process that `tf_optimizers.launch` starts), and `-unmerged` after it lets
-no replica wait for another's code, as strategies with collectives do.
+per process that `tf_optimizers.launch` starts). Under the latter two it trains
+again, saved as STRATEGY-unmerged, and lets no replica wait for another's code,
+as strategies with collectives do.
 """
 
 import json
@@ -36,15 +37,11 @@ SETTINGS = (
 
 
 def make_strategy(name):
-    if name.startswith("none"):
+    if name == "none":
         return tf.distribute.get_strategy()
-    if name.startswith("mirrored"):
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    else:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    if name.endswith("-unmerged"):
-        strategy.extended._use_merge_call = lambda: False
-    return strategy
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def train(strategy, dtype, settings):
@@ -86,8 +83,8 @@ def train(strategy, dtype, settings):
     return copies, optimizer.variables[2:]
 
 
-def main(name, folder):
-    strategy = make_strategy(name)
+def save(strategy, name, folder):
+    """Train with all settings, and leave what came out."""
     arrays, devices = {}, set()
     for dtype in DTYPES:
         for i, settings in enumerate(SETTINGS):
@@ -109,10 +106,18 @@ def main(name, folder):
         json.dump(sorted(devices), file)
 
 
+def main(name, folder):
+    strategy = make_strategy(name)
+    save(strategy, name, folder)
+    if name != "none":
+        strategy.extended._use_merge_call = lambda: False
+        save(strategy, f"{name}-unmerged", folder)
+
+
 if __name__ == "__main__":
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()]
-        * (2 if sys.argv[1].startswith("mirrored") else 1),
+        * (2 if sys.argv[1] == "mirrored" else 1),
     )
     main(*sys.argv[1:])
