@@ -17,6 +17,23 @@ tf.config.set_logical_device_configuration(
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--long", action="store_true", help="run what `tox -e long` runs, too"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Begin with the files that take longest; say what is left out."""
+    slow = {i.path for i in items if i.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="`tox -e long` runs it"))
+
+
 def pytest_collection_finish():
     """Leave what was imported out of garbage collections.
 

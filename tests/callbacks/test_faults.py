@@ -20,7 +20,7 @@ def expected(tmp_path_factory):
     return training.reference(tmp_path_factory.mktemp("reference"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_fault_ends_as_it_should(case, expected):
     if reason := soak.missing(case):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from programs import resume
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     # One process alone goes on with what two have left, and the reverse.
     pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic"),
 ]

@@ -296,6 +296,7 @@ def markdown_tables(text):
         yield {name: entries for name, *entries in rows[2:]}
 
 
+@pytest.mark.long
 def test_quick_run_fills_every_cell(results):
     cells = results["parts"]["large-batch"]["cells"]
     assert {cell["optimizer"] for cell in cells} == set(study.OPTIMIZERS)
@@ -313,6 +314,7 @@ def test_quick_run_fills_every_cell(results):
     assert results["environment"]["keras"] == keras.__version__
 
 
+@pytest.mark.long
 def test_quick_run_records_curves_of_one_budget(results):
     for entry in results["parts"]["large-batch"]["cells"]:
         curves = entry["curves"]
@@ -326,6 +328,7 @@ def test_quick_run_records_curves_of_one_budget(results):
         assert np.mean(curves["loss"], axis=0)[-1] < 0.6
 
 
+@pytest.mark.long
 def test_report_tables_equal_the_json(report_dir, results):
     accuracies, rates = markdown_tables((report_dir / "report.md").read_text())
     cells = results["parts"]["large-batch"]["cells"]
@@ -339,6 +342,7 @@ def test_report_tables_equal_the_json(report_dir, results):
         assert rates[name] == [f"{entry['learning_rate']:.3g}" for entry in own]
 
 
+@pytest.mark.long
 def test_report_links_exist_and_plots_are_images(report_dir):
     text = (report_dir / "report.md").read_text()
     images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
@@ -350,6 +354,7 @@ def test_report_links_exist_and_plots_are_images(report_dir):
     assert set(links) | {"report.md"} == names
 
 
+@pytest.mark.long
 def test_report_says_that_the_run_was_reduced(report_dir):
     assert "reduced run" in (report_dir / "report.md").read_text()
 

@@ -250,7 +250,7 @@ def result(report_dir):
     return document["parts"]["gradient-compression"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_run_trains_both_from_the_same_start(result):
     dense, sparse = (
         {
@@ -270,7 +270,7 @@ def test_quick_run_trains_both_from_the_same_start(result):
     assert result["learning_rate"] == QUICK.rates[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sent_bytes() is None, reason="no counter of bytes")
 def test_quick_run_counts_what_was_calculated(result):
     traffic = result["communication"]["total"]
@@ -288,7 +288,7 @@ def test_quick_run_counts_what_was_calculated(result):
     assert 0.3 < first[-1] / first[0] < 0.45
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_report_equals_the_json(report_dir, result):
     text = (report_dir / "report.md").read_text()
     assert "## Gradient compression" in text and "reduced run" in text

@@ -76,6 +76,12 @@ def test_ci_runs_on_every_supported_python():
     assert job["steps"][-1] == {"run": ".ci/run"}
 
 
+def test_ci_runs_what_the_readme_s_command_leaves_out():
+    (command,) = ini("tox.ini")["testenv:long"]["commands"].splitlines()[-1:]
+    assert "--long -m long" in command
+    assert (ROOT / ".ci" / "run").read_text().endswith("\ntox -e long\n")
+
+
 def test_pages_of_docs_are_built_with_what_the_extra_names():
     extra = ini("setup.cfg")["options.extras_require"]["docs"].split()
     assert ini("tox.ini")["testenv:docs"]["deps"].split() == extra

@@ -52,7 +52,7 @@ def test_there_are_four():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_runs_at_reduced_size(path, tmp_path):
     done = subprocess.run(
