@@ -1,30 +1,19 @@
 """DGCMomentum: momentum SGD that exchanges a thousandth of the gradient."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import (
-    add_replica_variable,
-    is_overwritten,
-    strategy_of,
-)
-from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import (
     check_boolean,
     check_decay_rate,
     check_unused,
 )
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.residual import subtract_entries
-from tf_optimizers.compression.schedule import SparsitySchedule
-from tf_optimizers.dgc.momentum import Momentum, Rule, penalty_of
+from tf_optimizers.compression.schedule import SparsitySchedule, recommended
+from tf_optimizers.dgc.momentum import penalty_of
+from tf_optimizers.dgc.optimizer import CompressedMomentum
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
@@ -34,7 +23,7 @@ _UNUSED = {
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
-class DGCMomentum(Optimizer):
+class DGCMomentum(CompressedMomentum):
     """Deep Gradient Compression: momentum SGD over a slow network.
 
     For variable w on N replicas, where g_i is replica i's gradient of its
@@ -42,18 +31,31 @@ class DGCMomentum(Optimizer):
 
         g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
         g_i <- g_i + regularizer's gradient / N
-        u_i <- momentum u_i + g_i
+        u_i <- momentum u_i + learning_rate g_i
         v_i <- v_i + u_i
         send the k entries of largest |v_i|; v_i and u_i become 0 there
-        w   <- w - learning_rate (sum of what all replicas sent)
+        w   <- w - (sum of what all replicas sent)
 
-    k = max(1, floor((1 - sparsity) size)) follows the warm-up: dense momentum
-    SGD while s < rampup_begin_step, then sparsity[min(floor((s -
-    rampup_begin_step) len(sparsity) / rampup_step), len(sparsity) - 1)]. While
-    it is dense, `clipnorm` limits the sum of g_i. With `nesterov`, u_i <-
-    momentum (u_i + g_i) and v_i <- v_i + u_i + g_i. Nothing is lost: what is
-    not sent stays in v_i and is sent when it has grown. The selection is exact,
-    of equal entries the first; zeros are not sent.
+    Every gradient counts at the learning rate of its own step, as in
+    `keras.optimizers.SGD`. Without `rate_in_momentum`, u_i <- momentum u_i +
+    g_i and w <- w - learning_rate (sum of what all replicas sent): what waits
+    counts at the rate of the step that it is sent in. With `nesterov`, u_i <-
+    momentum (u_i + learning_rate g_i) and v_i <- v_i + u_i + learning_rate g_i.
+
+    k = max(1, floor((1 - sparsity) size)) follows a schedule. With n =
+    len(sparsity), b, r = rampup_begin_step, rampup_step and d, e =
+    rampdown_begin_step, rampdown_step, the sparsity is
+
+        s < b                 none: dense momentum SGD
+        b <= s < d            sparsity[min(floor((s - b) n / r), n - 1)]
+        d <= s < d + e - 1    sparsity[n - 2 - floor((s - d) (n - 1) / (e - 1))]
+        s = d + e - 1         0: all v_i are sent, in float32, and become 0
+        s >= d + e            none, as at first
+
+    (of a single stage, sparsity[0] up to s = d + e - 2). While it is dense,
+    `clipnorm` limits the sum of g_i. Nothing is lost: what is not sent stays in
+    v_i, and is sent when it has grown. The selection is exact, of equal entries
+    the first; zeros are not sent.
 
     A variable is exchanged densely, with clipping of the sum and the same
     momentum, if it has fewer than `min_compress_size` elements, is not
@@ -93,8 +95,9 @@ class DGCMomentum(Optimizer):
     where Paddle's leaves large variables alone before `rampup_begin_step`; of
     entries that are summed by shards, only the k largest sums are applied; one
     replica is taken, with a warning.
-    Differs from `keras.optimizers.SGD`: the learning rate multiplies the
-    momentum, and is not part of it.
+    Differs from Paddle's further in `rate_in_momentum`, whose False it has.
+    At sparsity 0 without masking, and while it is dense, it is
+    `keras.optimizers.SGD` to rounding, on schedules, too.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -118,25 +121,30 @@ class DGCMomentum(Optimizer):
         value_dtype: "float32", "float16" or "bfloat16". What sent values are
             rounded to; v_i keeps the rest. Of float16, what exceeds 65504 is
             sent in parts, and what is below 3e-8 not before it has grown.
-            TensorFlow's own strategies carry bfloat16 as float32. Defaults to
-            `"float32"`.
+            TensorFlow's own strategies carry bfloat16 as float32. With
+            `rate_in_momentum` these are bounds of multiples of the largest
+            power of two up to the learning rate. Defaults to `"float32"`.
+        rate_in_momentum: bool. Whether gradients are multiplied by the learning
+            rate when they enter u_i, or entries when they are sent. State that
+            was saved with the one is not loaded with the other.
+            Defaults to `True`.
+        rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
+            Where the stages are walked back. Defaults to `None`: nowhere.
+        rampdown_step: int >= 1. Steps from there to dense exchange.
+            Defaults to `1`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
             `weight_decay` are refused.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is outside its range, or refused.
+        ValueError: If an argument is outside its range, or refused; if state
+            is loaded that was saved with another `rate_in_momentum`.
         RuntimeError: If a step is compiled by XLA.
 
     Example:
         >>> import tf_optimizers as tfo
-        >>> optimizer = tfo.DGCMomentum(
-        ...     0.1,
-        ...     rampup_begin_step=500,
-        ...     rampup_step=1000,
-        ...     sparsity=(0.75, 0.9375, 0.984375, 0.996, 0.999),
-        ... )
+        >>> optimizer = tfo.DGCMomentum.for_steps(10_000, 0.1)
 
     Reference:
         Lin et al., 2018, "Deep Gradient Compression: Reducing the
@@ -155,20 +163,30 @@ class DGCMomentum(Optimizer):
         min_compress_size: int = 16384,
         momentum_masking: bool = True,
         value_dtype: str = "float32",
+        rate_in_momentum: bool = True,
+        rampdown_begin_step: int | None = None,
+        rampdown_step: int = 1,
         **kwargs: Any,
     ) -> None:
         momentum = check_decay_rate("momentum", momentum)
-        schedule = SparsitySchedule(rampup_begin_step, rampup_step, sparsity)
+        schedule = SparsitySchedule(
+            sparsity,
+            rampup_begin_step,
+            rampup_step,
+            rampdown_begin_step,
+            rampdown_step,
+        )
         compressor = Compressor(
             "DGCMomentum", schedule, min_compress_size, value_dtype
         )
         nesterov = check_boolean("nesterov", nesterov)
         penalty = penalty_of(regularizer)
         momentum_masking = check_boolean("momentum_masking", momentum_masking)
+        rate_in_momentum = check_boolean("rate_in_momentum", rate_in_momentum)
         check_unused("DGCMomentum", kwargs, _UNUSED)
         super().__init__(learning_rate, **kwargs)
         self.momentum = momentum
-        self.rampup_begin_step = schedule.begin_step
+        self.rampup_begin_step = schedule.rampup_begin_step
         self.rampup_step = schedule.rampup_step
         self.sparsity = schedule.sparsity
         self.nesterov = nesterov
@@ -176,60 +194,34 @@ class DGCMomentum(Optimizer):
         self.min_compress_size = min_compress_size
         self.momentum_masking = momentum_masking
         self.value_dtype = value_dtype
+        self.rate_in_momentum = rate_in_momentum
+        self.rampdown_begin_step = schedule.rampdown_begin_step
+        self.rampdown_step = schedule.rampdown_step
         self._compressor = compressor
         self._penalty = penalty
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create u of each variable, and v of those that are compressed."""
-        if self.built:
-            return
-        super().build(variables)
-        if strategy_of(self).num_replicas_in_sync == 1:
-            warnings.warn(
-                "DGCMomentum saves traffic between replicas. Received: one "
-                "replica, which has none. Use `keras.optimizers.SGD` with "
-                "`momentum` there.",
-                stacklevel=2,
-            )
-        self._compressor.build(strategy_of(self))
-        for variable in variables:
-            if not is_overwritten(self, variable):
-                self._add_state(variable)
+    @classmethod
+    def for_steps(
+        cls, steps: int, learning_rate: Any, **kwargs: Any
+    ) -> "DGCMomentum":
+        """Return an optimizer with the settings we recommend, for a whole run.
 
-    def _update(
-        self, gradients: list[Gradient], variables: list[tf.Variable]
-    ) -> None:
-        """Update the variables by what all send at the stage of this step."""
-
-        def update(sparsity: float | None, gradients: list[Gradient]) -> None:
-            weights = [
-                self._full_precision(own_component(v)) for v in variables
-            ]
-            updates = self._compressor.exchange(
-                self, sparsity, gradients, variables, weights
-            )
-            self._step(updates, variables)
-
-        self._compressor.at_stage(self, gradients, variables, update)
-
-    def update_step(
-        self, gradient: Gradient, variable: Any, learning_rate: Any
-    ) -> None:
-        """Subtract what was received from a variable, or its component.
+        The paper's warm-up, (0.75, 0.9375, 0.984375, 0.996, 0.999), takes an
+        eighth of the steps. Over the last tenth its stages are walked back,
+        and the last step sends all that is left. At 6 bytes an entry a run of
+        T steps sends what 0.026 T + 1 dense steps do; without the way back,
+        what 0.014 T do.
 
         Args:
-            gradient: Dense, or `tf.IndexedSlices` of the flattened variable.
-            variable: A variable that the optimizer was built with.
-            learning_rate: Scalar.
+            steps: int >= 2. Updates of the run: of `fit`, the batches of an
+                epoch times epochs, divided by `gradient_accumulation_steps`.
+            learning_rate: See the class.
+            **kwargs: Other arguments of the class, which go before these.
+
+        Raises:
+            TypeError, ValueError: As the class.
         """
-        variable = backend_variable(variable)
-        weight = self._full_precision(variable)
-        rate = tf.cast(learning_rate, weight.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            subtract_entries(weight, gradient, rate)
-        else:
-            weight.assign_sub(rate * gradient)
-        self._store_weight(variable, weight)
+        return cls(learning_rate, **recommended(steps) | kwargs)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.
@@ -267,6 +259,9 @@ class DGCMomentum(Optimizer):
             "min_compress_size": self.min_compress_size,
             "momentum_masking": self.momentum_masking,
             "value_dtype": self.value_dtype,
+            "rate_in_momentum": self.rate_in_momentum,
+            "rampdown_begin_step": self.rampdown_begin_step,
+            "rampdown_step": self.rampdown_step,
         }
 
     @classmethod
@@ -277,20 +272,8 @@ class DGCMomentum(Optimizer):
         regularizer = config.get("regularizer")
         if isinstance(regularizer, dict):
             regularizer = keras.regularizers.deserialize(regularizer)
+        # Once there was no other rule.
+        rule = {"rate_in_momentum": False}
         return super().from_config(
-            config | {"regularizer": regularizer}, custom_objects
+            rule | config | {"regularizer": regularizer}, custom_objects
         )
-
-    def _add_state(self, variable: Any) -> None:
-        u = add_replica_variable(
-            self, variable, "momentum", state_dtype(variable.dtype)
-        )
-        # A regularizer of its own is part of the loss already.
-        is_regularized = getattr(variable, "regularizer", None) is not None
-        penalty = None if is_regularized else self._penalty
-        wire = self._compressor.wire
-        rule = Rule(self.momentum, self.nesterov, penalty, wire.replicas)
-        momentum = Momentum(
-            rule, self.clipnorm, self.momentum_masking, wire.devices, u
-        )
-        self._compressor.add(self, variable, momentum)

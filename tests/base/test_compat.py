@@ -29,6 +29,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
+from tf_optimizers._compat.checkpoints import VARIABLES
 from tf_optimizers._compat.keras import (
     global_seed,
     set_global_seed,
@@ -42,9 +43,11 @@ METHODS = [
     "_backend_apply_gradients",
     "_get_current_learning_rate",
     "_get_variable_index",
+    "_lookup_dependency",
     "_overwrite_model_variables_with_average_value",
     "_overwrite_variable_with_gradient",
     "_track_variable",
+    "_trackable_children",
     "_var_key",
 ]
 ATTRIBUTES = [
@@ -132,6 +135,14 @@ def test_keras_optimizer_has_private_attribute(name):
     optimizer.build([keras.Variable([1.0])])
     assert hasattr(optimizer, name), (
         f"keras.optimizers.Optimizer has no {name} any more: see _compat/ "
+        "for what it was needed for."
+    )
+
+
+def test_checkpoints_have_variables_by_the_name_that_is_replaced():
+    children = keras.optimizers.SGD(0.1)._trackable_children()
+    assert len(children[VARIABLES]) == 2, (
+        f"Checkpoints of Keras have no {VARIABLES} any more: see _compat/ "
         "for what it was needed for."
     )
 
@@ -325,7 +336,7 @@ def test_every_private_name_of_compat_is_listed_here():
     ours = {
         *("_counter", "_first_key", "_worker_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
-        *("_compat", "_hooked"),
+        *("_compat", "_hooked", "_check_name", "_variables_name"),
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_apply_together", "_averages", "_is_first", "_variable"),
     }

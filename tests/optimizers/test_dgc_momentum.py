@@ -30,6 +30,10 @@ def start(seed=5):
     }
 
 
+# A callback's, say: what waits has another rate than what comes.
+RATES = [0.1, 0.1, 0.1, 0.2, 0.2, 0.02, 0.02, 0.02, 0.0, 0.02, 0.01, 0.01]
+
+
 def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
     """Return the largest error of weights, u and v of any step."""
     values = start()
@@ -42,8 +46,10 @@ def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
     error = 0.0
     for step in range(steps):
         gradients = dgc.make_gradients(step, SHAPES.values(), replicas)
+        run.optimizer.learning_rate = RATES[step]
         run.step(gradients, eager)
         for i, oracle in enumerate(oracles):
+            oracle.lr = RATES[step]
             oracle.step([replica[i].astype("float64") for replica in gradients])
         error = max(error, dgc.worst(run.weights(), [o.w for o in oracles]))
         for name, side in (("momentum", "u"), ("residual", "v")):
@@ -113,6 +119,49 @@ SETTINGS = {
             "penalty": lambda w: 0.2 * w,
         },
     ),
+    "rate outside": (
+        {"sparsity": (0.75,), "rate_in_momentum": False},
+        {"rate_in_momentum": False},
+    ),
+    "rate outside, warm-up, clip, nesterov, l2": (
+        {
+            "sparsity": (0.5,),
+            "rampup_begin_step": 4,
+            "clipnorm": 0.5,
+            "nesterov": True,
+            "regularizer": L.L2(0.1),
+            "rate_in_momentum": False,
+        },
+        {
+            "sparsity": lambda s: None if s < 4 else 0.5,
+            "clipnorm": 0.5,
+            "nesterov": True,
+            "penalty": lambda w: 0.2 * w,
+            "rate_in_momentum": False,
+        },
+    ),
+    "there and back": (
+        {
+            "sparsity": (0.5, 0.9),
+            "rampup_step": 2,
+            "rampdown_begin_step": 5,
+            "rampdown_step": 3,
+        },
+        {"sparsity": lambda s: [0.5, *4 * [0.9], 0.5, 0.5, 0, *4 * [None]][s]},
+    ),
+    "there and back, nesterov, no masking": (
+        {
+            "sparsity": (0.5,),
+            "rampdown_begin_step": 6,
+            "nesterov": True,
+            "momentum_masking": False,
+        },
+        {
+            "sparsity": lambda s: [*6 * [0.5], 0, *5 * [None]][s],
+            "nesterov": True,
+            "masking": False,
+        },
+    ),
     "too small": (
         {"min_compress_size": 10**6, "clipnorm": 0.5},
         {"compressed": False, "clipnorm": 0.5},
@@ -123,20 +172,20 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_two_replicas_match_reference(mirrored, settings):
     ours, theirs = settings
-    assert run_both(mirrored, ours=ours, theirs=theirs) < 2e-6
+    assert run_both(mirrored, ours=ours, theirs=theirs) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["plain", "warm-up", "too small"])
+@pytest.mark.parametrize("name", ["plain", "there and back", "too small"])
 def test_eager_matches_reference(mirrored, name):
     ours, theirs = SETTINGS[name]
-    assert run_both(mirrored, 8, eager=True, ours=ours, theirs=theirs) < 2e-6
+    assert run_both(mirrored, 8, eager=True, ours=ours, theirs=theirs) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["plain", "no masking", "warm-up"])
 def test_one_replica_matches_reference(name):
     ours, theirs = SETTINGS[name]
     strategy = tf.distribute.get_strategy()
-    assert run_both(strategy, ours=ours, theirs=theirs) < 2e-6
+    assert run_both(strategy, ours=ours, theirs=theirs) < 1e-5
 
 
 def test_reference_tells_each_setting_from_plain(mirrored):
@@ -234,10 +283,12 @@ def test_limits_are_sgd(mirrored, settings, momentum):
 
 
 def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
-    """Keras's velocity holds the rate; a schedule tells the two apart."""
+    """By Paddle's rule; a schedule tells the two apart."""
     rates = [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]
     values = start()
-    run = dgc.Run(mirrored, values, rampup_begin_step=100)
+    run = dgc.Run(
+        mirrored, values, rampup_begin_step=100, rate_in_momentum=False
+    )
     weights = list(values.values())
     velocity = [0.0] * len(weights)
     for step, rate in enumerate(rates):
@@ -296,7 +347,7 @@ def test_replicas_agree_to_the_bit(mirrored):
         first, second = mirrored.experimental_local_results(variable.value)
         np.testing.assert_array_equal(first, second)
     for first, second in run.memory("residual"):
-        assert np.abs(first - second).max() > 0.1  # Their own, by design.
+        assert np.abs(first - second).max() > 0.01  # Their own, by design.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -385,7 +436,7 @@ def test_momentum_of_an_entry_that_was_not_sent_is_kept(mirrored):
     gradient[:6] = [0, 1, 2, 3, 4, 5]
     run.step([[gradient], [0 * gradient]])
     np.testing.assert_array_equal(
-        run.memory("momentum")[0][0], [0, 1, 0, 0, 0, 0, 0, 0]
+        run.memory("momentum")[0][0], np.float32([0, 0.1, 0, 0, 0, 0, 0, 0])
     )
     np.testing.assert_allclose(
         run.weights()[0], [0, 0, -0.2, -0.3, -0.4, -0.5, 0, 0], rtol=1e-6
@@ -653,6 +704,9 @@ def test_config_round_trip():
         regularizer=L.L1L2(0.1, 0.2),
         min_compress_size=5,
         momentum_masking=False,
+        rate_in_momentum=False,
+        rampdown_begin_step=20,
+        rampdown_step=5,
         clipnorm=2.0,
         name="mine",
     )
@@ -665,7 +719,10 @@ def test_config_round_trip():
     defaults = tfo.DGCMomentum(0.1).get_config()
     assert all(
         defaults[name] != config[name]
-        for name in ("momentum", "sparsity", "regularizer", "momentum_masking")
+        for name in (
+            *("momentum", "sparsity", "regularizer", "momentum_masking"),
+            *("rate_in_momentum", "rampdown_begin_step", "rampdown_step"),
+        )
     )
 
 
@@ -720,7 +777,7 @@ def test_xla_takes_what_is_not_compressed():
 
 
 def test_stages_follow_the_formula():
-    schedule = SparsitySchedule(5, 10, [0.75, 0.9375, 0.999])
+    schedule = SparsitySchedule([0.75, 0.9375, 0.999], 5, 10)
     for step in range(40):
         expected = None
         if step >= 5:
@@ -728,11 +785,9 @@ def test_stages_follow_the_formula():
         assert schedule.stages[schedule.stage(step)] == expected
         assert int(schedule.stage(tf.constant(step))) == schedule.stage(step)
     late = tf.constant(2**62, tf.int64)
-    assert int(SparsitySchedule(0, 1, [0.9]).stage(late)) == 0
-    assert (
-        int(SparsitySchedule(0, 10, [0.9] * 3).stage(tf.constant(2**31 - 1)))
-        == 2
-    )
+    assert int(SparsitySchedule([0.9]).stage(late)) == 0
+    rising = SparsitySchedule([0.7, 0.8, 0.9], 0, 10)
+    assert int(rising.stage(tf.constant(2**31 - 1))) == 2
 
 
 @pytest.mark.parametrize(
@@ -812,6 +867,16 @@ def test_communication_summary():
             TypeError,
             "must be None or an object of",
         ),
+        ({"rate_in_momentum": None}, TypeError, "True or False"),
+        ({"rampdown_begin_step": 1.5}, TypeError, "integer >= 0"),
+        ({"rampdown_begin_step": 0}, ValueError, r"rampup_step = 1\. "),
+        (
+            {"rampup_begin_step": 5, "rampdown_begin_step": 5},
+            ValueError,
+            r"rampup_step = 6\. .*Start it later",
+        ),
+        ({"rampdown_step": 0}, ValueError, "integer >= 1"),
+        ({"rampdown_step": 5}, ValueError, "needs a `rampdown_begin_step`"),
         ({"clipvalue": 1.0}, ValueError, "takes no `clipvalue`.*`clipnorm`"),
         ({"global_clipnorm": 1.0}, ValueError, "takes no `global_clipnorm`"),
         ({"weight_decay": 0.1}, ValueError, "takes no `weight_decay`.*L2"),

@@ -127,6 +127,7 @@ def golden(name, strategy, first=0):
         # Paddle's L2Decay(c) adds c w, Keras's L2(l) adds 2 l w.
         regularizer=decay and keras.regularizers.L2(decay[1] / 2),
         clipnorm=config["grad_clip_norm"],
+        rate_in_momentum=False,
         min_compress_size=config.get("min_numel", 16384),
     )
     names = list(record["params0"])

@@ -110,10 +110,11 @@ def clip_by_global_norm(gradients, limit):
     return [g * limit / max(norm, limit) for g in gradients]
 
 
-def momentum_sgd(w, g, state, lr, momentum=0.9):
-    """Return w after one step whose rate is outside of the momentum."""
-    state["u"] = momentum * state.get("u", 0.0) + g
-    return w - lr * state["u"]
+def momentum_sgd(w, g, state, lr, momentum=0.9, rate_in_momentum=True):
+    """Return w after one step whose rate is in the momentum, or outside."""
+    inside, outside = (lr, 1.0) if rate_in_momentum else (1.0, lr)
+    state["u"] = momentum * state.get("u", 0.0) + inside * g
+    return w - outside * state["u"]
 
 
 class DGC:
@@ -121,6 +122,7 @@ class DGC:
 
     N workers; a worker's gradient is of its share of the mean loss, so that
     their sum is the mean. `sparsity(step)` is None while all is dense.
+    `lr` may be set between steps.
     """
 
     def __init__(
@@ -135,7 +137,9 @@ class DGC:
         penalty=lambda w: 0.0,
         sparsity=lambda step: 0.75,
         compressed=True,
+        rate_in_momentum=True,
     ):
+        self.rate_in_momentum = rate_in_momentum
         self.w, self.lr, self.momentum = w.astype("float64"), lr, momentum
         self.nesterov, self.masking, self.compressed = (
             nesterov,
@@ -149,6 +153,7 @@ class DGC:
 
     def accumulate(self, worker, g):
         """Return what the gradient adds to the step, with momentum."""
+        g = g * (self.lr if self.rate_in_momentum else 1.0)
         if self.nesterov:
             self.u[worker] = self.momentum * (self.u[worker] + g)
             return self.u[worker] + g
@@ -181,7 +186,9 @@ class DGC:
                 v[sent] = 0
                 if self.masking:
                     u[sent] = 0
-        self.w = self.w - self.lr * total
+            if sparsity == 0 and not self.masking:
+                self.u[:] = self.u.mean(axis=0)
+        self.w = self.w - (1 if self.rate_in_momentum else self.lr) * total
 
 
 class ShardedDGC:

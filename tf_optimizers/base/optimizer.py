@@ -244,8 +244,17 @@ class Optimizer(OptimizerHooks):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
+        """Step at the current rate, which a callable may change each time."""
+        rate = keras.ops.convert_to_tensor(self.learning_rate)
+        self._step_at(rate, gradients, variables)
+
+    def _step_at(
+        self,
+        learning_rate: tf.Tensor,
+        gradients: list[Gradient],
+        variables: list[tf.Variable],
+    ) -> None:
         """Call `update_step` for each variable and each of its components."""
-        learning_rate = keras.ops.convert_to_tensor(self.learning_rate)
         update_each(
             variables,
             lambda variable, gradient, rate: self.update_step(

@@ -48,7 +48,9 @@ class CompressionMonitor(Monitor):
         self._measure = tf.function(self._sums, autograph=False)
 
     def before_step(self) -> tuple[float, dict[int, tf.Tensor]]:
-        """Return the learning rate, and a copy of what is compressed."""
+        """Return what v counts times, and a copy of what is compressed."""
+        if self.optimizer.rate_in_momentum:
+            return 1.0, self._weights()
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
         return float(rate), self._weights()
 

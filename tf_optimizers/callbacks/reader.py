@@ -37,7 +37,7 @@ class Reader:
 
     def read(self, section: str, number: int, replica: int) -> np.ndarray:
         """Return the value that a variable had on a replica."""
-        dtype, shape, _ = self._content["sections"][section][number]
+        dtype, shape, *_ = self._content["sections"][section][number]
         name, worker = f"{section}.{number}", 0
         if name not in self._alike:
             worker, local_rank = divmod(replica, self.layout[1])

@@ -83,7 +83,7 @@ class State:
         return {
             "optimizer": type(self._model.optimizer).__name__,
             "sections": {
-                section: [[v.dtype, list(v.shape), v.path] for v in variables]
+                section: [_description(v) for v in variables]
                 for section, variables in self.sections.items()
             },
         }
@@ -96,10 +96,8 @@ class State:
         pairs = [
             ("optimizer", described["optimizer"], saved["optimizer"]),
             *(
-                (path, f"{dtype} {shape}", f"{old_dtype} {old_shape}")
-                for (dtype, shape, path), (old_dtype, old_shape, _) in zip(
-                    mine, others, strict=False
-                )
+                (new[2], _without_path(new), _without_path(old))
+                for new, old in zip(mine, others, strict=False)
             ),
             ("number of variables", len(mine), len(others)),
         ]
@@ -142,6 +140,18 @@ def shares(
             total = total + read(replica)
         first = (total / math.prod(new)).astype(first.dtype)
     return [first] * len(own)
+
+
+def _description(variable: keras.Variable) -> list[Any]:
+    """Return dtype, shape and path, and what it means if that may differ."""
+    meaning = getattr(variable, "meaning", None)
+    what = [variable.dtype, list(variable.shape), variable.path]
+    return [*what, meaning] if meaning else what
+
+
+def _without_path(described: list[Any]) -> str:
+    dtype, shape, _, *meaning = described
+    return " ".join([dtype, str(shape), *meaning])
 
 
 def _are(is_right: Callable, values: Sequence[np.ndarray]) -> bool:

@@ -8,6 +8,8 @@ update of all ─── compressed? ── yes: as received; clear what ──�
                       │               was sent out of v           │
                       └───────── no: what the optimizer makes ────┘
                                      of the sum
+
+At sparsity 0 nothing is selected, nor rounded: all of v is sent, densely.
 """
 
 import functools
@@ -29,6 +31,7 @@ from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.residual import Increment, Residual
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
+from tf_optimizers.compression.sending import send_all, send_largest
 from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
@@ -43,10 +46,14 @@ _MESSAGE = 1 << 15
 class Accumulator(Protocol):
     """What an optimizer makes of the gradients of one variable."""
 
-    def increment(self, gradient: tf.Tensor, weight: tf.Variable) -> Increment:
+    def increment(
+        self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
+    ) -> Increment:
         """Return what a worker's gradient adds to the residual."""
 
-    def update(self, total: Gradient, weight: tf.Variable) -> tf.Tensor:
+    def update(
+        self, total: Gradient, weight: tf.Variable, rate: tf.Tensor | None
+    ) -> tf.Tensor:
         """Return the update by the sum of all replicas' whole gradients."""
 
 
@@ -85,12 +92,21 @@ class Compressor:
         self.wire = Wire.under(strategy, self._value_dtype)
         self._rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
+        self._shared: dict[int, keras.Variable] = {}
         self.accumulators: dict[int, Accumulator] = {}
 
     def add(
-        self, optimizer: Any, variable: Any, accumulator: Accumulator
+        self,
+        optimizer: Any,
+        variable: Any,
+        accumulator: Accumulator,
+        shared: keras.Variable | None = None,
     ) -> None:
-        """Take on a variable; create its residual if it may be compressed."""
+        """Take on a variable; create its residual if it may be compressed.
+
+        `shared` is what replicas must hold alike once all is dense: they share
+        it out when all of v is sent.
+        """
         index = variable_index(optimizer, variable)
         self.accumulators[index] = accumulator
         dtype = keras.backend.standardize_dtype(variable.dtype)
@@ -100,6 +116,8 @@ class Compressor:
             with lazy_zeros(variable.shape):
                 v = add_replica_variable(optimizer, variable, "residual", dtype)
             self._residuals[index] = Residual(v, self.wire)
+            if shared is not None:
+                self._shared[index] = shared
 
     @property
     def residuals(self) -> list[keras.Variable]:
@@ -152,39 +170,42 @@ class Compressor:
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
         weights: Sequence[tf.Variable],
+        rate: tf.Tensor | None = None,
     ) -> list[Gradient]:
         """Return the update of each variable, of all replicas.
 
         Without a `sparsity` all gradients are exchanged densely. `weights` are
-        the variables of this replica, in full precision.
+        the variables of this replica, in full precision. `rate` is that of the
+        step, if what is accumulated grows with it.
         """
         indices = [variable_index(optimizer, v) for v in variables]
         accumulators = [self.accumulators[i] for i in indices]
-        chosen = {
-            i: self._residuals[index]
+        chosen = [
+            i
             for i, index in enumerate(indices)
             if sparsity is not None and self._is_compressed(index, gradients[i])
-        }
+        ]
         whole = [i for i in range(len(gradients)) if i not in chosen]
+        residuals = [self._residuals[indices[i]] for i in chosen]
         totals = self._sum_on_worker([gradients[i] for i in chosen])
-        increments = {
-            i: accumulators[i].increment(total, weights[i])
-            for i, total in zip(chosen, totals, strict=True)
-        }
-        way = self._choose(list(chosen.values()), sparsity)
-        selections = []
-        for (i, residual), count in zip(
-            chosen.items(), way.counts, strict=True
-        ):
-            residual.add(increments[i])
-            seed = tf.stack([tf.cast(optimizer.iterations, tf.int32), i])
-            selections.append(residual.select(count, seed))
-        sent, received = way.sum(selections, [gradients[i] for i in whole])
-        for (i, residual), selection in zip(chosen.items(), sent, strict=True):
-            residual.clear(selection, increments[i].masked)
+        masked = []
+        for i, residual, total in zip(chosen, residuals, totals, strict=True):
+            increment = accumulators[i].increment(total, weights[i], rate)
+            residual.add(increment)
+            masked.append(increment.masked)
+        others = [gradients[i] for i in whole]
+        if sparsity:
+            way = self._choose(residuals, sparsity)
+            step = tf.cast(optimizer.iterations, tf.int32)
+            unit = None if rate is None else self.wire.unit(rate)
+            received = send_largest(way, residuals, masked, others, step, unit)
+        else:
+            places = [indices[i] for i in chosen]
+            shared = [self._shared[i] for i in places if i in self._shared]
+            received = send_all(self.wire, residuals, masked, others, shared)
         updates = dict(zip([*chosen, *whole], received, strict=True))
         for i in whole:
-            updates[i] = accumulators[i].update(updates[i], weights[i])
+            updates[i] = accumulators[i].update(updates[i], weights[i], rate)
         return [updates[i] for i in range(len(gradients))]
 
     def traffic_summary(
@@ -201,7 +222,11 @@ class Compressor:
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
         sent = self._rows.sent()
-        if sparsity is not None:
+        if sparsity == 0:
+            both = 2 * tf.float32.size
+            shared = [i for i in self.compressed if i in self._shared]
+            sent |= {i: both * self._residuals[i].size for i in shared}
+        elif sparsity is not None:
             residuals = [self._residuals[i] for i in self.compressed]
             taken = self._choose(residuals, sparsity).sent_bytes()
             sent |= dict(zip(self.compressed, taken, strict=True))
@@ -214,11 +239,11 @@ class Compressor:
         return index in self._residuals and not is_sparse
 
     def _choose(
-        self, residuals: Sequence[Residual], sparsity: float | None
+        self, residuals: Sequence[Residual], sparsity: float
     ) -> Exchange:
         """Return what exchanges the entries of some residuals."""
         sizes = [residual.size for residual in residuals]
-        counts = [sent_count(size, sparsity or 0.0) for size in sizes]
+        counts = [sent_count(size, sparsity) for size in sizes]
         return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
 
     def _sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:

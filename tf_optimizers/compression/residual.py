@@ -67,13 +67,27 @@ class Residual:
         )
         add(self._handle, *increment.tensors)
 
-    def select(self, count: int, seed: tf.Tensor) -> Selection:
-        """Return the `count` largest entries; see `top_k` for the seed."""
+    def select(
+        self, count: int, seed: tf.Tensor, unit: tf.Tensor | float = 1.0
+    ) -> Selection:
+        """Return the `count` largest entries; see `top_k` for the seed.
+
+        Values are sent as multiples of a unit.
+        """
         select = compiled(
             _select, self._like, self._like, count, self._wire, xla=False
         )
-        values, positions, rest = select(self._handle, seed)
+        values, positions, rest = select(self._handle, seed, unit)
         return Selection(values, positions, rest, self._like.shape)
+
+    def everything(self) -> tf.Tensor:
+        """Return all of v, of which the sum over replicas is what waits."""
+        return tf.identity(own_component(self.variable))
+
+    def empty(self, masked: Sequence[tf.Tensor]) -> None:
+        """Let v, and all of `masked`, become 0."""
+        for handle in (self._handle, *masked):
+            assign(handle, tf.zeros(self._like.shape, self._like.dtype))
 
     def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
         """Take what is sent of a selection out of v, and out of `masked`."""
@@ -106,15 +120,16 @@ def _select(
     wire: Wire,
     residual: tf.Tensor,
     seed: tf.Tensor,
+    unit: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed)
     positions = tf.maximum(found, 0)
     values = tf.where(found < 0, 0.0, tf.gather(v, positions))
     # One copy of the residual is sent, and for all.
-    sent, rest = rounded(wire.devices * values, wire.value_dtype)
+    sent, rest = rounded(wire.devices * values / unit, wire.value_dtype)
     positions = tf.cast(positions, position_dtype(v.shape[0]))
-    return sent, positions, rest / wire.devices
+    return sent, positions, rest * unit / wire.devices
 
 
 def _clear(

@@ -1,6 +1,7 @@
 """Which share of a gradient is held back at which step."""
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -8,41 +9,117 @@ import tensorflow as tf
 
 from tf_optimizers.checks import check_decay_rate, check_integer
 
+# The warm-up of arXiv:1712.01887.
+PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
+
 
 class SparsitySchedule:
-    """Dense up to a step, then rising sparsity in stages of equal length.
+    """Dense, then rising sparsity, and perhaps all the way back.
 
-    At step s >= begin_step it is sparsity[min((s - begin_step) * len(sparsity)
-    // rampup_step, len(sparsity) - 1)].
+    With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
+    rampdown_begin_step and e = rampdown_step, at step s from 0:
+
+        s < b                 dense
+        b <= s < d            sparsity[min(floor((s - b) n / r), n - 1)]
+        d <= s < d + e - 1    sparsity[n - 2 - floor((s - d) (n - 1) / (e - 1))]
+        s = d + e - 1         0: everything that is left is sent
+        s >= d + e            dense
+
+    The stages before the last one are walked back, each as long, and one step
+    more sends the rest. A single stage has none before it, and stays till then.
+    Without d there is no way back.
 
     Args:
-        begin_step: int >= 0. Steps, from 0, before compression starts.
-        rampup_step: int >= 1. Steps from there to the end of the last stage.
         sparsity: Shares in [0, 1) held back, none less than the one before.
+        rampup_begin_step: int >= 0. Steps, from 0, before compression starts.
+        rampup_step: int >= 1. Steps from there to the end of the last stage.
+        rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
+        rampdown_step: int >= 1. Steps from there until all is dense.
     """
 
     def __init__(
-        self, begin_step: Any, rampup_step: Any, sparsity: Any
+        self,
+        sparsity: Any,
+        rampup_begin_step: Any = 0,
+        rampup_step: Any = 1,
+        rampdown_begin_step: Any = None,
+        rampdown_step: Any = 1,
     ) -> None:
-        self.begin_step = check_integer("rampup_begin_step", begin_step, 0)
-        self.rampup_step = check_integer("rampup_step", rampup_step, 1)
         self.sparsity = _check_sparsity(sparsity)
+        self.rampup_begin_step = check_integer(
+            "rampup_begin_step", rampup_begin_step, 0
+        )
+        self.rampup_step = check_integer("rampup_step", rampup_step, 1)
+        self.rampdown_step = check_integer("rampdown_step", rampdown_step, 1)
+        if rampdown_begin_step is not None:
+            rampdown_begin_step = check_integer(
+                "rampdown_begin_step", rampdown_begin_step, 0
+            )
+        self.rampdown_begin_step = rampdown_begin_step
+        self._check_rampdown()
+        plan = [*self._way_up(), *self._way_down()]
+        self.stages = list(dict.fromkeys(share for _, share in plan))
+        self._starts = [start for start, _ in plan]
+        self._order = [self.stages.index(share) for _, share in plan]
 
-    @property
-    def stages(self) -> list[float | None]:
-        """The sparsity of every stage; None, at first, is dense."""
-        dense = [None] if self.begin_step else []
-        return [*dense, *self.sparsity]
+    # The sparsity of every stage, once each; None is dense.
+    stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
         """Return the position in `stages` at a step, of either kind of int."""
-        least, most = min, max
-        if tf.is_tensor(step):
-            least, most = tf.minimum, tf.maximum
-        count = len(self.sparsity)
-        since = step - self.begin_step
-        stage = least(since * count // self.rampup_step, count - 1)
-        return most(stage + 1, 0) if self.begin_step else stage
+        if not tf.is_tensor(step):
+            return self._order[bisect.bisect(self._starts, step) - 1]
+        begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)
+        return tf.gather(self._order, tf.math.count_nonzero(begun) - 1)
+
+    def _way_up(self) -> Iterator[tuple[int, float | None]]:
+        """Return where each stage starts; of equal steps the last counts."""
+        begin, count = self.rampup_begin_step, len(self.sparsity)
+        if begin:
+            yield 0, None
+        for i, share in enumerate(self.sparsity):
+            yield begin + -(-i * self.rampup_step // count), share
+
+    def _way_down(self) -> Iterator[tuple[int, float | None]]:
+        begin, back = self.rampdown_begin_step, self.sparsity[-2::-1]
+        if begin is None:
+            return
+        last = self.rampdown_step - 1
+        for i, share in enumerate(back):
+            yield begin + -(-i * last // len(back)), share
+        yield begin + last, 0.0
+        yield begin + last + 1, None
+
+    def _check_rampdown(self) -> None:
+        begin, end = self.rampdown_begin_step, self.rampup_step
+        end += self.rampup_begin_step
+        if begin is None and self.rampdown_step != 1:
+            raise ValueError(
+                "`rampdown_step` needs a `rampdown_begin_step`. Received: "
+                f"rampdown_step={self.rampdown_step}, "
+                "rampdown_begin_step=None. Pass the step that it starts from."
+            )
+        if begin is not None and begin < end:
+            raise ValueError(
+                "`rampdown_begin_step` must be >= rampup_begin_step + "
+                f"rampup_step = {end}. Received: rampdown_begin_step={begin}. "
+                "Start it later, or shorten `rampup_step`."
+            )
+
+
+def recommended(steps: Any) -> dict[str, Any]:
+    """Return the arguments of a schedule for a run of so many steps.
+
+    A stage of the way up is a fortieth of it, and so is one of the way down.
+    """
+    steps = check_integer("steps", steps, 2)
+    rampdown_step = max(1, steps // 10)
+    return {
+        "sparsity": PAPERS,
+        "rampup_step": max(1, steps // 8),
+        "rampdown_begin_step": steps - rampdown_step,
+        "rampdown_step": rampdown_step,
+    }
 
 
 def sent_count(size: int, sparsity: float) -> int:

@@ -20,6 +20,9 @@ from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.distribute.entries import narrow_indices, packed_bytes
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
+# The bits of a float32 that hold its exponent.
+_EXPONENT = 0x7F800000
+
 
 class Wire(NamedTuple):
     """How entries travel under a strategy."""
@@ -45,6 +48,21 @@ class Wire(NamedTuple):
         if self.value_dtype == tf.bfloat16 and not self.is_packed:
             return tf.float32
         return self.value_dtype
+
+    def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
+        """Return what values that grow with a rate are counted in.
+
+        That is the largest power of two up to the rate, or 1 if it is 0: all
+        know it, and to divide by it is exact. None where values are not
+        rounded, so that none can vanish.
+        """
+        if self.value_dtype == tf.float32:
+            return None
+        exponent = tf.bitcast(tf.cast(rate, tf.float32), tf.int32)
+        exponent = tf.bitwise.bitwise_and(exponent, _EXPONENT)
+        power = tf.bitcast(exponent, tf.float32)
+        is_right = (power > 0) & tf.math.is_finite(power)
+        return tf.where(is_right, power, tf.ones_like(power))
 
     def own_share(self, selected: tf.Tensor) -> tf.Tensor:
         """Return this replica's part of what was selected; zeros come first."""

@@ -43,8 +43,13 @@ class Momentum(NamedTuple):
     devices: int  # How many of the replicas share u and v.
     u: keras.Variable  # Of the shape of w; every replica has its own.
 
-    def increment(self, gradient: tf.Tensor, weight: tf.Variable) -> Increment:
-        """Return what adds a gradient, of all who share u, to u, and u to v."""
+    def increment(
+        self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
+    ) -> Increment:
+        """Return what adds a gradient, of all who share u, to u, and u to v.
+
+        Times the rate, if there is one.
+        """
         u = own_component(self.u).handle
         scale = tf.constant(1 / self.devices, tf.float64)
         if self.clipnorm:
@@ -56,11 +61,13 @@ class Momentum(NamedTuple):
         return Increment(
             _add_scaled,
             (self.rule,),
-            (weight.handle, u, gradient, scale),
+            (weight.handle, u, gradient, scale, _factor(rate)),
             masked=(u,) if self.masking else (),
         )
 
-    def update(self, total: Gradient, weight: tf.Variable) -> tf.Tensor:
+    def update(
+        self, total: Gradient, weight: tf.Variable, rate: tf.Tensor | None
+    ) -> tf.Tensor:
         """Add a share of the summed gradient to u; return the update of all.
 
         All replicas do the same, so that their u are equal, and N times what
@@ -69,7 +76,8 @@ class Momentum(NamedTuple):
         dense = as_dense(total, weight)
         (dense,) = clip([dense], self.clipnorm, None, None)
         add = compiled(_add_mean, dense, self.rule)
-        return add(weight.handle, own_component(self.u).handle, dense)
+        u = own_component(self.u).handle
+        return add(weight.handle, u, dense, _factor(rate))
 
 
 def _add_scaled(
@@ -78,25 +86,40 @@ def _add_scaled(
     momentum: tf.Tensor,
     gradient: tf.Tensor,
     scale: tf.Tensor,
+    rate: tf.Tensor,
 ) -> tf.Tensor:
-    return _add(rule, weight, momentum, scaled(gradient, scale))
+    return _add(rule, weight, momentum, scaled(gradient, scale), rate)
 
 
 def _add_mean(
-    rule: Rule, weight: tf.Tensor, momentum: tf.Tensor, total: tf.Tensor
+    rule: Rule,
+    weight: tf.Tensor,
+    momentum: tf.Tensor,
+    total: tf.Tensor,
+    rate: tf.Tensor,
 ) -> tf.Tensor:
     mean = total / rule.replicas
-    return rule.replicas * _add(rule, weight, momentum, mean)
+    return rule.replicas * _add(rule, weight, momentum, mean, rate)
+
+
+def _factor(rate: tf.Tensor | None) -> tf.Tensor:
+    """Return what gradients are multiplied by."""
+    return tf.constant(1.0) if rate is None else tf.convert_to_tensor(rate)
 
 
 def _add(
-    rule: Rule, weight: tf.Tensor, momentum: tf.Tensor, gradient: tf.Tensor
+    rule: Rule,
+    weight: tf.Tensor,
+    momentum: tf.Tensor,
+    gradient: tf.Tensor,
+    rate: tf.Tensor,
 ) -> tf.Tensor:
     """Add a replica's gradient to u; return what that adds to v."""
     if rule.penalty is not None:
         l1, l2 = rule.penalty
         w = read(weight, gradient)
         gradient += (l1 * tf.sign(w) + 2 * l2 * w) / rule.replicas
+    gradient *= tf.cast(rate, gradient.dtype)
     u = read(momentum, gradient)
     if rule.nesterov:
         u = rule.decay * (u + gradient)

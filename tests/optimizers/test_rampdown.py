@@ -1,0 +1,170 @@
+"""From entries back to dense tensors: nothing waits any more."""
+
+import dgc
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.compression.schedule import SparsitySchedule
+
+SHAPES = {"kernel": (40, 50), "bias": (7,)}
+STAGES = (0.75, 0.9, 0.99)
+# Stages of one step up; down from step 6, all is sent in step 10.
+BACK = {"sparsity": STAGES, "rampup_step": 3}
+BACK |= {"rampdown_begin_step": 6, "rampdown_step": 5}
+
+
+def train(strategy, steps, **kwargs):
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(strategy, zeros, **kwargs)
+    for step in range(steps):
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+    return run
+
+
+@pytest.mark.parametrize("begin", [0, 4])
+@pytest.mark.parametrize("down", [1, 2, 3, 5, 8, 21])
+@pytest.mark.parametrize("sparsity", [(0.9,), (0.5, 0.9), STAGES, (0.0, 0.9)])
+def test_stages_follow_the_formula(begin, down, sparsity):
+    n, r, d, e = len(sparsity), 7, begin + 9, down
+    schedule = SparsitySchedule(sparsity, begin, r, d, e)
+
+    def expected(s):
+        if s < begin or s >= d + e:
+            return None
+        if s < d:
+            return sparsity[min((s - begin) * n // r, n - 1)]
+        if s == d + e - 1:
+            return 0.0
+        return sparsity[max(n - 2 - (s - d) * (n - 1) // (e - 1), 0)]
+
+    for step in range(60):
+        stage = schedule.stage(step)
+        assert schedule.stages[stage] == expected(step)
+        assert int(schedule.stage(tf.constant(step, tf.int64))) == stage
+    assert schedule.stages[int(schedule.stage(tf.constant(2**62)))] is None
+    assert len(schedule.stages) == len(set(schedule.stages))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("rule", [True, False])
+def test_nothing_waits_once_all_is_sent(mirrored, dtype, masking, rule):
+    settings = BACK | {"value_dtype": dtype, "momentum_masking": masking}
+    settings |= {"rate_in_momentum": rule}
+    run = train(mirrored, 10, **settings)
+    waiting = [v.copy() for v in map(sum, run.memory("residual"))]
+    assert min(np.abs(v).max() for v in waiting) > 0.05
+    for step in (10, 11, 12):
+        run.step(dgc.make_gradients(step, SHAPES.values(), 2))
+        for replicas in run.memory("residual"):
+            np.testing.assert_array_equal(replicas, np.zeros_like(replicas))
+        # Or else replicas would part.
+        for first, second in run.memory("momentum"):
+            np.testing.assert_array_equal(first, second)
+    for variable in run.variables:
+        first, second = mirrored.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("masking", [True, False])
+def test_sent_and_left_is_what_was_accumulated(mirrored, masking):
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(mirrored, zeros, **BACK, momentum_masking=masking)
+    accumulated = [np.zeros(shape) for shape in SHAPES.values()]
+    for step in range(14):
+        momentum = run.memory("momentum")
+        gradients = dgc.make_gradients(step, SHAPES.values(), 2)
+        run.step(gradients)
+        for i, total in enumerate(accumulated):
+            for replica in range(2):
+                u = momentum[i][replica].astype("float64")
+                total += 0.9 * u + 0.1 * gradients[replica][i]
+        held = [sum(v).astype("float64") for v in run.memory("residual")]
+        for sent, kept, total in zip(
+            run.weights(), held, accumulated, strict=True
+        ):
+            np.testing.assert_allclose(kept - sent, total, atol=2e-6)
+
+
+def test_dense_momentum_goes_on_where_it_is_not_masked(mirrored):
+    """As if nothing had ever been held back, to the sum of its effects."""
+    steps, zero = 200, [[np.zeros(s, "float32") for s in SHAPES.values()]] * 2
+    totals = {}
+    for name, begin in (("compressed", 0), ("dense", 100)):
+        settings = {"sparsity": (0.9,), "momentum_masking": False}
+        settings |= {"rampup_begin_step": begin}
+        settings |= {} if begin else {"rampdown_begin_step": 8}
+        run = train(mirrored, 10, **settings)
+        for _ in range(steps):
+            run.step(zero)
+        totals[name] = run.weights()
+    assert dgc.worst(*totals.values()) < 1e-5
+
+
+def test_summary_follows_there_and_back(mirrored):
+    # 2000 and 7 elements; entries of 8 bytes under TensorFlow's strategy.
+    def sent(step):
+        return run.optimizer.communication_summary(step)["total"]["sent_bytes"]
+
+    run = train(mirrored, 1, **BACK)
+    dense, entries = 4 * 2007, [8 * 501, 8 * 201, 8 * 21]
+    assert [sent(step) for step in (0, 1, 2, 5)] == [*entries, entries[2]]
+    assert [sent(step) for step in (6, 8)] == entries[1::-1]
+    assert [sent(step) for step in (10, 11, 99)] == 3 * [dense]
+    # Where it is not masked, u is sent, too, once.
+    run = train(mirrored, 1, **BACK, momentum_masking=False)
+    assert [sent(step) for step in (10, 11)] == [2 * dense, dense]
+
+
+@pytest.mark.parametrize("steps", [2, 3, 9, 40, 1000])
+def test_recommended_settings_end_with_the_run(steps):
+    optimizer = tfo.DGCMomentum.for_steps(steps, 0.1, value_dtype="float16")
+    schedule = optimizer._compressor.schedule
+    shares = [schedule.stages[schedule.stage(s)] for s in range(steps + 1)]
+    assert shares[0] == 0.75
+    assert shares[-2:] == [0.0, None]
+    assert None not in shares[:-1]
+    if steps == 1000:
+        # Of the way down 99 steps, in four parts.
+        counts = [shares.count(share) for share in schedule.sparsity]
+        assert counts == [25 + 24, 25 + 25, 25 + 25, 25 + 25, 800]
+    assert optimizer.value_dtype == "float16"
+
+
+def test_recommended_settings_may_be_overruled():
+    optimizer = tfo.DGCMomentum.for_steps(
+        100, 0.1, sparsity=(0.99,), rampdown_begin_step=50
+    )
+    assert optimizer.sparsity == (0.99,)
+    assert optimizer.rampdown_begin_step == 50
+    for steps, error in ((1, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match="`steps` must be an integer >= 2"):
+            tfo.DGCMomentum.for_steps(steps, 0.1)
+
+
+def test_monitor_shows_that_nothing_waits(mirrored):
+    with mirrored.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(9)])
+        optimizer = tfo.DGCMomentum.for_steps(12, 0.1, min_compress_size=10)
+        model.compile(optimizer, "mse")
+    rows = np.random.default_rng(0).random((16, 8), "float32")
+    shown = []
+    model.fit(
+        *(rows, np.ones((16, 9), "float32")),
+        batch_size=16,
+        epochs=12,
+        verbose=0,
+        callbacks=[
+            tfo.callbacks.CompressionMonitor(every=1),
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda _, logs: shown.append(dict(logs))
+            ),
+        ],
+    )
+    assert [logs["sparsity"] for logs in shown[-2:]] == [0.999, 0.0]
+    assert shown[-2]["residual_norm"] > 1e-3
+    assert shown[-1]["residual_norm"] == shown[-1]["residual_age"] == 0.0
+    assert shown[-1]["sent_bytes"] == 4 * 81

@@ -1,0 +1,280 @@
+"""Every gradient counts at the learning rate of its own step."""
+
+import dgc
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.compression.wire import Wire
+
+SHAPES = {"kernel": (6, 8), "bias": (7,)}
+RATES = [0.1, 0.2, 0.2, 0.05, 0.05, 0.0, 0.01, 0.01, 0.003, 0.001]
+BOUNDARIES = list(range(len(RATES) - 1))
+WHOLE = {"sparsity": (0.0,), "momentum_masking": False}
+NONE = tf.distribute.get_strategy()
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:DGCMomentum saves traffic:UserWarning"
+)
+
+
+def start():
+    rng = np.random.default_rng(5)
+    return {
+        name: rng.standard_normal(shape).astype("float32")
+        for name, shape in SHAPES.items()
+    }
+
+
+def gradients_of(step, scale=1.0):
+    gradients = dgc.make_gradients(step, SHAPES.values(), 2)
+    return [[np.float32(scale) * g for g in each] for each in gradients]
+
+
+def schedule():
+    return keras.optimizers.schedules.PiecewiseConstantDecay(BOUNDARIES, RATES)
+
+
+def keras_sgd(rate, **kwargs):
+    """Return the weights after each step of `keras.optimizers.SGD`."""
+    variables = [keras.Variable(v) for v in start().values()]
+    optimizer = keras.optimizers.SGD(rate, **{"momentum": 0.9} | kwargs)
+    after = []
+    for step in range(len(RATES)):
+        sums = [sum(each) for each in zip(*gradients_of(step), strict=True)]
+        optimizer.apply(sums, variables)
+        after.append([v.numpy() for v in variables])
+    return after
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        WHOLE,
+        WHOLE | {"value_dtype": "float16"},
+        WHOLE | {"rampdown_begin_step": 4},
+        {"rampup_begin_step": 100},
+        {"min_compress_size": 1000},
+    ],
+    ids=["whole", "whole, float16", "whole, then dense", "dense", "small"],
+)
+def test_where_nothing_waits_it_is_keras_sgd(mirrored, settings, nesterov):
+    expected = keras_sgd(schedule(), nesterov=nesterov)
+    run = dgc.Run(mirrored, start(), schedule(), nesterov=nesterov, **settings)
+    for step, weights in enumerate(expected):
+        run.step(gradients_of(step))
+        assert dgc.worst(run.weights(), weights) < 3e-7
+    other = keras_sgd(schedule(), nesterov=not nesterov)
+    assert dgc.worst(run.weights(), other[-1]) > 1e-2
+    outside = dgc.Run(
+        *(mirrored, start(), schedule()),
+        **{"nesterov": nesterov, "rate_in_momentum": False} | settings,
+    )
+    for step in range(len(RATES)):
+        outside.step(gradients_of(step))
+    assert dgc.worst(outside.weights(), expected[-1]) > 1e-2
+
+
+def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
+    twice = {"gradient_accumulation_steps": 2, "loss_scale_factor": 4.0}
+    run = dgc.Run(mirrored, start(), **WHOLE | twice)
+    for step, rate in enumerate(RATES):
+        run.optimizer.learning_rate = rate
+        for _ in range(2):
+            run.step(gradients_of(step, 4.0))
+    assert dgc.worst(run.weights(), keras_sgd(schedule())[-1]) < 3e-7
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("masking", [True, False])
+def test_nothing_is_lost_while_the_rate_changes(mirrored, dtype, masking):
+    """Sum of everything sent + sum of v = sum of everything accumulated."""
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(
+        *(mirrored, zeros),
+        sparsity=(0.9,),
+        momentum_masking=masking,
+        value_dtype=dtype,
+    )
+    accumulated = [np.zeros(shape) for shape in SHAPES.values()]
+    for step in range(100):
+        rate = RATES[step % len(RATES)]
+        run.optimizer.learning_rate = rate
+        momentum = run.memory("momentum")
+        gradients = gradients_of(step)
+        run.step(gradients)
+        for i, total in enumerate(accumulated):
+            for replica in range(2):
+                u = momentum[i][replica].astype("float64")
+                total += 0.9 * u + rate * gradients[replica][i]
+    for sent, residual, total in zip(
+        run.weights(), run.memory("residual"), accumulated, strict=True
+    ):
+        kept_back = sum(r.astype("float64") for r in residual)
+        assert np.abs(kept_back).max() > 0.01
+        np.testing.assert_allclose(kept_back - sent, total, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
+    """A millionth of them is rounded as they are; float16 has no 1e-9."""
+
+    def trained_at(rate):
+        zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+        run = dgc.Run(mirrored, zeros, rate, sparsity=(0.5,), value_dtype=dtype)
+        for step in range(10):
+            run.step(gradients_of(step, 1e-3))
+        return run.weights()
+
+    for small, large in zip(trained_at(2.0**-20), trained_at(1.0), strict=True):
+        np.testing.assert_array_equal(2.0**20 * small, large)
+    assert all(np.count_nonzero(w) == w.size for w in trained_at(1e-6))
+
+
+def test_unit_is_the_power_of_two_up_to_the_rate():
+    wire = Wire(2, tf.float16, is_packed=True)
+    rates = {
+        0.1: 2.0**-4,
+        1.0: 1.0,
+        3.0: 2.0,
+        1e-6: 2.0**-20,
+        0.0: 1.0,
+        np.inf: 1.0,
+        np.nan: 1.0,
+    }
+    for rate, unit in rates.items():
+        assert wire.unit(tf.constant(rate)) == unit
+    assert Wire(2, tf.float32, is_packed=True).unit(tf.constant(0.1)) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rate_of_zero_changes_nothing_but_what_waits(mirrored, dtype):
+    run = dgc.Run(mirrored, start(), 0.0, sparsity=(0.5,), value_dtype=dtype)
+    run.step(gradients_of(0))
+    for actual, expected in zip(run.weights(), start().values(), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    run.optimizer.learning_rate = 0.1
+    run.step(gradients_of(1))
+    held = [sum(v) for v in run.memory("residual")]
+    before = run.weights()
+    run.optimizer.learning_rate = 0.0
+    for _ in range(60):
+        run.step(gradients_of(2))
+    drained = [b - w for b, w in zip(before, run.weights(), strict=True)]
+    assert min(np.abs(total).max() for total in held) > 1e-3
+    assert all(np.isfinite(total).all() for total in drained)
+    left = [sum(v) for v in run.memory("residual")]
+    assert max(np.abs(total).max() for total in left) < 1e-6
+
+
+def steps_of(run):
+    return int(tf.convert_to_tensor(run.optimizer.iterations))
+
+
+def trained(strategy, **kwargs):
+    run = dgc.Run(strategy, start(), sparsity=(0.75,), **kwargs)
+    for step in range(3):
+        run.step(gradients_of(step))
+    return run
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_store_of_the_other_rule_is_refused(mirrored, rule):
+    store = {}
+    trained(mirrored, rate_in_momentum=rule).optimizer.save_own_variables(store)
+    own = dgc.Run(mirrored, start(), rate_in_momentum=rule)
+    own.optimizer.load_own_variables(store)
+    assert steps_of(own) == 3
+    other = dgc.Run(mirrored, start(), rate_in_momentum=not rule)
+    message = (
+        f"Received: rate_in_momentum={not rule}, and the state of an "
+        f"optimizer with rate_in_momentum={rule}. Pass"
+    )
+    with pytest.raises(ValueError, match=message):
+        other.optimizer.load_own_variables(store)
+    assert steps_of(other) == 0
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_checkpoint_of_the_other_rule_is_refused(mirrored, rule, tmp_path):
+    """Before anything is restored, and by an optimizer that is not built."""
+    run = trained(mirrored, rate_in_momentum=rule)
+    checkpoint = tf.train.Checkpoint(
+        weight=run.variables[0].value, optimizer=run.optimizer
+    )
+    path = checkpoint.write(tmp_path / "c")
+    own = dgc.Run(mirrored, start(), rate_in_momentum=rule)
+    tf.train.Checkpoint(optimizer=own.optimizer).read(
+        path
+    ).assert_existing_objects_matched()
+    for actual, expected in zip(
+        own.memory("momentum"), run.memory("momentum"), strict=True
+    ):
+        np.testing.assert_allclose(sum(actual), sum(expected), rtol=1e-6)
+    other = dgc.Run(mirrored, start(), rate_in_momentum=not rule)
+    weight = other.variables[0]
+    with pytest.raises(ValueError, match="must be what the state was saved"):
+        tf.train.Checkpoint(
+            weight=weight.value, optimizer=other.optimizer
+        ).read(path)
+    np.testing.assert_array_equal(weight, start()["kernel"])
+    unbuilt = tfo.DGCMomentum(0.1, rate_in_momentum=not rule)
+    with pytest.raises(ValueError, match="must be what the state was saved"):
+        tf.train.Checkpoint(optimizer=unbuilt).read(path)
+
+
+def test_config_that_says_nothing_is_of_before():
+    config = tfo.DGCMomentum(0.1).get_config()
+    assert config.pop("rate_in_momentum") is True
+    assert tfo.DGCMomentum.from_config(config).rate_in_momentum is False
+
+
+def model_of(rule):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(
+        tfo.DGCMomentum(
+            0.1, min_compress_size=1, sparsity=(0.5,), rate_in_momentum=rule
+        ),
+        "mse",
+    )
+    model.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_model_files_keep_the_rule(rule, tmp_path):
+    model = model_of(rule)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.rate_in_momentum is rule
+    for a, b in zip(
+        model.optimizer.variables, loaded.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    model.save_weights(tmp_path / "model.weights.h5")
+    model_of(rule).load_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="must be what the state was saved"):
+        model_of(not rule).load_weights(tmp_path / "model.weights.h5")
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_backup_of_the_other_rule_is_refused(rule, tmp_path):
+    def fit(model, epochs=1):
+        callback = tfo.callbacks.BackupAndRestore(
+            tmp_path, delete_checkpoint=False
+        )
+        model.fit(
+            *(np.ones((8, 4)), np.ones((8, 3))),
+            epochs=epochs,
+            verbose=0,
+            callbacks=[callback],
+        )
+
+    fit(model_of(rule))
+    with pytest.raises(ValueError, match="rate_in_momentum=True"):
+        fit(model_of(not rule))
+    fit(model_of(rule), epochs=2)
