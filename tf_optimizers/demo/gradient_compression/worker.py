@@ -104,7 +104,7 @@ class SharedStudy:
             "runs": runs,
             "parameters": self.trainers[compressing].model.count_params(),
             "communication": optimizer.communication_summary(
-                self.plan.steps - 1
+                self.plan.steps_per_epoch * self.plan.steady_epochs[0]
             ),
         }
 
