@@ -199,6 +199,21 @@ def accuracy(name: str, result: dict) -> str:
     )
 
 
+def run_bytes(name: str, result: dict) -> str:
+    """Return how many times fewer bytes than dense ones a run sends."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    lengths = sorted({run["steps"] for run in result["runs"]})
+    for run in result["runs"]:
+        key = (run["settings"], run["value_dtype"])
+        dense = run["steps"] * result["dense_bytes"]
+        cells.setdefault(key, []).append(f"{dense / run['bytes']:,.0f}")
+    return table(
+        f"{name}: how many times fewer bytes a run of so many steps sends",
+        f"| | {' | '.join(f'{steps:,}' for steps in lengths)} |",
+        ([", ".join(key), *ratios] for key, ratios in cells.items()),
+    )
+
+
 def interval(differences: list[float], digits: int) -> str:
     """Return the mean and its 95 % confidence interval (Student's t)."""
     low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
@@ -218,6 +233,7 @@ TABLES = {
     "cost_model": cost_model,
     "accuracy": accuracy,
     "time_to_accuracy": time_to_accuracy,
+    "run_bytes": run_bytes,
 }
 
 

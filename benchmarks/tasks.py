@@ -1,14 +1,17 @@
-"""Two learning tasks on data that needs no download, and their training.
+"""Three learning tasks on data that needs no download, and their training.
 
 digits: scikit-learn's 1,797 images of handwritten digits, a convolutional net.
 text: the English of Python's own manual (`pydoc_data.topics`), a transformer
     that predicts the next character.
+code: the Python sources of the standard library, by the same transformer.
 """
 
+import os
+import pathlib
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import keras
 import numpy as np
@@ -21,6 +24,7 @@ from tf_optimizers.demo.trainer import Trainer
 Split = tuple[np.ndarray, np.ndarray]
 
 CONTEXT = 32
+CODE_STEPS = 10_000
 WIDTH, BLOCKS = 128, 1
 
 
@@ -81,21 +85,31 @@ def make_convolutional() -> keras.Model:
 
 
 @cache
-def characters() -> str:
-    """Return all of the manual's characters, sorted."""
-    return "".join(sorted(set(manual())))
-
-
-@cache
 def manual() -> str:
     topics = pydoc_data.topics.topics
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def load_text() -> dict[str, Split]:
+@cache
+def sources() -> str:
+    """Return as much of the standard library as an epoch of "code" needs."""
+    files = sorted(pathlib.Path(os.__file__).parent.glob("*.py"))
+    text = "".join(
+        path.read_bytes().decode("ascii", "ignore") for path in files
+    )
+    return text[: CODE_STEPS * 8 * CONTEXT * 10 // 9 + CONTEXT]
+
+
+@cache
+def characters(read: Callable[[], str]) -> str:
+    """Return all of a text's characters, sorted."""
+    return "".join(sorted(set(read())))
+
+
+def load_text(read: Callable[[], str] = manual) -> dict[str, Split]:
     """Return windows and what follows each character: [windows, CONTEXT]."""
-    codes = {character: i for i, character in enumerate(characters())}
-    text = np.array([codes[character] for character in manual()], "int32")
+    codes = {character: i for i, character in enumerate(characters(read))}
+    text = np.array([codes[character] for character in read()], "int32")
     windows = (len(text) - 1) // CONTEXT
     x, y = (
         text[shift : shift + windows * CONTEXT].reshape(windows, CONTEXT)
@@ -112,11 +126,12 @@ def load_text() -> dict[str, Split]:
     )
 
 
-def make_transformer() -> keras.Model:
+def make_transformer(read: Callable[[], str] = manual) -> keras.Model:
     """Return a network of 0.23 M parameters, normalised before each half."""
+    symbols = len(characters(read))
     layers = keras.layers
     tokens = keras.Input((CONTEXT,), dtype="int32")
-    hidden = layers.Embedding(len(characters()), WIDTH)(tokens)
+    hidden = layers.Embedding(symbols, WIDTH)(tokens)
     hidden = Positions()(hidden)
     for _ in range(BLOCKS):
         normal = layers.LayerNormalization()(hidden)
@@ -127,7 +142,7 @@ def make_transformer() -> keras.Model:
         inner = layers.Dense(4 * WIDTH, activation="gelu")(inner)
         hidden += layers.Dense(WIDTH)(inner)
     hidden = layers.LayerNormalization()(hidden)
-    return keras.Model(tokens, layers.Dense(len(characters()))(hidden))
+    return keras.Model(tokens, layers.Dense(symbols)(hidden))
 
 
 class Positions(keras.layers.Layer):
@@ -145,6 +160,9 @@ class Positions(keras.layers.Layer):
 TASKS = {
     "digits": Task(load_images, make_convolutional, 64, 40),
     "text": Task(load_text, make_transformer, 8, 2),
+    "code": Task(
+        partial(load_text, sources), partial(make_transformer, sources), 8, 1
+    ),
 }
 
 

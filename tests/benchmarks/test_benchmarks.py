@@ -96,15 +96,20 @@ def test_network_is_gone_after_an_error():
     assert not built & namespaces()
 
 
-def test_every_windows_target_is_the_next_character():
-    splits = tasks.load_text()
-    manual = tasks.manual()
-    decode = np.array(list(tasks.characters()))
+@pytest.mark.parametrize("read", [tasks.manual, tasks.sources])
+def test_every_windows_target_is_the_next_character(read):
+    splits = tasks.load_text(read)
+    manual = read()
+    decode = np.array(list(tasks.characters(read)))
     x, y = (np.concatenate([s[i] for s in splits.values()]) for i in (0, 1))
     length = x.size
     assert "".join(decode[x.ravel()]) == manual[:length]
     assert "".join(decode[y.ravel()]) == manual[1 : length + 1]
     assert len(manual) - length <= tasks.CONTEXT
+
+
+def test_epoch_of_the_sources_is_ten_thousand_steps():
+    assert tasks.TASKS["code"].steps == 10_000
 
 
 def test_networks_are_of_the_documented_size():

@@ -1,0 +1,78 @@
+"""What does a whole run send, with and without the way up and down?
+
+    python benchmarks/run_bytes.py
+
+Of one large variable and two workers under our strategy: what a worker hands
+over, by `communication_summary`'s own arithmetic. Nothing is trained.
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import results
+import tables
+import tensorflow as tf
+
+from tf_optimizers.compression.compressor import choose_exchange
+from tf_optimizers.compression.schedule import (
+    SparsitySchedule,
+    recommended,
+    sent_count,
+)
+from tf_optimizers.compression.wire import Wire
+
+SIZE = 4_000_000
+MODEL = "4 M, 2 workers"
+STEPS = (640, 3268, 10_000, 100_000)
+
+
+def schedules(steps: int) -> dict[str, SparsitySchedule]:
+    both = recommended(steps)
+    up = {name: both[name] for name in ("sparsity", "rampup_step")}
+    return {
+        "99.9 % from the first step": SparsitySchedule(both["sparsity"][-1:]),
+        "warm-up": SparsitySchedule(**up),
+        "warm-up and cool-down": SparsitySchedule(**both),
+    }
+
+
+def bytes_of(schedule: SparsitySchedule, steps: int, dtype: str) -> int:
+    """Return what a worker sends of the variable in so many steps."""
+    wire = Wire(2, tf.as_dtype(dtype), is_packed=True)
+    sizes = []
+    for sparsity in schedule.stages:
+        if not sparsity:
+            sizes.append(4 * SIZE)
+            continue
+        count = sent_count(SIZE, sparsity)
+        (size,) = choose_exchange(wire, [SIZE], [count]).sent_bytes()
+        sizes.append(size)
+    return sum(sizes[schedule.stage(step)] for step in range(steps))
+
+
+def measure() -> dict:
+    """Return bytes by settings, dtype of values and steps of the run."""
+    return {
+        "dense_bytes": 4 * SIZE,
+        "runs": [
+            {
+                "settings": name,
+                "value_dtype": dtype,
+                "steps": steps,
+                "bytes": bytes_of(schedule, steps, dtype),
+            }
+            for dtype in ("float32", "float16")
+            for steps in STEPS
+            for name, schedule in schedules(steps).items()
+        ],
+    }
+
+
+def main() -> None:
+    arguments = results.options(__file__, __doc__).parse_args()
+    results.record(arguments.output, MODEL, measure(), tables.run_bytes)
+
+
+if __name__ == "__main__":
+    main()
