@@ -119,7 +119,7 @@ def test_damaged_backup_is_not_used(tmp_path, file, damage):
     if (damage, file) == ("missing", "json"):  # It was never complete.
         assert restore(archive)["epoch"] == 1
         return
-    with pytest.warns(UserWarning, match="00000002.*The one before it is used"):
+    with pytest.warns(UserWarning, match="00000002.*Restoring the one before"):
         content = restore(archive)
     assert content["epoch"] == 1
     assert_equal(state(model), before)
@@ -127,7 +127,7 @@ def test_damaged_backup_is_not_used(tmp_path, file, damage):
     assert Folder(tmp_path).generations() == [3, 1]
     DAMAGE[damage](tmp_path / f"00000003.{file}")
     DAMAGE[damage](tmp_path / f"00000001.{file}")
-    with pytest.raises(RuntimeError, match="00000001.*start anew"):
+    with pytest.raises(RuntimeError, match="00000001.*start from the begin"):
         archive.newest()
 
 

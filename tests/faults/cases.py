@@ -11,8 +11,8 @@ import time
 
 # What should happen after a fault.
 RESUMES, GOES_ON, ERROR = "resumes", "goes on", "error"
-# What is said of a backup that is not what was written.
-DAMAGED = "another checksum"
+# The error of a backup that is not what was written.
+DAMAGED = "does not match its checksum"
 
 
 def kill(*places):

@@ -1,6 +1,6 @@
 """Backups of a state, written and read by all workers together.
 
-alike on all replicas ── written by worker 0 ──┐
+equal on all replicas ── written by worker 0 ──┐
 a replica's own ──────── written by its worker ┴─ all done? ── worker 0 commits
 """
 
@@ -24,12 +24,12 @@ from tf_optimizers.callbacks.reader import Reader
 from tf_optimizers.callbacks.state import State, Values, shares
 from tf_optimizers.distribute.workers import Workers
 
-# What happens to files; anything else is a bug.
+# The errors that files cause; any other is a bug.
 _TROUBLE = (OSError, DamagedError)
 
 
 class Archive:
-    """The newest backups of one training, so many as are to be kept.
+    """The newest backups of one run, as many as are to be kept.
 
     All workers must call the same methods in the same order.
     """
@@ -40,11 +40,11 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
-        self._whole: list[int] = []  # generations, the newest first
+        self._whole: list[int] = []  # generations, newest first
         self._workers = workers
 
     def check_shared(self) -> None:
-        """Raise unless all workers see the folder, and can write there."""
+        """Raise unless all workers see the folder and can write to it."""
         folder = self._folder
         (mark, *_) = self._together(
             lambda: folder.leave_mark() if self._workers.is_first else None
@@ -61,7 +61,7 @@ class Archive:
             )
 
     def save(self, position: dict[str, int]) -> None:
-        """Write a backup, then let it replace those before."""
+        """Write a backup, then delete those that it replaces."""
         values = self._state.values()
         check_finite(self._state, values, self._workers)
         alike = find_alike(values, self._workers)
@@ -88,7 +88,7 @@ class Archive:
         self._whole = kept
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the content of the run's newest backup that is whole."""
+        """Return the content of the run's newest undamaged backup, if any."""
         (generations, *_) = self._workers.gather(self._folder.generations())
         damage: list[str] = []
         for generation in generations:
@@ -100,7 +100,7 @@ class Archive:
                 if damage and self._workers.is_first:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
-                        f"The one before it is used, {generation:08}.",
+                        f"Restoring the one before it, {generation:08}.",
                         stacklevel=2,
                     )
                 return {
@@ -110,15 +110,15 @@ class Archive:
             damage += errors
         if damage:
             raise RuntimeError(
-                "A backup must be what was written. Received: "
-                f"{'; '.join(damage)}. Bring back a copy of "
-                f"{str(self._folder.path)!r}, or delete it to start anew; "
-                "with `double_checkpoint=True`, the one before is kept."
+                "A backup must be intact to be restored. Received: "
+                f"{'; '.join(damage)}. Restore a copy of "
+                f"{str(self._folder.path)!r}, or delete it to start from the "
+                "beginning. `double_checkpoint=True` keeps a second backup."
             )
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Assign one of the state's sections from what `newest` returned."""
+        """Restore one section of the state from what `newest` returned."""
         self._state.check(content, section)
         count, local = self._workers.count, self._workers.local_replicas
         first = self._workers.index * local
@@ -137,27 +137,27 @@ class Archive:
                     part.assign(value)
 
     def restore_seed(self, content: dict[str, Any]) -> None:
-        """Set Keras's global seed generator to what it was on this worker."""
+        """Restore this worker's state of Keras's global seed generator."""
         seeds = content.get("seeds", [])  # Backups of 0.1.0 have none.
         own = seeds[self._workers.index :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
 
     def delete(self) -> bool:
-        """Delete all backups, unless they are better than what there is now.
+        """Delete all backups, unless the run has diverged since the last one.
 
-        No worker needs them any more when all have come here. Returns whether
-        that is the end.
+        Once all workers are here, none of them needs the backups any more.
+        Returns False if the last backup is kept.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._workers)
         is_kept = path is not None and bool(self._whole)
         if self._workers.is_first and is_kept:
             warnings.warn(
-                "Backups are deleted when a training ends with finite "
-                f"variables. Received NaN or inf in {path}. The last backup, "
+                "Backups are deleted when a run ends with finite variables. "
+                f"Received NaN or inf in {path}. The last backup, "
                 f"{self._whole[0]:08} in {str(self._folder.path)!r}, is kept: "
-                "start again from it with a lower learning rate or "
+                "start again from it with a lower learning rate or with "
                 "`clipnorm`, and check the data.",
                 stacklevel=2,
             )
@@ -166,11 +166,11 @@ class Archive:
         return not is_kept
 
     def _own(self, values: Values, alike: set[str]) -> dict[str, np.ndarray]:
-        """Return what this worker has to write."""
+        """Return the arrays that this worker has to write."""
         arrays: dict[str, np.ndarray] = {}
         for name, parts in values.items():
             if name not in alike:
-                # A plain variable is one for all replicas of a process.
+                # A process has a plain variable once, for all its replicas.
                 if len(parts) == 1:
                     parts = parts * self._workers.local_replicas
                 arrays |= {f"{name}.{i}": part for i, part in enumerate(parts)}
@@ -192,20 +192,20 @@ class Archive:
             self._folder.check_part(generation, part, parts[part])
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
-        """Return what `action` returns on each worker, or raise on all."""
+        """Return the results of `action` on all workers, or raise on all."""
         results, errors = self._attempt(action)
         if errors:
             raise RuntimeError(
                 "All workers must be able to write to `backup_dir`. Received: "
-                f"{'; '.join(errors)}. The backup before, if any, is kept: see "
-                "to it, and start again."
+                f"{'; '.join(errors)}. The previous backup, if any, is kept: "
+                "solve this, then start again."
             )
         return results
 
     def _attempt(
         self, action: Callable[[], Any]
     ) -> tuple[list[Any], list[str]]:
-        """Return the results of an action on all workers, and its errors."""
+        """Return the results of `action` on all workers, and the errors."""
         result, error = None, None
         try:
             result = action()

@@ -1,4 +1,4 @@
-"""Checks of what `BackupAndRestore` is given."""
+"""Checks of the arguments of `BackupAndRestore`."""
 
 import os
 from typing import Any
@@ -36,7 +36,9 @@ def check_frequency(value: Any) -> str | int:
 
 def check_name(value: Any) -> str | None:
     """Return the name of a run, or None."""
-    message = f"`name` must be a word or None. Received: name={value!r}."
+    message = (
+        f"`name` must be a non-empty string or None. Received: name={value!r}."
+    )
     if value is not None and not isinstance(value, str):
         raise TypeError(message)
     if value == "":

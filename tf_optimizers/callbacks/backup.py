@@ -1,4 +1,4 @@
-"""A training that can be killed at any time, and goes on where it was."""
+"""A callback that lets a run be killed at any time and resume."""
 
 import math
 import os
@@ -26,79 +26,82 @@ from tf_optimizers.callbacks.state import State
 from tf_optimizers.checks import check_boolean
 from tf_optimizers.distribute.workers import Workers
 
-# How many fits of this process have deleted their backups at their end, by
-# folder. It counts alike when a script is started again.
+# By folder, how many fits of this process have ended and deleted their
+# backups. A script that is started again counts the same fits.
 _ENDED: Counter[str] = Counter()
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Backs a training up, and takes it up again after an interruption.
+    """Backs up a run, and resumes it after an interruption.
 
-    The first `fit` writes backups to `backup_dir`; one that is started again,
-    after any of its processes was killed, restores the newest and goes on from
+    `fit` writes backups to `backup_dir`. When it is started again, after any
+    of its processes was killed, it restores the newest one and continues from
     there:
 
         model.fit(..., epochs=10, callbacks=[
             tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
 
-    At most the steps since the last backup are lost. With as many workers, of
-    as many replicas, as before, the training continues bit for bit as if
-    nothing had happened: with every replica's own state, in the middle of an
-    epoch, batches that were seen are drawn and dropped. With another number of
-    either, what replicas keep for themselves and add up (`DGCMomentum`'s u and
-    v, gradient accumulators, metrics) is divided evenly, so that its sum is
-    conserved to float32 accuracy.
+    At most the steps since the last backup are lost. With as many workers, and
+    as many replicas on each, as before, the run continues bit for bit as if
+    nothing had happened. Every replica gets its own state back. In the middle
+    of an epoch, batches that were already seen are drawn and dropped. With
+    another number of workers or replicas, what replicas keep for themselves
+    and add up (`DGCMomentum`'s u and v, gradient accumulators, metrics) is
+    divided evenly, so that its sum is conserved to float32 accuracy.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
-    must see the same folder, on a file system that they share. What all
-    replicas have alike is written once; what is their own, by each worker.
-    A backup exists when it is complete, and only then replaces the one before.
-    It is read with checksums, and holds no code.
+    must see the same folder, on a file system that they share. What is equal
+    on all replicas is written once, and what a replica has of its own by that
+    replica's worker. A backup exists once it is complete, and only then
+    replaces the previous one. Checksums are verified when it is read, and it
+    holds no code.
 
-    The epoch that is taken up sees the batches it would have seen if the data
-    of an epoch do not depend on what came before: `shuffle=False`, or
+    A resumed epoch sees the batches that it would have seen, provided that an
+    epoch's data do not depend on the epochs before: `shuffle=False`, or
     `tf.data.Dataset.shuffle` with a `seed` and
     `reshuffle_each_iteration=False`. With `steps_per_epoch` and a data set
-    that runs through several epochs, the data start anew, as after Keras's own
-    `initial_epoch`.
+    that spans several epochs, the data start from the beginning, as after
+    Keras's own `initial_epoch`.
 
-    Random numbers of Keras's layers and of `keras.random` go on where they
-    were, also unseeded ones. Those of `tf.random`, NumPy and Python do not,
+    Random numbers of Keras's layers and of `keras.random`, seeded or not,
+    continue where they were. Those of `tf.random`, NumPy and Python do not,
     and what other callbacks keep in Python is not backed up.
 
-    A script may call `fit` several times with one folder. Started again, it
-    runs anew those that had ended, and the one that was interrupted goes on.
+    A script may call `fit` several times with one folder. When the script is
+    started again, it repeats the fits that had ended, and resumes the one that
+    was interrupted.
 
-    Differs from `keras.callbacks.BackupAndRestore`: several workers;
-    each replica's own state, random seeds and metrics; the middle of an epoch;
-    checksums; NaN and inf are an error instead of a backup; only its own files
-    are deleted, not the folder's others.
+    Differs from `keras.callbacks.BackupAndRestore`: it works on several
+    workers; it restores each replica's own state, random seeds and metrics, in
+    the middle of an epoch too; it verifies checksums; NaN and inf raise an
+    error instead of being backed up; it deletes only its own files, not others
+    in the folder.
 
     Args:
         backup_dir: str or path. A folder on a local or mounted file system, of
-            this training alone; created if there is none.
+            this run alone; created if it does not exist.
         save_freq: "epoch", or int >= 1. When to back up: at the end of every
-            epoch, or whenever so many batches have been seen.
+            epoch, or each time this many batches have been seen.
             Defaults to `"epoch"`.
-        double_checkpoint: bool. Whether to keep the backup before the newest,
-            too, to fall back to, with a warning, if the newest is damaged.
-            Defaults to `False`.
-        delete_checkpoint: bool. Whether to delete the backups when `fit` has
-            come to its end with finite variables. Defaults to `True`.
-        name: str or None. Whose the backups are, if several trainings share
-            the folder: others' are not touched. Defaults to `None`: "fit 1"
+        double_checkpoint: bool. Whether to keep the previous backup too. If
+            the newest is damaged, the previous one is restored, with a
+            warning. Defaults to `False`.
+        delete_checkpoint: bool. Whether to delete the backups once `fit` has
+            ended with finite variables. Defaults to `True`.
+        name: str or None. Tells runs apart that share the folder: each leaves
+            the others' backups alone. Defaults to `None`: "fit 1"
             for the first `fit` of a process with this folder, "fit 2" after it
             has ended and deleted its backups, and so on. While backups are
-            kept, the next `fit` goes on from them.
+            kept, the next `fit` continues from them.
 
     Raises:
         TypeError: If an argument, or the strategy, is of the wrong kind.
         ValueError: If an argument is outside its range; if a backup is of
             another model or optimizer, or has seen more batches of an epoch
-            than there are.
-        RuntimeError: If a backup cannot be written or read, all are damaged,
-            a variable is not finite, weights are not alike on all workers, or
-            workers do not share the folder.
+            than the epoch now has.
+        RuntimeError: If a backup cannot be written or read, if all are
+            damaged, if a variable is not finite, if weights differ between
+            workers, or if workers do not share the folder.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -156,7 +159,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Go on in the middle of the epoch, if that is where it was."""
+        """Resume in the middle of the epoch, if the backup was made there."""
         self._forget_start()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None
@@ -171,10 +174,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Back up, if it is time."""
+        """Back up, if a backup is due."""
         seen = batch + 1
         if seen <= self._batch:
-            return  # It was before the backup.
+            return  # It is in the backup already.
         self._unsaved += seen - self._batch
         self._batch = seen
         due = self.save_freq
@@ -184,11 +187,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Back up, if it is time."""
+        """Back up, if a backup is due."""
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            if skip.remaining > 0:  # So the backup is still the newest state.
+            if skip.remaining > 0:  # The backup is still the newest state.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return
@@ -197,13 +200,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Delete the backups, unless they are to stay or still needed."""
+        """Delete the backups, unless they should stay or are still needed."""
         self._forget_start()
         if self.delete_checkpoint and self._archive.delete():
             _ENDED[os.path.realpath(self.backup_dir)] += 1
 
     def _restore(self, content: dict[str, Any]) -> None:
-        params = self.params or {}  # none in a loop of the user's own
+        params = self.params or {}  # A custom training loop sets none.
         for batches in self._workers.gather(params.get("steps")):
             if batches is not None:
                 check_batches(batches, content["batch"])
@@ -215,25 +218,25 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._warn(
                 "A backup must be of an earlier epoch for `fit` to train. "
                 f"Received: epochs={params['epochs']}, and a backup after "
-                f"{content['epoch']}. For another training, pass another "
-                "`name` or `backup_dir`."
+                f"epoch {content['epoch']}. To train on, pass more `epochs`; "
+                "for another run, pass another `name` or `backup_dir`."
             )
 
     def _forget_start(self) -> None:
-        """Let the next `fit` start where it is told to."""
+        """Let the next `fit` start at its own `initial_epoch` again."""
         cancel_undoing(self.model)
         start_at_epoch(self.model, None)
 
     def _warn_of_others(self, folder: Folder) -> None:
-        """Say that backups are there, unless the user tells them apart."""
+        """Warn of other runs' backups, unless the user has named this run."""
         others = folder.others()
         if others and self.name is None:
             self._warn(
                 "A backup must be of this `fit` to be restored. Received: "
                 f"backup_dir={self.backup_dir!r}, with backups of {others}, "
                 f"while this is {folder.name!r}. They are left alone, and this "
-                "one starts anew. To go on from one of them, pass "
-                f"`name={others[-1]!r}`."
+                "one starts from the beginning. To resume from one of them, "
+                f"pass `name={others[-1]!r}`."
             )
 
     def _warn(self, message: str) -> None:

@@ -14,18 +14,19 @@ from tf_optimizers.dgc_momentum import DGCMomentum
 class CompressionMonitor(Monitor):
     """Shows what `DGCMomentum` sends and holds back.
 
-    In the logs: `sparsity`, the share held back at the step, 0 while nothing
-    is compressed; `sent_bytes`, what one replica handed over; `residual_norm`,
-    the L2 norm of all v_i, of all replicas; `residual_age`, in steps, how long
-    an amount waits in v before it is sent: what waits, divided by what was
-    sent in a step, sum |v_i| / |sum of what was sent| in L1 norms. (In a steady
-    state that is the mean time, by Little's law.)
+    It adds to the logs: `sparsity`, the share of entries held back at the
+    step, 0 while nothing is compressed; `sent_bytes`, what one replica sent;
+    `residual_norm`, the L2 norm of all v_i, of all replicas; `residual_age`,
+    how many steps an amount waits in v before it is sent. The age is what
+    waits, divided by what is sent in a step: sum |v_i| / |sum of what is sent|
+    in L1 norms. In a steady state that is the mean waiting time (Little's
+    law).
 
     Measuring takes a copy of the weights, and an exchange of two numbers.
 
     Args:
-        every: int >= 1. Steps, of which one is measured. Defaults to `50`.
-        log_dir: None, or the path of TensorBoard's folder.
+        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
@@ -43,12 +44,12 @@ class CompressionMonitor(Monitor):
     optimizers = (DGCMomentum,)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that there is something to measure."""
+        """Check that the model can be measured."""
         super().on_train_begin(logs)
         self._measure = tf.function(self._sums, autograph=False)
 
     def before_step(self) -> tuple[float, dict[int, tf.Tensor]]:
-        """Return what v counts times, and a copy of what is compressed."""
+        """Return what v is multiplied by, and a copy of compressed weights."""
         if self.optimizer.rate_in_momentum:
             return 1.0, self._weights()
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
@@ -77,7 +78,7 @@ class CompressionMonitor(Monitor):
     def _sums(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of |v_i|, of v_i^2, and of how far weights moved.
 
-        The first two over entries and replicas.
+        The first two are taken over all entries and replicas.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,14 +1,14 @@
-"""Backups on disk: written whole or not at all, and read with checks.
+"""Backups on disk: written whole or not at all, and verified when read.
 
 A folder holds generations of backups, numbered from 1:
 
-    00000007.json          what it is, with the digests of all of the below
+    00000007.json          its description, with the digests of the files below
     00000007.worker-0.npz  arrays, by name
     00000007.worker-1.npz
 
-Every file gets its name when it is complete, and the .json last: without it,
-a generation does not exist. It has the name of a run: several may share a
-folder, and each leaves the others' alone. Nothing in them is code.
+Every file gets its name once it is complete, and the .json comes last: without
+it, a generation does not exist. It also holds the name of the run. Several runs
+may share a folder, and each leaves the others' files alone. No file holds code.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
 class DamagedError(Exception):
-    """A file is not what was written."""
+    """A file differs from what was written."""
 
 
 class Folder:
-    """A folder of a run's backups, made when needed, maybe of others' too."""
+    """A folder of a run's backups, and maybe of others'; made when needed."""
 
     def __init__(self, path: str, name: str = "") -> None:
         self.path = Path(path)
         self.name = name
 
     def generations(self) -> list[int]:
-        """Return the numbers of the run's backups, the newest first."""
+        """Return the numbers of the run's backups, newest first."""
         return [n for n in self._all() if self._name_of(n) == self.name]
 
     def others(self) -> list[str]:
@@ -64,11 +64,11 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Let a generation exist; `content["parts"]` are its digests."""
+        """Complete a generation; `content["parts"]` are its digests."""
         for worker in range(len(content["parts"])):
             if not self._part(generation, worker).exists():
                 raise FileNotFoundError(
-                    f"what worker {worker} wrote is not in {self.path}"
+                    f"the file of worker {worker} is missing from {self.path}"
                 )
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
@@ -78,16 +78,18 @@ class Folder:
         )
 
     def content(self, generation: int) -> dict[str, Any]:
-        """Return what `commit` was given, checked."""
+        """Return the content that `commit` wrote, after checking it."""
         path = self.path / f"{generation:08}.json"
         try:
             document = json.loads(path.read_bytes())
             text, expected = document["content"], document["sha256"]
             is_whole = _digest_of(text) == expected
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path.name} is no backup ({error})") from error
+            raise DamagedError(
+                f"{path.name} is not a backup ({error})"
+            ) from error
         if not is_whole:
-            raise DamagedError(f"{path.name} has another checksum")
+            raise DamagedError(f"{path.name} does not match its checksum")
         return json.loads(text)
 
     def check_part(self, generation: int, worker: int, expected: str) -> None:
@@ -98,16 +100,16 @@ class Folder:
         except FileNotFoundError as error:
             raise DamagedError(f"{path.name} is missing") from error
         if found != expected:
-            raise DamagedError(f"{path.name} has another checksum")
+            raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_part(self, generation: int, worker: int) -> Any:
-        """Return the arrays of a part by name, as bytes, read when asked."""
+        """Return a part's arrays by name, as bytes that are read on access."""
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
-        """Delete the run's other generations, and what is incomplete."""
+        """Delete the run's other generations, and incomplete files."""
         kept = set(self._all()) - (set(self.generations()) - set(generations))
-        # A generation must not lose a part and still look complete.
+        # The .json goes first: what has lost a part must not look complete.
         for path in sorted(self._files(), key=lambda path: path.suffix):
             match = _NAME.fullmatch(path.name)
             if match and (match[3] or int(match[1]) not in kept):
@@ -116,14 +118,14 @@ class Folder:
             self.path.rmdir()
 
     def leave_mark(self) -> str:
-        """Write a file that others should see; return its name."""
+        """Write a file for other workers to see; return its name."""
         self.path.mkdir(parents=True, exist_ok=True)
         mark = f".{uuid.uuid4().hex}"
         (self.path / mark).touch()
         return mark
 
     def sees(self, mark: str) -> bool:
-        """Tell whether another worker's mark is here."""
+        """Return whether another worker's mark is here."""
         return (self.path / mark).exists()
 
     def remove_mark(self, mark: str) -> None:
@@ -131,7 +133,7 @@ class Folder:
         (self.path / mark).unlink()
 
     def _all(self) -> list[int]:
-        """Return the numbers of the complete backups, the newest first."""
+        """Return the numbers of all complete backups, newest first."""
         found = [_NAME.fullmatch(path.name) for path in self._files()]
         return sorted(
             (int(m[1]) for m in found if m and m[2] == "json" and not m[3]),
@@ -139,11 +141,11 @@ class Folder:
         )
 
     def _name_of(self, generation: int) -> str:
-        """Return the name of a backup's run: this one's, if it has none."""
+        """Return the name of a backup's run, or this run's if it has none."""
         try:
             return self.content(generation).get("name", self.name)
         except (OSError, DamagedError):
-            return self.name  # Nobody else would say that it is damaged.
+            return self.name  # Otherwise no run would report the damage.
 
     def _part(self, generation: int, worker: int) -> Path:
         return self.path / f"{generation:08}.worker-{worker}.npz"
@@ -161,9 +163,9 @@ class Folder:
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError:
-            partial.unlink(missing_ok=True)  # A full disk needs the room.
+            partial.unlink(missing_ok=True)  # The disk may be full.
             raise
-        # The name, too, must survive a loss of power.
+        # The name must survive a power failure, too.
         folder = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(folder)

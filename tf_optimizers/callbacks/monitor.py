@@ -1,4 +1,4 @@
-"""What a step of an optimizer does, measured now and then."""
+"""Callbacks that measure a step of an optimizer now and then."""
 
 import importlib.util
 import os
@@ -12,15 +12,15 @@ from tf_optimizers.distribute.workers import Workers
 
 
 class Monitor(keras.callbacks.Callback):
-    """Measures one step in every few, and shows what it found.
+    """Measures one step in `every`, and shows the figures.
 
-    The figures appear in the logs of `fit`, hence in its progress bar and
-    history, until they are measured anew; in TensorBoard, if there is a
-    `log_dir`, by optimizer step and with the details. Under several workers
-    all measure, at the same steps, and the first one writes.
+    The figures go into the logs of `fit`, hence into its progress bar and
+    history, and stay there until they are measured again. With a `log_dir`,
+    they also go to TensorBoard, by optimizer step and with details. With
+    several workers, all measure at the same steps, and the first one writes.
 
     Subclasses name the `optimizers` they are for, implement `before_step` and
-    `after_step`, and tell users of the arguments and errors.
+    `after_step`, and document the arguments and errors.
     """
 
     optimizers: tuple[type, ...]
@@ -40,12 +40,12 @@ class Monitor(keras.callbacks.Callback):
 
     @property
     def optimizer(self) -> Any:
-        """The model's, without the one that scales its loss."""
+        """The model's optimizer, without the one that scales its loss."""
         optimizer = self.model.optimizer
         return getattr(optimizer, "inner_optimizer", optimizer)
 
     def before_step(self) -> Any:
-        """Return what `after_step` needs of the time before."""
+        """Return what `after_step` needs to know from before the step."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -53,7 +53,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that there is something to measure."""
+        """Check that the model can be measured."""
         name = type(self).__name__
         if not isinstance(self.optimizer, self.optimizers):
             names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)
@@ -72,8 +72,8 @@ class Monitor(keras.callbacks.Callback):
         ):
             raise ImportError(
                 "`log_dir` needs TensorBoard. Received: "
-                f"log_dir={self.log_dir!r}, without it. Run `pip install "
-                "tensorboard`."
+                f"log_dir={self.log_dir!r}, but TensorBoard is not installed. "
+                "Run `pip install tensorboard`."
             )
         self._calls = 0
         self._pending: tuple[int, Any] | None = None
@@ -84,7 +84,7 @@ class Monitor(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Look at the weights before a step that will be measured."""
+        """Call `before_step` if the step will be measured."""
         self._calls += 1
         is_due = self._calls % self.every == 0
         if is_due and self._pending is None and self.optimizer.built:

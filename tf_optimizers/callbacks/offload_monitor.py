@@ -1,4 +1,4 @@
-"""How many bytes AdamOffload keeps where."""
+"""How many bytes AdamOffload keeps, and where."""
 
 from typing import Any
 
@@ -9,13 +9,14 @@ from tf_optimizers.callbacks.monitor import Monitor
 class OffloadMonitor(Monitor):
     """Shows how many bytes `AdamOffload` keeps on the host and elsewhere.
 
-    In the logs: `device_bytes` and `host_bytes`, of weights and optimizer
-    state of this worker process; see `AdamOffload.memory_summary`. In
-    TensorBoard also their parts: weights, state and master weights.
+    It adds `device_bytes` and `host_bytes` to the logs: the bytes of weights
+    and optimizer state of this worker process; see
+    `AdamOffload.memory_summary`. TensorBoard also gets their parts: weights,
+    state and master weights.
 
     Args:
-        every: int >= 1. Steps, of which one is measured. Defaults to `50`.
-        log_dir: None, or the path of TensorBoard's folder.
+        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
@@ -33,7 +34,7 @@ class OffloadMonitor(Monitor):
     optimizers = (AdamOffload,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes of each device, and of their parts."""
+        """Return the bytes by location, and those of their parts."""
         devices = self.optimizer.memory_summary()["AdamOffload"]
         figures = {
             f"{device}_bytes": sum(parts.values())

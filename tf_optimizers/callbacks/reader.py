@@ -14,12 +14,12 @@ class Reader:
     """Reads the values of a backup.
 
     Args:
-        folder: Where it is.
-        content: What it is, as `Archive.newest` returns it.
-        files: Closes them.
+        folder: Where the backup is.
+        content: Its description, as `Archive.newest` returns it.
+        files: Closes its files.
 
     Attributes:
-        layout: How many workers wrote it, and the replicas of each.
+        layout: How many workers wrote it, and how many replicas each had.
     """
 
     def __init__(

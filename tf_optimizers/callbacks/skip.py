@@ -1,4 +1,4 @@
-"""How the batches of an epoch that were seen before are left out."""
+"""Skipping the batches of an epoch that were seen before a backup."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,10 @@ from tf_optimizers._compat.keras import build_metrics
 
 
 def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
-    """Undo something when Keras next asks for a model's train function.
+    """Call `undo` when Keras next asks for a model's train function.
 
-    Whatever trains does so first. If `fit` ends by an exception, no callback
-    is told, and what it has done to the model would stay.
+    All training begins with that. When `fit` ends with an exception, Keras
+    calls no callback, and what one has done to the model would stay.
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:
@@ -24,16 +24,16 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
 
 
 def cancel_undoing(model: keras.Model) -> None:
-    """Leave the model the method of its class again."""
+    """Give the model the method of its class back."""
     vars(model).pop("make_train_function", None)
 
 
 class Skip:
     """A model's train function that draws batches without training on them.
 
-    It gives its place back after the last of them, when it is told to end, and
-    before anything else trains. `restore_metrics` sets the metrics to what
-    these batches have left behind.
+    The model gets its own function back after the last of these batches, when
+    `end` is called, and before anything else trains. `restore_metrics` sets
+    the metrics to what they were after these batches.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Skip:
         return self._logs
 
     def end(self) -> None:
-        """Let the model train, if it does not yet."""
+        """Give the model its own train function back, if it lacks it."""
         cancel_undoing(self._model)
         if self._model.train_function is self:
             self._model.train_function = self._train
@@ -74,8 +74,8 @@ def check_batches(batches: int, seen: int) -> None:
     """Raise if a backup has seen more batches of an epoch than there are."""
     if batches < seen:
         raise ValueError(
-            "An epoch must have the batches that a backup has seen of it. "
-            f"Received: {batches} batches an epoch, and a backup after {seen}. "
-            "Give as many batches as before, of the same size, or start anew "
-            "with another `backup_dir`."
+            "An epoch must have at least as many batches as a backup has seen "
+            f"of it. Received: {batches} batches an epoch, and a backup after "
+            f"{seen}. Pass as many batches as before, of the same size, or "
+            "start over with another `backup_dir`."
         )

@@ -1,4 +1,4 @@
-"""The state of a training: what all replicas have alike, and each one's own."""
+"""The state of a run: what replicas have in common, and what each one has."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_optimizers.base.replicas import backend_variable
 
-# What a process has of every variable, by name.
+# The values that a process has of every variable, by name.
 Values: TypeAlias = dict[str, list[np.ndarray]]
 
 
@@ -34,14 +34,14 @@ class State:
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
 
-        One for each replica or, of some that the host keeps, one for all.
+        There is one per replica, or one for all if the host keeps it.
         """
         return self._model.distribute_strategy.experimental_local_results(
             backend_variable(variable)
         )
 
     def values(self) -> Values:
-        """Return what this process has of every variable, by name."""
+        """Return the values that this process has, by variable name."""
         return {
             f"{section}.{i}": self._values_of(variable)
             for section, variables in self.sections.items()
@@ -49,7 +49,7 @@ class State:
         }
 
     def accept_infinite(self) -> None:
-        """Take inf for meant where it is, as in a mask or a minimum so far."""
+        """Accept inf where it is now, as in a mask or a running minimum."""
         self._may_be_infinite = {
             i
             for i, variable in enumerate(self.sections["lasting"])
@@ -58,9 +58,9 @@ class State:
         }
 
     def first_not_finite(self, values: Values) -> int | None:
-        """Return the number of a lasting variable that nobody wants back.
+        """Return the index of the first lasting variable with NaN or inf.
 
-        Metrics may be anything.
+        Accepted are inf where `accept_infinite` saw it, and any metrics.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
@@ -72,9 +72,9 @@ class State:
         return [part.numpy() for part in self.components(variable)]
 
     def is_summed(self, variable: keras.Variable) -> bool:
-        """Tell a variable of which every replica has a share."""
-        # Keras does not say it of accumulators. A host's are the sum already,
-        # and say so, whatever optimizer is around its own.
+        """Return whether each replica has a share of the variable's value."""
+        # Keras leaves the aggregation of accumulators at "none". Those on the
+        # host hold the sum already, and another aggregation says so.
         is_accumulator = "gradient_accumulator" in variable.path
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
@@ -89,7 +89,7 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise unless `describe` said the same of a section, paths aside."""
+        """Raise unless a section was saved from the same model, paths aside."""
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -106,7 +106,7 @@ class State:
                 raise ValueError(
                     "A backup must be of the same model and optimizer. "
                     f"Received: {name} is {here} here, and {there} in the "
-                    "backup. Build the same model, or start anew with another "
+                    "backup. Build the same model, or start over with another "
                     "`backup_dir`."
                 )
 
@@ -118,17 +118,18 @@ def shares(
     new: tuple[int, int],
     own: Sequence[int],
 ) -> list[np.ndarray]:
-    """Return the values of some replicas, from those of as many or others.
+    """Return the values of some replicas, divided again if layouts differ.
 
-    What replicas add up to is conserved; of what they do not add up, the first
-    replica's is as good as any. As many are still others if fewer workers have
-    more of them each, since those of one worker may have to be equal.
+    The sum of what replicas add up is conserved. Of anything else, the first
+    replica's value is as good as any. Layouts differ even with equally many
+    replicas if fewer workers now have more of them each, since the values on
+    one worker may have to be equal.
 
     Args:
-        is_summed: Whether replicas add up.
+        is_summed: Whether the replicas' values add up.
         read: Returns the saved value of a replica.
-        old: How many workers there were, and the replicas of each.
-        new: How many there are, likewise.
+        old: How many workers there were, and how many replicas each had.
+        new: The same of what there is now.
         own: The replicas whose values are wanted.
     """
     if old == new:
@@ -155,7 +156,7 @@ def _without_path(described: list[Any]) -> str:
 
 
 def _are(is_right: Callable, values: Sequence[np.ndarray]) -> bool:
-    """Tell whether all elements of values are right, if they are floats."""
+    """Return whether all elements of the floating-point values are right."""
     return all(
         np.all(is_right(value))
         for value in values

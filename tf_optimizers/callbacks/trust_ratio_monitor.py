@@ -19,20 +19,21 @@ from tf_optimizers.layerwise.optimizer import (
 class TrustRatioMonitor(Monitor):
     """Shows the trust ratios of `Lamb` or `LANS`, and how far weights move.
 
-    In the logs, over all variables: `trust_ratio_min`, `trust_ratio_median`
-    and `trust_ratio_max`; `weight_norm` and `update_norm`, the L2 norms of all
-    weights before the step and of their change. In TensorBoard also
-    `trust_ratio/<path>`, `weight_norm/<path>` and `update_norm/<path>` of every
-    variable.
+    It adds to the logs, over all variables: `trust_ratio_min`,
+    `trust_ratio_median` and `trust_ratio_max`; `weight_norm` and
+    `update_norm`, the L2 norms of all weights before the step and of their
+    change. TensorBoard also gets `trust_ratio/<path>`, `weight_norm/<path>` and
+    `update_norm/<path>` of every variable.
 
-    A trust ratio is phi(|w|) / |u|, of w before the step; 1 for variables that
-    are not adapted. Of the two that `LANS` takes, it is that of the momentum.
+    A trust ratio is phi(|w|) / |u|, with w before the step; it is 1 for
+    variables that are not adapted. `LANS` has two trust ratios; this is the one
+    of the momentum.
 
     Measuring takes a copy of the weights.
 
     Args:
-        every: int >= 1. Steps, of which one is measured. Defaults to `50`.
-        log_dir: None, or the path of TensorBoard's folder.
+        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
@@ -50,7 +51,7 @@ class TrustRatioMonitor(Monitor):
     optimizers = (LayerwiseOptimizer,)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that there is something to measure."""
+        """Check that the model can be measured."""
         super().on_train_begin(logs)
         self._measure = tf.function(self._rows, autograph=False)
 
