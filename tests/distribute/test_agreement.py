@@ -73,7 +73,7 @@ def test_all_are_heard(store):
 
 
 def test_all_who_say_nothing_are_named(store):
-    message = r"come to lunch. Received nothing from worker 1, worker 2 in 30 s"
+    message = r"reach lunch. Received nothing from worker 1, worker 2 in 30 s"
     with pytest.raises(RuntimeError, match=f"{message}. Eat."):
         gather()
     assert 30 <= store.now < 31
@@ -92,7 +92,7 @@ def test_dead_worker_is_noticed(store):
 def test_long_wait_is_told(store):
     say(store, 1, "rice")
     with (
-        pytest.warns(UserWarning, match="for worker 2 to come to lunch. Eat."),
+        pytest.warns(UserWarning, match="for worker 2 to reach lunch. Eat."),
         pytest.raises(RuntimeError),
     ):
         gather(timeout=90.0)

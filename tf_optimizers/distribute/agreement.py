@@ -1,8 +1,8 @@
-"""What workers tell each other outside of steps, and must agree on.
+"""What workers compare outside of steps, and must agree on.
 
-Workers whose graphs differ wait for each other in different collectives, for
-ever. So they talk first, through TensorFlow's coordination service: it needs
-no collective, and a worker that says nothing is noticed.
+Workers with different graphs wait for each other in different collectives,
+forever. So they compare first, through TensorFlow's coordination service: it
+needs no collective, and notices a worker that is silent.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ START_ALIKE = (
     "See their output, and start the same script with the same arguments on "
     "every worker, from the same checkpoint."
 )
-# How often a worker that says nothing is asked whether it lives, and how long
-# it may take to answer.
+# How often a silent worker is asked whether it is alive, and how long it may
+# take to answer.
 _ASKING_SECONDS = 5.0
 _ANSWERING_SECONDS = 10.0
-# When the user is told who is waited for.
+# After how long a warning says which worker the others wait for.
 _PATIENCE_SECONDS = 60.0
-# Once all have spoken, nobody needs longer than this to listen.
+# Once all have made a statement, none needs longer than this to read them.
 _LISTENING_SECONDS = 10.0
 
 _serial = itertools.count()
@@ -44,18 +44,19 @@ def gather_statements(
     """Return the statements of all workers, by worker.
 
     Every worker must call this equally often, in the same order. The first
-    one collects what they say, and tells it to all.
+    one collects the statements, and passes them on to all.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         subject: What the statement is about.
-        statement: What JSON can hold; of other values, the class is told.
-        way_out: What to do if a worker does not come.
-        rule: How an error begins; None is that all must come to the subject.
+        statement: Anything that JSON can hold; for other values in it, the
+            name of their class is sent.
+        way_out: What to do if a worker does not reach the subject.
+        rule: How an error begins; None means that all must reach the subject.
 
     Raises:
-        RuntimeError: If a worker says nothing in time, or speaks of something
-            else.
+        RuntimeError: If a worker makes no statement in time, or one about
+            another subject.
         tf.errors.OpError: If a worker has died.
     """
     if strategy.extended.workers == 1:
@@ -65,25 +66,25 @@ def gather_statements(
     )
     notes = _gather(strategy, note, f"{subject}. {way_out}")
     absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
-    rule = rule or f"All workers must come to {subject}."
+    rule = rule or f"All workers must reach {subject}."
     if absent:
         raise RuntimeError(
             f"{rule} Received nothing from {', '.join(absent)} in "
             f"{strategy.agreement_seconds:g} s. {way_out} If it is only late, "
-            "set the strategy's `agreement_seconds`."
+            "raise the strategy's `agreement_seconds`."
         )
     heard = [json.loads(note) for note in notes if note is not None]
     for other, (others_subject, _) in enumerate(heard):
         if others_subject != heard[0][0]:
             raise_together(
-                f"{rule} Received: worker 0 has come to {heard[0][0]}, worker "
-                f"{other} to {others_subject}. {way_out}"
+                f"{rule} Received: worker 0 has reached {heard[0][0]}, worker "
+                f"{other} has reached {others_subject}. {way_out}"
             )
     return [statement for _, statement in heard]
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
-    """Return the notes of all workers, None for those who did not come."""
+    """Return the notes of all workers, None for those that wrote none."""
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds
     serial = next(_serial)
@@ -92,7 +93,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
 
     def wait_for(who: str, key: str, other: int, until: float) -> str | None:
         return _wait(
-            f"Waiting for {who} to come to {purpose}",
+            f"Waiting for {who} to reach {purpose}",
             lambda seconds: coordination.read(f"{prefix}/{key}", seconds),
             lambda: coordination.check_alive(tasks[other], _ANSWERING_SECONDS),
             until,
@@ -105,7 +106,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             for other in range(len(tasks))
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
-        if serial:  # Who has come here has read all that was before.
+        if serial:  # All workers are here, so they have read what was before.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
     if wait_for("worker 0", "0", 0, until) is None:
@@ -121,7 +122,7 @@ def _wait(
     check_alive: Callable[[], None],
     until: float,
 ) -> str | None:
-    """Return what `read` returns, or None when the time is over."""
+    """Return what `read` returns, or None when time is up."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         left = until - time.monotonic()
@@ -142,7 +143,8 @@ def check_agreement(
 ) -> None:
     """Raise on every worker unless all make the same statement.
 
-    It is called as `gather_statements` is, with values by what they are.
+    The arguments are those of `gather_statements`; `statement` maps the name of
+    each value to it.
     """
     statements = gather_statements(strategy, subject, statement, way_out, rule)
     check_alike(subject, statements, way_out, rule)
@@ -167,8 +169,8 @@ def check_alike(
 
 
 def raise_together(message: str) -> None:
-    """Raise an error that all workers have found."""
-    # A worker that raised at once might take the store away from the others.
+    """Raise an error that all workers have found, once all are here."""
+    # A worker that raised at once might end the store that the others read.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"
         coordination.meet(key, _LISTENING_SECONDS)

@@ -1,4 +1,4 @@
-"""Checks of what describes a cluster, before TensorFlow waits for it."""
+"""Checks of a cluster's description, before TensorFlow waits for workers."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Return the resolver, or that of `TF_CONFIG` for None, if well-formed."""
+    """Return a well-formed resolver; None reads `TF_CONFIG`."""
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -37,9 +37,9 @@ def check_cluster(resolver: Any) -> Any:
 
 
 def check_in_time(resolver: Any) -> None:
-    """Raise if TensorFlow has started without the cluster, or in another.
+    """Raise if TensorFlow has started without this cluster, or in another.
 
-    Once it has, nothing but a second strategy of the same cluster can be.
+    Once it has started, only strategies of its own cluster can be created.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -60,10 +60,10 @@ def check_in_time(resolver: Any) -> None:
 
 
 def check_options(options: Any) -> Any:
-    """Return the options, those of TensorFlow for None."""
+    """Return the options, or TensorFlow's default ones for None."""
     if options is None:
         return tf.distribute.experimental.CommunicationOptions()
-    # What a constructor of that name returns is of another class.
+    # The constructor of that name returns an object of another class.
     if not hasattr(options, "timeout_seconds"):
         raise TypeError(
             "`communication_options` must be None or a "
@@ -150,5 +150,5 @@ def _check_task(cluster: dict[str, Any], job: Any, index: Any) -> None:
 def _malformed(rule: str, received: str) -> ValueError:
     return ValueError(
         f"{rule}. Received: {received}. An example of a `TF_CONFIG`: "
-        f"{_EXAMPLE}. `python -m tf_optimizers.launch` sets it by itself."
+        f"{_EXAMPLE}. `python -m tf_optimizers.launch` sets it for you."
     )

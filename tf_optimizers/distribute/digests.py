@@ -1,4 +1,4 @@
-"""Short texts that tell whether arrays are the same to the bit."""
+"""Digests, by which arrays are compared bit for bit."""
 
 import hashlib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return digests of the distinct ones among values."""
+    """Return the digests of the distinct values."""
     return sorted(
         {
             hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()
@@ -17,5 +17,5 @@ def digests(values: Iterable[np.ndarray]) -> list[str]:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array, also of bfloat16."""
+    """Return the bytes of an array of any dtype, bfloat16 included."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

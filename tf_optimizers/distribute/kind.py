@@ -1,13 +1,13 @@
-"""Which strategy there is."""
+"""Which kind of strategy one is."""
 
 import tensorflow as tf
 
 
 def is_sparse_multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    """Tell whether it is a `SparseMultiWorkerMirroredStrategy`."""
+    """Return whether it is a `SparseMultiWorkerMirroredStrategy`."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
-    # It needs private modules of `tf.distribute`, and nobody else does.
+    # Imported here: only that strategy needs private parts of `tf.distribute`.
     from tf_optimizers.distribute.strategy import (
         SparseMultiWorkerMirroredStrategy,
     )

@@ -1,4 +1,4 @@
-"""Whether all workers are about to make the same first step."""
+"""A check that all workers are about to take the same first step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 
 def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise unless all workers train alike: they would wait for ever."""
+    """Raise unless all workers train alike; they would wait forever."""
     strategy = strategy_of(optimizer)
     if not is_sparse_multi_worker(strategy):
         return
@@ -34,8 +34,8 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 def _settings(optimizer: Any) -> dict[str, Any]:
     try:
         settings = optimizer.get_config()
-    except NotImplementedError:  # A schedule of the user's own without one.
+    except NotImplementedError:  # The user's own schedule has no config.
         return {}
-    # Keras numbers names by what a worker has made before.
+    # Keras numbers names by how many a worker has created before.
     del settings["name"]
     return settings

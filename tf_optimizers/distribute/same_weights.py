@@ -1,4 +1,4 @@
-"""Whether all workers have trained alike, looked at once an epoch."""
+"""A check, once an epoch, that all workers have trained alike."""
 
 import weakref
 from typing import Any
@@ -11,11 +11,11 @@ from tf_optimizers.distribute.digests import digests
 
 
 class EpochCheck:
-    """Compares, at the end of every epoch, what the workers have trained.
+    """Compares weights and learning rates of all workers after every epoch.
 
-    Keras then reads a model's metrics, on all workers. That is when they
-    compare its weights and learning rate: a callback that sets either on one
-    worker parts them, and no step would notice.
+    Keras then reads the model's metrics on all workers, which is when they
+    compare. If a callback sets a weight or the learning rate on one worker
+    alone, the workers differ from then on, and no step would notice.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -29,7 +29,7 @@ class EpochCheck:
     def on_read(self, variable: Any) -> None:
         """Check the model, if any, whose metric all are about to read."""
         for model in list(self._models):
-            # One of its metrics will do.
+            # One metric is enough to recognize the model by.
             metrics = model.metrics_variables[:1]
             if any(metric.value is variable for metric in metrics):
                 self._check(model)
@@ -46,13 +46,13 @@ class EpochCheck:
             self._strategy,
             "the weights and the learning rate after an epoch",
             _rates_of(model.optimizer) | weights,
-            "Let callbacks and code of your own set weights and rates on every "
-            "worker, and alike.",
+            "Callbacks, and code of your own, must set weights and rates alike "
+            "on every worker.",
         )
 
 
 def _rates_of(optimizer: Any) -> dict[str, str]:
-    """Return the rate, or those of all optimizers that it is made of."""
+    """Return the learning rate, or those of all optimizers in this one."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     parts = getattr(optimizer, "optimizers", None)
     if parts is None:

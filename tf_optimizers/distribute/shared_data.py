@@ -1,8 +1,9 @@
-"""Data that workers share: in one order, and of one length.
+"""Checks that shared data have one order, and one length, on all workers.
 
-TensorFlow lets every worker go through all of a data set, and keep its share of
-each batch. Workers that shuffle differently miss rows of an epoch, and see
-others twice; those that count differently wait for each other for ever.
+Under TensorFlow, every worker goes through all of a data set, and keeps its
+share of each batch. If workers shuffle differently, an epoch misses some rows
+and sees others twice. If they count different numbers of batches, they wait for
+each other forever.
 """
 
 import pickle
@@ -34,7 +35,7 @@ _BATCHES = {
 
 
 class _ShuffleSeed:
-    """What data are shuffled by, unless the user has seeded TensorFlow."""
+    """The seed to shuffle data by, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
 
@@ -48,7 +49,7 @@ class _ShuffleSeed:
         return self._seed if tensorflow_seed() is None else None
 
     def _shuffle_of_arrays(self) -> Callable | None:
-        """Return a function that shuffles otherwise in every epoch."""
+        """Return a function that shuffles differently in every epoch."""
         seed = self._seed_of_dataset()
         if seed is None:
             return None
@@ -68,7 +69,7 @@ _shuffle_seed = _ShuffleSeed()
 
 
 def propose_seeds() -> list[int]:
-    """Return a seed to shuffle by, and where the host's generators stand."""
+    """Return a seed to shuffle by, and digests of this host's generators."""
     states = (random.getstate(), np.random.get_state())
     return [
         secrets.randbelow(2**31),
@@ -79,8 +80,8 @@ def propose_seeds() -> list[int]:
 def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
     """Shuffle by the first worker's seed, unless the user has set one.
 
-    Generators of Python and NumPy, by which a `PyDataset` or a generator may
-    shuffle, are left as they are if they are alike.
+    A `PyDataset` or a generator may shuffle by Python's or NumPy's random
+    numbers. These are left alone where they are alike on all workers.
     """
     first = proposals[0]
     _shuffle_seed.set(first[0])
@@ -97,8 +98,9 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        dataset: What workers share, or None if each has its own.
-        batches: Those of this worker, or a constant of TensorFlow.
+        dataset: The data set that workers share, or None if each has its own.
+        batches: This worker's number of batches, or TensorFlow's constant for
+            an infinite or unknown one.
     """
     is_shared = _is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_shared else []
@@ -112,7 +114,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
     if len(set(lengths)) > 1:
         told = [_BATCHES.get(length, length) for length in lengths]
         raise_together(
-            "All workers must have data of the same number of batches. "
+            "All workers must have the same number of batches. "
             f"Received: {_by_worker(told)}. Use `.take(n)` with one n on every "
             "worker; or `.repeat()`, with `steps_per_epoch` in `fit`."
         )
@@ -120,17 +122,17 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         raise_together(
             "All workers must shuffle shared data alike. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
-            "on every worker; or, if they share files or nothing, the policy "
+            "on every worker; or, if workers share files or nothing, set "
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."
         )
-    # Workers with data of their own may draw them by seeds of their own.
+    # Workers with data of their own may use seeds of their own.
     if is_shared:
         adopt_seeds(proposals)
 
 
 def _is_shared(dataset: Any) -> bool:
-    """Tell whether every worker goes through all of it."""
+    """Return whether every worker goes through the whole data set."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -37,10 +37,10 @@ class SparseMultiWorkerMirroredStrategy(
 ):
     """Synchronous training on several workers, for Keras 3 and sparse values.
 
-    A `tf.distribute.MultiWorkerMirroredStrategy` that exchanges all
-    `tf.IndexedSlices` of an `all_reduce` in one all-gather, instead of three
-    per variable, and under which `fit`, `evaluate` and `predict` of Keras 3
-    work. The dense values of one dtype travel together, in packs of
+    A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
+    and `predict` of Keras 3 work. It exchanges all `tf.IndexedSlices` of an
+    `all_reduce` in one all-gather, instead of three per variable. Dense values
+    of one dtype travel together, in packs of
     `communication_options.bytes_per_pack` (0, the default, is one pack).
 
     Create it before any tensor or variable, and the model in its `scope()`:
@@ -51,36 +51,37 @@ class SparseMultiWorkerMirroredStrategy(
             model.compile(optimizer=tfo.DGCMomentum(0.1), loss=...)
         model.fit(dataset_of_global_batches)
 
-    and start the script on every worker with `TF_CONFIG` set, locally by
-    `python -m tf_optimizers.launch --workers 2 script.py`. Without a cluster
-    there is one worker: this process. More strategies may follow at any time,
-    of the same cluster and in the same order on every worker.
+    Start the script on every worker with `TF_CONFIG` set; on one machine,
+    `python -m tf_optimizers.launch --workers 2 script.py` does that. Without a
+    cluster, this process is the only worker. More strategies may follow at any
+    time, if they have the same cluster and every worker creates them in the
+    same order.
 
     Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
-    worker is a replica, not only the first; collectives may stand inside a
+    worker is a replica, not only the first; collectives may be inside a
     `tf.cond`, or in a function that is called there, so that
-    `gradient_accumulation_steps` and `steps_per_execution` work; data that
-    workers share are in one order on all of them, without a seed too; workers
-    that were started with different settings, or count different numbers of
-    batches, are told so, instead of waiting for each other. A worker that dies
-    or cannot be reached is noticed by TensorFlow itself, after 1 to 25 seconds.
+    `gradient_accumulation_steps` and `steps_per_execution` work; all workers
+    see shared data in the same order, without a seed too; workers that were
+    started with different settings, or count different numbers of batches, get
+    an error, instead of waiting for each other. TensorFlow itself notices a
+    worker that has died or cannot be reached, after 1 to 25 seconds.
 
     Args:
         cluster_resolver: None or a
             `tf.distribute.cluster_resolver.ClusterResolver`. None reads the
             environment variable `TF_CONFIG`. Defaults to `None`.
         communication_options: None or a
-            `tf.distribute.experimental.CommunicationOptions`. With its
-            `timeout_seconds`, a collective that waits for longer is an error;
-            TensorFlow (2.21) keeps a thread for every collective until its
-            timeout has passed, so that it should be one of seconds. Defaults
-            to `None`, no timeout.
+            `tf.distribute.experimental.CommunicationOptions`. If its
+            `timeout_seconds` is set, a collective that waits for longer raises
+            an error. TensorFlow (2.21) keeps a thread for every collective
+            until its timeout has passed, so it should be a few seconds.
+            Defaults to `None`: no timeout.
 
     Attributes:
-        agreement_seconds: How long workers wait for one that prepares its
-            data, or computes something on its own, before they agree on what
-            comes next; half an hour, unless it is set. No collective waits
-            meanwhile.
+        agreement_seconds: How many seconds workers wait for one that prepares
+            its data, or computes something on its own, before they agree on
+            what comes next. Half an hour, unless you set it. No collective
+            waits in the meantime.
 
     Raises:
         TypeError: If an argument is of another class.
@@ -109,7 +110,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers are alike; let them shuffle data alike."""
+        """Raise unless workers match; make them shuffle data alike."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -129,7 +130,7 @@ class SparseMultiWorkerMirroredStrategy(
         Every worker must call this, as `fit`, `evaluate` and `predict` do.
 
         Raises:
-            RuntimeError: If workers have data of another length or order.
+            RuntimeError: If data differ in length or order between workers.
         """
         distributed = super().experimental_distribute_dataset(dataset, options)
         self._agree_on_data(dataset, distributed)
@@ -138,12 +139,12 @@ class SparseMultiWorkerMirroredStrategy(
     def distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any = None
     ) -> Any:
-        """Distribute data of which every worker has its own.
+        """Distribute data that every worker creates for itself.
 
         Every worker must call this.
 
         Raises:
-            RuntimeError: If workers have data of another length.
+            RuntimeError: If data differ in length between workers.
         """
         distributed = super().distribute_datasets_from_function(
             dataset_fn, options
@@ -165,8 +166,8 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return what each returned.
 
         Scalars that it returns are reduced together, when the first of them
-        is. A Keras model's step takes its share of the global batch's loss by
-        rows.
+        is. In a Keras model's step, a replica's loss counts by its share of
+        the global batch's rows.
         """
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
@@ -181,16 +182,16 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
-        Keras 3 hands over nests, scalars with an axis, and batches of
-        different sizes, of which TensorFlow's own method takes none. The axis
-        of a scalar is ignored. Eagerly and without an axis, values with fewer
-        rows than others are filled up with zeros.
+        Keras 3 passes nests, scalars with an axis, and batches of different
+        sizes, none of which TensorFlow's own method takes. The axis of a scalar
+        is ignored. Eagerly and without an axis, values with fewer rows than
+        others are filled up with zeros.
 
-        TensorFlow reads in here what each replica has of its own, such as
-        `DGCMomentum`'s state.
+        TensorFlow also calls this to read a variable that each replica has its
+        own value of, such as `DGCMomentum`'s state.
 
         Raises:
-            RuntimeError: If it is read on some workers only.
+            RuntimeError: If only some workers read such a variable.
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
@@ -200,7 +201,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def _check_all_read(self, variable: tf.Variable) -> None:
-        """Raise if a worker saves alone, or has trained otherwise."""
+        """Raise if a worker saves alone, or has trained differently."""
         check_agreement(
             self,
             "the reading of a variable",

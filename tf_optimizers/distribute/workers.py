@@ -1,4 +1,4 @@
-"""What worker processes tell each other between steps."""
+"""The workers of a strategy, and what they compare between steps."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ class Workers:
         strategy: A `SparseMultiWorkerMirroredStrategy`, or any of one process.
 
     Attributes:
-        index: This process's, from 0.
+        index: This process's index, from 0.
         count: How many processes there are.
-        replicas: Those of all of them.
-        local_replicas: Those of each of them.
+        replicas: How many replicas all of them have.
+        local_replicas: How many replicas each of them has.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -39,11 +39,11 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process warns and writes for all."""
         return self.index == 0
 
     def gather(self, statement: Any) -> list[Any]:
-        """Return what all workers say, which JSON can hold, by worker.
+        """Return the statements of all workers, which JSON can hold.
 
         Every worker must call this equally often, in the same order.
         """
