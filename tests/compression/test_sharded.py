@@ -163,10 +163,13 @@ def test_bytes_do_not_grow_with_replicas():
     assert passed_on(64) < 1.2 * passed_on(8)
 
 
-GROUPS = {"8 devices": (1, 8), "2 workers of 2": (2, 2)}
+GROUPS = [
+    pytest.param((1, 8), id="8 devices"),
+    pytest.param((2, 2), id="2 workers of 2", marks=pytest.mark.long),
+]
 
 
-@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS.keys())
+@pytest.fixture(scope="module", params=GROUPS)
 def group(request, tmp_path_factory):
     """What workers report, and how many there are, of how many devices."""
     count, devices = request.param

@@ -18,7 +18,10 @@ def results(tmp_path_factory):
     return real_workers.results("guide", folder, 2, *parts)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+THREE = pytest.param(3, marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=[2, THREE])
 def order(request, tmp_path_factory):
     """What some workers see of data that they share."""
     if request.param == 2:

@@ -27,19 +27,22 @@ TOLERANCE = 3e-5
 # Those that overflow once, with gradients that float16 holds exactly.
 HALF = ["half", "half eager", "half dgc", "half offload"]
 
-GROUPS = {
-    "1 worker": (1, 1, ["sgd", "dgc", "compiled"]),
-    "2 workers": (2, 1, [*training.SCENARIOS]),
-    "2 workers of 2 devices": (
-        2,
-        2,
-        [
-            *("adam_offload", "accumulated offload", "half offload"),
-            *("dgc", "custom_loop"),
-        ],
+OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
+# Workers, devices of each, and what they do.
+GROUPS = [
+    pytest.param((1, 1, ["sgd", "dgc", "compiled"]), id="1 worker"),
+    pytest.param((2, 1, [*training.SCENARIOS]), id="2 workers"),
+    pytest.param(
+        (2, 2, [*OFFLOADED, "dgc", "custom_loop"]),
+        id="2 workers of 2 devices",
+        marks=pytest.mark.long,
     ),
-    "3 workers": (3, 1, ["sgd", "adam", "dgc", "uneven", "accumulated"]),
-}
+    pytest.param(
+        (3, 1, ["sgd", "adam", "dgc", "uneven", "accumulated"]),
+        id="3 workers",
+        marks=pytest.mark.long,
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def alone():
         return training.run(tf.distribute.get_strategy(), [*LIKE_ONE, *HALF])
 
 
-@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS.keys())
+@pytest.fixture(scope="module", params=GROUPS)
 def group(request, tmp_path_factory):
     """What the workers of a group report, by scenario."""
     count, devices, names = request.param
