@@ -28,6 +28,13 @@ class MasterWeights:
         """Return an iterator over all master weights."""
         return (master.value for master in self._weights if master is not None)
 
+    def in_place_of(self, variables: Sequence[Any]) -> list[Any]:
+        """Return all variables, or the master weights of those that have."""
+        return [
+            variable if master is None else master
+            for variable, master in zip(variables, self._weights, strict=True)
+        ]
+
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight.
 

@@ -66,6 +66,8 @@ class Compressor:
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed.
         value_dtype: What sent values are rounded to.
+        sends_rows: Whether gradients that are `tf.IndexedSlices` travel as
+            such, and not what an optimizer makes of them.
     """
 
     # What entries are exchanged by; see `choose_exchange`.
@@ -77,8 +79,10 @@ class Compressor:
         schedule: SparsitySchedule,
         min_compress_size: Any,
         value_dtype: Any,
+        sends_rows: bool = True,
     ) -> None:
         self._name = name
+        self._sends_rows = sends_rows
         self._min_size = check_integer(
             "min_compress_size", min_compress_size, 1
         )
@@ -129,18 +133,13 @@ class Compressor:
         """Positions of compressed variables, as far as a step has shown."""
         return [i for i in self._residuals if i not in self._rows]
 
-    def at_stage(
+    def prepare(
         self,
         optimizer: Any,
-        gradients: list[Gradient],
+        gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
-        function: Callable,
     ) -> None:
-        """Call `function(sparsity, gradients)` at the stage of this step.
-
-        It is traced once per stage of the schedule, and may exchange and
-        change variables. XLA is refused before anything has changed.
-        """
+        """Get ready for a step; XLA is refused before anything has changed."""
         indices = [variable_index(optimizer, v) for v in variables]
         compressed = [
             self._residuals[i]
@@ -157,6 +156,15 @@ class Compressor:
             residual.allocate()
         for each in zip(indices, gradients, variables, strict=True):
             self._rows.count(*each)
+
+    def at_stage(
+        self, optimizer: Any, gradients: list[Gradient], function: Callable
+    ) -> None:
+        """Call `function(sparsity, gradients)` at the stage of this step.
+
+        It is traced once per stage of the schedule, and may exchange and
+        change variables. `prepare` comes before.
+        """
         switch_across_replicas(
             self.schedule.stage(tf.cast(optimizer.iterations, tf.int64)),
             [functools.partial(function, s) for s in self.schedule.stages],
@@ -180,14 +188,11 @@ class Compressor:
         """
         indices = [variable_index(optimizer, v) for v in variables]
         accumulators = [self.accumulators[i] for i in indices]
-        chosen = [
-            i
-            for i, index in enumerate(indices)
-            if sparsity is not None and self._is_compressed(index, gradients[i])
-        ]
+        compressed = [] if sparsity is None else self.compressed
+        chosen = [i for i, index in enumerate(indices) if index in compressed]
         whole = [i for i in range(len(gradients)) if i not in chosen]
         residuals = [self._residuals[indices[i]] for i in chosen]
-        totals = self._sum_on_worker([gradients[i] for i in chosen])
+        totals = self.sum_on_worker([gradients[i] for i in chosen])
         masked = []
         for i, residual, total in zip(chosen, residuals, totals, strict=True):
             increment = accumulators[i].increment(total, weights[i], rate)
@@ -221,7 +226,7 @@ class Compressor:
             step = int(tf.convert_to_tensor(optimizer.iterations))
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
-        sent = self._rows.sent()
+        sent = self._rows.sent() if self._sends_rows else {}
         if sparsity == 0:
             both = 2 * tf.float32.size
             shared = [i for i in self.compressed if i in self._shared]
@@ -246,8 +251,8 @@ class Compressor:
         counts = [sent_count(size, sparsity) for size in sizes]
         return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
 
-    def _sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum gradients over the replicas that share a residual."""
+    def sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum gradients, of one dtype, over those who share a residual."""
         if self.wire.devices == 1 or not gradients:
             return gradients
         return tf.distribute.get_strategy().extended.sum_on_worker(gradients)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.lazy import LazyZeros
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.top_k import top_k
@@ -30,6 +31,8 @@ class Increment(NamedTuple):
     tensors: Sequence[tf.Tensor]
     # Handles of variables that become 0 where the residual is sent.
     masked: Sequence[tf.Tensor] = ()
+    # What the residual is multiplied by before.
+    decay: float = 1.0
 
 
 class Residual:
@@ -63,7 +66,11 @@ class Residual:
     def add(self, increment: Increment) -> None:
         """Add to v, in one pass over memory."""
         add = compiled(
-            _add, self._like, increment.function, increment.constants
+            _add,
+            self._like,
+            increment.function,
+            increment.constants,
+            increment.decay,
         )
         add(self._handle, *increment.tensors)
 
@@ -107,11 +114,12 @@ class Residual:
 def _add(
     function: Callable,
     constants: Sequence[Hashable],
+    decay: float,
     residual: tf.Tensor,
     *tensors: tf.Tensor,
 ) -> None:
     increment = function(*constants, *tensors)
-    assign(residual, read(residual, increment) + increment)
+    assign(residual, decay * read(residual, increment) + increment)
 
 
 def _select(
@@ -145,13 +153,21 @@ def _clear(
         _scatter(setting, like, handle, positions, tf.zeros_like(rest))
 
 
+def subtract(variable: tf.Variable, update: Gradient, rate: tf.Tensor) -> None:
+    """Subtract a multiple of an update, dense or of entries."""
+    if isinstance(update, tf.IndexedSlices):
+        subtract_entries(variable, update, rate)
+    else:
+        variable.assign_sub(rate * update)
+
+
 def subtract_entries(
     variable: tf.Variable, entries: tf.IndexedSlices, rate: tf.Tensor
 ) -> None:
     """Subtract a multiple of entries, of which several may be at one place."""
     like = tf.TensorSpec(variable.shape, variable.dtype)
-    subtract = compiled(_subtract, like, like)
-    subtract(variable.handle, entries.indices, entries.values, rate)
+    take = compiled(_subtract, like, like)
+    take(variable.handle, entries.indices, entries.values, rate)
 
 
 def _subtract(

@@ -18,7 +18,7 @@ from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.residual import subtract_entries
+from tf_optimizers.compression.residual import subtract
 from tf_optimizers.dgc.momentum import Momentum, Penalty, Rule
 from tf_optimizers.dgc.saved import (
     CHECKPOINT_NAMES,
@@ -75,7 +75,8 @@ class CompressedMomentum(CheckpointHooks, Optimizer):
             )
             self._step_at(rate, updates, variables)
 
-        self._compressor.at_stage(self, gradients, variables, update)
+        self._compressor.prepare(self, gradients, variables)
+        self._compressor.at_stage(self, gradients, update)
 
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
@@ -91,11 +92,7 @@ class CompressedMomentum(CheckpointHooks, Optimizer):
         variable = backend_variable(variable)
         weight = self._full_precision(variable)
         rate = 1.0 if self.rate_in_momentum else learning_rate
-        rate = tf.cast(rate, weight.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            subtract_entries(weight, gradient, rate)
-        else:
-            weight.assign_sub(rate * gradient)
+        subtract(weight, gradient, tf.cast(rate, weight.dtype))
         self._store_weight(variable, weight)
 
     def save_own_variables(self, store: Any) -> None:
