@@ -183,12 +183,16 @@ def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
     rng = np.random.default_rng(seed)
     count, replicas = math.prod(old), math.prod(new)
     values = (rng.standard_normal([count, 7]) * scale).astype("float32")
-    own = shares(True, values.__getitem__, old, new, range(replicas))
+    own = shares(True, False, values.__getitem__, old, new, range(replicas))
+    means = shares(False, True, values.__getitem__, old, new, range(replicas))
     assert len(own) == replicas and own[0].dtype == values.dtype
     # All alike, or all as they were.
     expected = values if old == new else own[:1] * replicas
     np.testing.assert_array_equal(own, expected)
     total = values.sum(0, dtype="float64")
+    for mean, value in zip(means, values, strict=False):
+        expected = value if old == new else total / count
+        np.testing.assert_allclose(mean, expected, rtol=1e-6)
     np.testing.assert_allclose(
         np.sum(own, axis=0, dtype="float64"),
         total,

@@ -127,6 +127,7 @@ class Archive:
             for i, variable in enumerate(self._state.sections[section]):
                 values = shares(
                     self._state.is_summed(variable),
+                    self._state.is_averaged(variable),
                     functools.partial(reader.read, section, i),
                     reader.layout,
                     (count, local),

@@ -78,6 +78,11 @@ class State:
         is_accumulator = "gradient_accumulator" in variable.path
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
+    def is_averaged(self, variable: keras.Variable) -> bool:
+        """Tell a variable of which every replica has one to be averaged."""
+        aggregation = backend_variable(variable).aggregation
+        return aggregation == tf.VariableAggregation.MEAN
+
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""
         return {
@@ -113,6 +118,7 @@ class State:
 
 def shares(
     is_summed: bool,
+    is_averaged: bool,
     read: Callable[[int], np.ndarray],
     old: tuple[int, int],
     new: tuple[int, int],
@@ -120,13 +126,14 @@ def shares(
 ) -> list[np.ndarray]:
     """Return the values of some replicas, divided again if layouts differ.
 
-    The sum of what replicas add up is conserved. Of anything else, the first
+    A sum over replicas is conserved, or their mean. Of anything else, the first
     replica's value is as good as any. Layouts differ even with equally many
     replicas if fewer workers now have more of them each, since the values on
     one worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.
+        is_averaged: Whether their mean counts.
         read: Returns the saved value of a replica.
         old: How many workers there were, and how many replicas each had.
         new: The same of what there is now.
@@ -135,11 +142,12 @@ def shares(
     if old == new:
         return [read(replica) for replica in own]
     first = read(0)
-    if is_summed:
+    if is_summed or is_averaged:
         total = first.astype(np.float64)
         for replica in range(1, math.prod(old)):
             total = total + read(replica)
-        first = (total / math.prod(new)).astype(first.dtype)
+        parts = math.prod(new if is_summed else old)
+        first = (total / parts).astype(first.dtype)
     return [first] * len(own)
 
 
