@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from tf_optimizers.lamb import Lamb
     from tf_optimizers.lans import LANS
+    from tf_optimizers.sparse_loco import SparseLoCo
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "DGCMomentum",
     "LANS",
     "Lamb",
+    "SparseLoCo",
     "SparseMultiWorkerMirroredStrategy",
     "callbacks",
     "schedules",
@@ -36,12 +38,20 @@ _MODULES = {
     "DGCMomentum": "dgc_momentum",
     "LANS": "lans",
     "Lamb": "lamb",
+    "SparseLoCo": "sparse_loco",
     "SparseMultiWorkerMirroredStrategy": "distribute.strategy",
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
 # Keras can load these classes only after their modules are imported.
-_REGISTERED = ("AdamOffload", "DGCMomentum", "LANS", "Lamb", "schedules")
+_REGISTERED = (
+    "AdamOffload",
+    "DGCMomentum",
+    "LANS",
+    "Lamb",
+    "SparseLoCo",
+    "schedules",
+)
 
 
 def _load(name: str) -> Any:

@@ -21,6 +21,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    distribute_lib,
     distribute_utils,
     values,
 )
@@ -58,6 +59,7 @@ ATTRIBUTES = [
     "_model_variables_moving_average",
     "_trainable_variables",
 ]
+VARIABLE = ["_constraint", "_name", "_path", "_value"]
 MODEL = ["_initial_epoch", "_symbolic_build"]
 LOSS_SCALING = [
     "_stateful_handle_finite_grads",
@@ -96,6 +98,11 @@ TENSORFLOW = {
         "_num_workers",
         "_std_server_started",
         "_use_merge_call",
+    ],
+    distribute_lib: [
+        "_get_default_replica_mode",
+        "_pop_per_thread_mode",
+        "_push_per_thread_mode",
     ],
     distribute_utils: ["regroup", "select_replica"],
     values.DistributedVariable: ["values"],
@@ -144,6 +151,14 @@ def test_checkpoints_have_variables_by_the_name_that_is_replaced():
     assert len(children[VARIABLES]) == 2, (
         f"Checkpoints of Keras have no {VARIABLES} any more: see _compat/ "
         "for what it was needed for."
+    )
+
+
+@pytest.mark.parametrize("name", VARIABLE)
+def test_keras_variable_has_private_attribute(name):
+    assert name in vars(keras.Variable([1.0])), (
+        f"keras.Variable has no {name} any more: see _compat/ for what it was "
+        "needed for."
     )
 
 

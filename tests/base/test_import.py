@@ -18,7 +18,7 @@ import tf_optimizers
 import keras
 optimizer = keras.saving.load_model(sys.argv[1]).optimizer
 print(*(type(it).__module__ for it in (optimizer, optimizer._learning_rate)))
-for name in ("AdamOffload", "DGCMomentum", "LANS"):
+for name in ("AdamOffload", "DGCMomentum", "LANS", "SparseLoCo"):
     assert keras.saving.get_registered_object(f"tf_optimizers>{name}"), name
 """
 

@@ -1,4 +1,4 @@
-"""DGCMomentum in real worker processes, under each kind of strategy.
+"""DGCMomentum, SparseLoCo in real workers, under each kind of strategy.
 
 Transport never changes the mathematics, and no gradient is lost.
 """
@@ -49,7 +49,7 @@ def expected(mirrored):
 def test_transport_never_changes_the_mathematics(transports, expected):
     for kind, results in transports.items():
         for result in results:
-            for way in ("weights", "eager"):
+            for way in ("weights", "eager", "loco"):
                 found = error(result[way], expected[kind][way])
                 assert found < 1e-6, (kind, way)
 
@@ -72,7 +72,19 @@ def test_much_is_sent_densely(transports, expected):
             assert error(result["most"], expected[kind]["most"]) < 1e-6, kind
 
 
-@pytest.mark.parametrize("settings", ["plain", "rounded, not masked"])
+def test_workers_agree_to_the_bit(transports):
+    for kind, (first, *others) in transports.items():
+        for way in ("weights", "loco"):
+            assert [other[way] for other in others] == [first[way]], kind
+
+
+def test_state_of_the_host_steps_as_any_other(transports, expected):
+    for result in transports["sparse"]:
+        assert error(result["hosted"], result["unhosted"]) < 1e-5
+        assert error(result["hosted"], expected["sparse"]["loco"]) > 1e-2
+
+
+@pytest.mark.parametrize("settings", ["plain", "loco", "rounded, not masked"])
 def test_nothing_is_lost_by_any_transport(transports, mirrored, settings):
     """Sum of everything sent + sum of v = sum of everything accumulated."""
     without = [{"balance": transport.balances(mirrored)}]

@@ -33,7 +33,7 @@ GROUPS = [
     pytest.param((1, 1, ["sgd", "dgc", "compiled"]), id="1 worker"),
     pytest.param((2, 1, [*training.SCENARIOS]), id="2 workers"),
     pytest.param(
-        (2, 2, [*OFFLOADED, "dgc", "custom_loop"]),
+        (2, 2, [*OFFLOADED, "dgc", "loco", "custom_loop"]),
         id="2 workers of 2 devices",
         marks=pytest.mark.long,
     ),

@@ -130,6 +130,9 @@ def test_citation_is_of_the_latest_release():
 
 def test_citation_has_the_papers_of_the_optimizers():
     cited = {reference["url"] for reference in CITATION["references"]}
-    for cls in (tfo.AdamOffload, tfo.DGCMomentum, tfo.Lamb, tfo.LANS):
+    for cls in (
+        *(tfo.AdamOffload, tfo.DGCMomentum, tfo.Lamb, tfo.LANS),
+        tfo.SparseLoCo,
+    ):
         for number in re.findall(r"arXiv:([\d.]+\d)", inspect.getdoc(cls)):
             assert f"https://arxiv.org/abs/{number}" in cited

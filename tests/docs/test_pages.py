@@ -16,6 +16,7 @@ PAGES = {
     "lans": tfo.LANS,
     "adam_offload": tfo.AdamOffload,
     "dgc_momentum": tfo.DGCMomentum,
+    "sparse_loco": tfo.SparseLoCo,
 }
 
 each_page = pytest.mark.parametrize(

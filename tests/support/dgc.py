@@ -15,10 +15,18 @@ class Run:
         strategy: Of any kind.
         values: What the variables start from, by name.
         learning_rate: Of the optimizer.
+        make: Its class, or a function that takes the same arguments.
         kwargs: Of the optimizer; every variable is compressed by default.
     """
 
-    def __init__(self, strategy, values, learning_rate=0.1, **kwargs):
+    def __init__(
+        self,
+        strategy,
+        values,
+        learning_rate=0.1,
+        make=tfo.DGCMomentum,
+        **kwargs,
+    ):
         self.strategy = strategy
         with strategy.scope():
             self.variables = [
@@ -26,7 +34,7 @@ class Run:
                 for name, value in values.items()
             ]
             kwargs = {"min_compress_size": 1} | kwargs
-            self.optimizer = tfo.DGCMomentum(learning_rate, **kwargs)
+            self.optimizer = make(learning_rate, **kwargs)
             self.optimizer.build(self.variables)
         self._apply = tf.function(self._apply_each, autograph=False)
 
@@ -68,13 +76,13 @@ class Run:
     def memory(self, name):
         """Return u ("momentum") or v ("residual"): [variable][local replica].
 
-        Of v, of those variables that are compressed.
+        Of v, of those variables that are compressed; SparseLoCo has no u.
         """
         compressor = self.optimizer._compressor
-        variables = {
-            "momentum": [m.u for m in compressor.accumulators.values()],
-            "residual": compressor.residuals,
-        }[name]
+        variables = compressor.residuals
+        if name == "momentum":
+            every = compressor.accumulators.values()
+            variables = [each.u for each in every if hasattr(each, "u")]
         return [
             [
                 component.numpy()

@@ -110,6 +110,20 @@ def clip_by_global_norm(gradients, limit):
     return [g * limit / max(norm, limit) for g in gradients]
 
 
+def sgd(w, g, state, lr):
+    """Return w after one step without momentum."""
+    del state
+    return w - lr * g
+
+
+def adam(w, g, state, lr, epsilon=1e-7, weight_decay=0.0):
+    """Return w after one step of Adam with decoupled decay, as Keras has it."""
+    w = w - lr * weight_decay * w
+    moments(state, g, 0.9, 0.999)
+    correction = np.sqrt(1 - 0.999 ** state["t"]) / (1 - 0.9 ** state["t"])
+    return w - lr * correction * state["m"] / (np.sqrt(state["v"]) + epsilon)
+
+
 def momentum_sgd(w, g, state, lr, momentum=0.9, rate_in_momentum=True):
     """Return w after one step whose rate is in the momentum, or outside."""
     inside, outside = (lr, 1.0) if rate_in_momentum else (1.0, lr)
@@ -189,6 +203,53 @@ class DGC:
             if sparsity == 0 and not self.masking:
                 self.u[:] = self.u.mean(axis=0)
         self.w = self.w - (1 if self.rate_in_momentum else self.lr) * total
+
+
+class SparseLoCo:
+    """SparseLoCo (arXiv:2508.15706), synchronised every step, of one parameter.
+
+    `inner(w, g, state, lr)` is a step of the inner optimizer; else as `DGC`.
+    """
+
+    def __init__(
+        self,
+        w,
+        workers,
+        inner,
+        lr,
+        sparsity=lambda step: 0.75,
+        decay=1.0,
+        outer_lr=1.0,
+        compressed=True,
+    ):
+        self.w, self.inner, self.lr = w.astype("float64"), inner, lr
+        self.sparsity, self.decay, self.outer_lr = sparsity, decay, outer_lr
+        self.compressed = compressed
+        self.states = [{} for _ in range(workers)]
+        self.v = np.zeros((workers, *w.shape))
+        self.steps = 0
+
+    def step(self, gradients):
+        """Take a step from a list of the workers' gradients."""
+        workers = len(gradients)
+        sparsity = self.sparsity(self.steps) if self.compressed else None
+        self.steps += 1
+        total = np.zeros_like(self.w)
+        for i, (g, state) in enumerate(
+            zip(gradients, self.states, strict=True)
+        ):
+            local = self.inner(self.w, workers * g, state, self.lr)
+            moved = (self.w - local) / workers
+            if sparsity is None:
+                total = total + moved
+                continue
+            k = max(1, int(round(self.w.size * (1 - sparsity), 6)))
+            self.v[i] = self.decay * self.v[i] + moved
+            v = self.v[i].reshape(-1)
+            sent = np.argsort(-np.abs(v), kind="stable")[:k]
+            total.reshape(-1)[sent] += v[sent]
+            v[sent] = 0
+        self.w = self.w - self.outer_lr * total
 
 
 class ShardedDGC:

@@ -47,7 +47,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     of an epoch, batches that were already seen are drawn and dropped. With
     another number of workers or replicas, what replicas keep for themselves
     and add up (`DGCMomentum`'s u and v, gradient accumulators, metrics) is
-    divided evenly, so that its sum is conserved to float32 accuracy.
+    divided evenly, so that its sum is conserved to float32 accuracy. The state
+    inside of `SparseLoCo` is averaged.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
     must see the same folder, on a file system that they share. What is equal

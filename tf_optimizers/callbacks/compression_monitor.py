@@ -1,4 +1,4 @@
-"""What DGCMomentum sends, and what it holds back."""
+"""What an optimizer sends, and what it holds back."""
 
 import math
 from typing import Any
@@ -9,18 +9,19 @@ from tf_optimizers._compat.keras import built_variables, strategy_of
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
+from tf_optimizers.sparse_loco import SparseLoCo
 
 
 class CompressionMonitor(Monitor):
-    """Shows what `DGCMomentum` sends and holds back.
+    """Shows what `DGCMomentum` or `SparseLoCo` sends and holds back.
 
     It adds to the logs: `sparsity`, the share of entries held back at the
     step, 0 while nothing is compressed; `sent_bytes`, what one replica sent;
-    `residual_norm`, the L2 norm of all v_i, of all replicas; `residual_age`,
-    how many steps an amount waits in v before it is sent. The age is what
-    waits, divided by what is sent in a step: sum |v_i| / |sum of what is sent|
-    in L1 norms. In a steady state that is the mean waiting time (Little's
-    law).
+    `residual_norm`, the L2 norm of all v_i (or e_i), of all replicas;
+    `residual_age`, how many steps an amount waits in v before it is sent. The
+    age is what waits, divided by what is sent in a step: sum |v_i| / |sum of
+    what is sent| in L1 norms. In a steady state that is the mean waiting time
+    (Little's law).
 
     Measuring takes a copy of the weights, and an exchange of two numbers.
 
@@ -41,7 +42,7 @@ class CompressionMonitor(Monitor):
         >>> monitor = tfo.callbacks.CompressionMonitor(every=100)
     """
 
-    optimizers = (DGCMomentum,)
+    optimizers = (DGCMomentum, SparseLoCo)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the model can be measured."""
@@ -50,6 +51,8 @@ class CompressionMonitor(Monitor):
 
     def before_step(self) -> tuple[float, dict[int, tf.Tensor]]:
         """Return what v is multiplied by, and a copy of compressed weights."""
+        if isinstance(self.optimizer, SparseLoCo):
+            return self.optimizer.outer_learning_rate, self._weights()
         if self.optimizer.rate_in_momentum:
             return 1.0, self._weights()
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
@@ -101,6 +104,7 @@ class CompressionMonitor(Monitor):
         return [*sums, tf.add_n(moved)]
 
     def _weights(self) -> dict[int, tf.Tensor]:
+        """Return the weights that are compressed."""
         optimizer = self.optimizer
         variables = built_variables(optimizer)
         return {

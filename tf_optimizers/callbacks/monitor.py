@@ -42,7 +42,9 @@ class Monitor(keras.callbacks.Callback):
     def optimizer(self) -> Any:
         """The model's optimizer, without the one that scales its loss."""
         optimizer = self.model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return optimizer.inner_optimizer
+        return optimizer
 
     def before_step(self) -> Any:
         """Return what `after_step` needs to know from before the step."""

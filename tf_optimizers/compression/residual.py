@@ -31,7 +31,7 @@ class Increment(NamedTuple):
     tensors: Sequence[tf.Tensor]
     # Handles of variables that become 0 where the residual is sent.
     masked: Sequence[tf.Tensor] = ()
-    # What the residual is multiplied by before.
+    # Multiplies the residual before the addition.
     decay: float = 1.0
 
 

@@ -33,9 +33,20 @@ def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     try:
-        settings = optimizer.get_config()
+        return _without_names(optimizer.get_config())
     except NotImplementedError:  # The user's own schedule has no config.
         return {}
-    # Keras numbers names by how many a worker has created before.
-    del settings["name"]
-    return settings
+
+
+def _without_names(settings: Any) -> Any:
+    """Return settings without the names of optimizers, inner ones too.
+
+    Keras numbers names by how many a worker has created before.
+    """
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        key: _without_names(value)
+        for key, value in settings.items()
+        if key != "name"
+    }

@@ -53,7 +53,8 @@ class EpochCheck:
 
 def _rates_of(optimizer: Any) -> dict[str, str]:
     """Return the learning rate, or those of all optimizers in this one."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
     parts = getattr(optimizer, "optimizers", None)
     if parts is None:
         parts = [] if optimizer is None else [optimizer]

@@ -21,7 +21,7 @@ from real_workers import report
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.state import State
 
-NAMES = ["dgc", "adam_offload", "lamb", "lans"]
+NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco"]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
 EPOCHS, SAVE_EVERY = 2, 4
 # With one stage of compression, which is traced faster than several.
@@ -30,7 +30,9 @@ ELASTIC = functools.partial(
 )
 # How many each has made when all are killed, of 24.
 STEPS = dict(
-    zip(NAMES, np.random.default_rng(0).integers(5, 23, 4), strict=True)
+    zip(
+        NAMES, np.random.default_rng(0).integers(5, 23, len(NAMES)), strict=True
+    )
 )
 # Who is; callbacks/test_faults.py kills the chief.
 VICTIM = 1

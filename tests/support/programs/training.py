@@ -32,6 +32,14 @@ OPTIMIZERS = {
         min_compress_size=1000,
         **kw,
     ),
+    # Workers may have named different numbers of optimizers before.
+    "loco": lambda **kw: tfo.SparseLoCo(
+        keras.optimizers.AdamW(0.01, name=f"adamw_{os.getpid()}"),
+        rampup_begin_step=2,
+        sparsity=(0.9,),
+        min_compress_size=1000,
+        **kw,
+    ),
 }
 
 
@@ -228,7 +236,8 @@ def custom_loop(strategy):
 SCENARIOS = {
     **{
         name: lambda s, name=name: fit(s, name)
-        for name in ("sgd", "adam", "lamb", "lans", "adam_offload", "dgc")
+        for name in OPTIMIZERS
+        if name != "adamw"
     },
     "uneven": lambda s: fit(s, "dgc", batch_size=19),
     # The last batch has one row, for two workers.

@@ -1,10 +1,11 @@
-"""DGCMomentum on random gradients: `transport.py STRATEGY...`."""
+"""DGCMomentum, SparseLoCo on random gradients: `transport.py STRATEGY...`."""
 
 import collections
 import pathlib
 import sys
 
 import dgc
+import keras
 import numpy as np
 import tensorflow as tf
 from real_workers import report
@@ -27,6 +28,17 @@ STRATEGIES = {
 }
 # 210 and 35 entries: an odd number, too.
 FEW = {"sparsity": (0.93,), "min_compress_size": 100}
+
+
+def around(inner, **settings):
+    """Return what makes SparseLoCo around a new optimizer of a class."""
+    return lambda rate, **kwargs: tfo.SparseLoCo(
+        inner(rate, **settings), **kwargs
+    )
+
+
+ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
+HOSTED = ADAM | {"make": around(tfo.AdamOffload, epsilon=0.1)}
 
 
 def make_gradients(strategy, step, drawn=None):
@@ -61,6 +73,7 @@ def train_all(strategy, drawn=None):
         "eager": train(strategy, 6, drawn, eager=True),
         # So much that it is sent densely.
         "most": train(strategy, 20, drawn, **most),
+        "loco": train(strategy, 40, drawn, **ADAM),
         "half": {
             dtype: train(strategy, 20, drawn, value_dtype=dtype)
             for dtype in ("float16", "bfloat16")
@@ -75,8 +88,7 @@ def balance(strategy, steps=STEPS, **settings):
     """
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
-    names = [name for name in SHAPES if name != "bias"]  # It is dense.
-    accumulated = [np.zeros(SHAPES[name]) for name in names]
+    accumulated = [np.zeros(SHAPES[name]) for name in ("kernel", "cube")]
     for step in range(steps):
         momentum = run.memory("momentum")
         gradients = make_gradients(strategy, step)
@@ -85,16 +97,36 @@ def balance(strategy, steps=STEPS, **settings):
             for local, replica in enumerate(run.replicas):
                 u = momentum[i][local].astype("float64")
                 total += 0.9 * u + gradients[replica][i]
-    unsent = run.memory("residual")
+    return balance_of(run, accumulated)
+
+
+def loco_balance(strategy, steps=100):
+    """Return the same of SparseLoCo around SGD, which moves by gradients."""
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(strategy, zeros, 1.0, around(keras.optimizers.SGD), **FEW)
+    accumulated = [np.zeros(SHAPES[name]) for name in ("kernel", "cube")]
+    for step in range(steps):
+        gradients = make_gradients(strategy, step)
+        run.step(gradients)
+        for i, total in enumerate(accumulated):
+            for replica in run.replicas:
+                total += gradients[replica][i]
+    return balance_of(run, accumulated)
+
+
+def balance_of(run, accumulated):
+    """Return what all sent, and what this worker has; bias is dense."""
+    memory = [run.memory("residual"), run.memory("momentum")]
     return {
-        "sent": [(-weight).tolist() for weight in run.weights()[: len(names)]],
+        "sent": [(-weight).tolist() for weight in run.weights()[:2]],
         "unsent": [
-            np.sum(each, axis=0, dtype="float64").tolist() for each in unsent
+            np.sum(each, axis=0, dtype="float64").tolist() for each in memory[0]
         ],
         "accumulated": [total.tolist() for total in accumulated],
         "alike": all(
             np.array_equal(part, parts[0])
-            for parts in [*unsent, *run.memory("momentum")]
+            for each in memory
+            for parts in each
             for part in parts
         ),
     }
@@ -104,6 +136,7 @@ def balances(strategy):
     """Return those of each kind."""
     return {
         "plain": balance(strategy),
+        "loco": loco_balance(strategy),
         "rounded, not masked": balance(
             strategy, value_dtype="float16", momentum_masking=False
         ),
@@ -184,6 +217,9 @@ def observe(kind):
     if kind == "sparse":
         result["logs"] = reduce_scalars(strategy)
         result["bytes"] = count_bytes(strategy)
+        if len(strategy.extended.worker_devices) == 1:
+            result["hosted"] = train(strategy, 10, **HOSTED)
+            result["unhosted"] = train(strategy, 10, **ADAM)
     return result
 
 

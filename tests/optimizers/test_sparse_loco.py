@@ -1,0 +1,605 @@
+"""SparseLoCo: reference, limiting cases, conservation and inner optimizers."""
+
+import functools
+
+import dgc
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from cases import error, needs_groups
+
+import tf_optimizers as tfo
+
+SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
+NONE = tf.distribute.get_strategy()
+RATE = 0.01
+
+# Every optimizer of Keras that steps by itself, and ours.
+WRAPPERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+INNER = {
+    name: found
+    for name, found in vars(keras.optimizers).items()
+    if isinstance(found, type)
+    and issubclass(found, keras.optimizers.Optimizer)
+    and name not in WRAPPERS
+} | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
+HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:SparseLoCo saves traffic:UserWarning"
+)
+
+
+def around(inner):
+    """Return a function that makes SparseLoCo around an inner class."""
+    return lambda rate, **kwargs: tfo.SparseLoCo(inner(rate), **kwargs)
+
+
+def start(seed=5):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(shape).astype("float32")
+        for name, shape in SHAPES.items()
+    }
+
+
+def movement(weights):
+    """Return how far weights are from their start."""
+    pairs = zip(weights, start().values(), strict=True)
+    return [weight - value for weight, value in pairs]
+
+
+def gradients_of(step, replicas):
+    return dgc.make_gradients(step, SHAPES.values(), replicas)
+
+
+def train(strategy, make, steps=6, eager=False, **kwargs):
+    run = dgc.Run(strategy, start(), RATE, make, **kwargs)
+    for step in range(steps):
+        run.step(gradients_of(step, strategy.num_replicas_in_sync), eager)
+    return run
+
+
+def copies(strategy, variable):
+    return [
+        part.numpy()
+        for part in strategy.experimental_local_results(variable.value)
+    ]
+
+
+def momentum_sgd(w, g, state, lr):
+    return reference.momentum_sgd(w, g, state, lr, 0.9)
+
+
+ADAMW = functools.partial(keras.optimizers.AdamW, weight_decay=0.1)
+SETTINGS = {
+    "sgd": (
+        functools.partial(keras.optimizers.SGD, momentum=0.9),
+        momentum_sgd,
+        {"sparsity": (0.75,)},
+        {},
+    ),
+    # A small epsilon would make all first steps equal, and any selection right.
+    "adam": (
+        functools.partial(keras.optimizers.Adam, epsilon=0.1),
+        functools.partial(reference.adam, epsilon=0.1),
+        {"sparsity": (0.75,)},
+        {},
+    ),
+    "adamw": (
+        ADAMW,
+        functools.partial(reference.adam, weight_decay=0.1),
+        {"sparsity": (0.75,)},
+        {},
+    ),
+    "decay, outer rate": (
+        ADAMW,
+        functools.partial(reference.adam, weight_decay=0.1),
+        {
+            "sparsity": (0.75,),
+            "residual_decay": 0.8,
+            "outer_learning_rate": 0.7,
+        },
+        {"decay": 0.8, "outer_lr": 0.7},
+    ),
+    "warm-up": (
+        keras.optimizers.Adam,
+        reference.adam,
+        {"sparsity": (0.5, 0.9), "rampup_begin_step": 3, "rampup_step": 4},
+        {
+            "sparsity": lambda s: (
+                None if s < 3 else (0.5, 0.9)[min((s - 3) * 2 // 4, 1)]
+            )
+        },
+    ),
+    "there and back": (
+        ADAMW,
+        functools.partial(reference.adam, weight_decay=0.1),
+        {
+            "sparsity": (0.5, 0.9),
+            "rampup_step": 2,
+            "rampdown_begin_step": 4,
+            "rampdown_step": 3,
+        },
+        {
+            "sparsity": lambda s: [0.5, 0.9, 0.9, 0.9, 0.5, 0.5, 0.0, None][s],
+        },
+    ),
+    "too small": (
+        keras.optimizers.Adam,
+        reference.adam,
+        {"min_compress_size": 10**6},
+        {"compressed": False},
+    ),
+}
+
+
+def worst_of_any_step(strategy, settings, steps=8, eager=False, other=None):
+    """Return the largest error of weights and residuals."""
+    inner, oracle, ours, theirs = settings
+    replicas = strategy.num_replicas_in_sync
+    run = dgc.Run(strategy, start(), RATE, around(inner), **ours)
+    oracles = [
+        reference.SparseLoCo(value, replicas, other or oracle, RATE, **theirs)
+        for value in start().values()
+    ]
+    errors = []
+    for step in range(steps):
+        gradients = gradients_of(step, replicas)
+        run.step(gradients, eager)
+        for i, each in enumerate(oracles):
+            each.step([replica[i].astype("float64") for replica in gradients])
+        expected = movement(each.w for each in oracles)
+        errors.append(dgc.worst(movement(run.weights()), expected))
+        # There is none of what is not compressed.
+        for memory, each in zip(run.memory("residual"), oracles, strict=False):
+            errors += [dgc.worst(memory, each.v)] if each.v.any() else []
+    return max(errors)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_two_replicas_match_reference(mirrored, settings):
+    assert worst_of_any_step(mirrored, settings) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["adamw", "warm-up"])
+def test_eager_matches_reference(mirrored, name):
+    assert worst_of_any_step(mirrored, SETTINGS[name], 6, eager=True) < 1e-4
+
+
+def test_reference_tells_settings_apart(mirrored):
+    """Another rule, or a rule without its argument, is far off."""
+    adamw = SETTINGS["adamw"]
+    assert worst_of_any_step(mirrored, adamw, 3, other=reference.adam) > 1e-2
+    decayed = SETTINGS["decay, outer rate"]
+    assert worst_of_any_step(mirrored, (*decayed[:3], {}), 3) > 1e-2
+
+
+def test_without_sparsity_sgd_is_that_of_the_global_batch(mirrored):
+    run = train(mirrored, around(keras.optimizers.SGD), sparsity=(0.0,))
+    expected = list(start().values())
+    for step in range(6):
+        for replica in gradients_of(step, 2):
+            pairs = zip(expected, replica, strict=True)
+            expected = [w - RATE * g for w, g in pairs]
+    assert error(run.weights(), expected) < 1e-6
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("name", INNER | HOSTED)
+def test_one_replica_without_sparsity_is_the_inner_optimizer(name, eager):
+    inner = (INNER | HOSTED)[name]
+    variables = [keras.Variable(v, name=n) for n, v in start().items()]
+    alone = inner(RATE)
+    for step in range(6):
+        alone.apply(gradients_of(step, 1)[0], variables)
+    run = train(NONE, around(inner), eager=eager, sparsity=(0.0,))
+    expected = movement(variable.numpy() for variable in variables)
+    assert dgc.worst(movement(run.weights()), expected) < 1e-4
+    for ours, theirs in zip(
+        run.optimizer.inner_optimizer.variables, alone.variables, strict=True
+    ):
+        if ours.dtype.startswith("float"):
+            np.testing.assert_allclose(
+                ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-7
+            )
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_replicas_have_states_of_their_own_and_equal_weights(mirrored, name):
+    run = train(mirrored, around(INNER[name]), sparsity=(0.5,))
+    for variable, before in zip(run.variables, start().values(), strict=True):
+        first, second = copies(mirrored, variable)
+        np.testing.assert_array_equal(first, second)
+        assert np.abs(first - before).max() > 1e-5
+    for first, second in run.memory("residual"):
+        assert not np.array_equal(first, second)
+    state = run.optimizer.inner_optimizer.variables
+    apart = [v for v in state if tf.TensorShape(v.shape).num_elements() > 1]
+    for variable in apart:
+        first, second = copies(mirrored, variable)
+        assert not np.array_equal(first, second), variable.path
+        np.testing.assert_allclose(
+            variable.numpy(), (first + second) / 2, rtol=1e-6, atol=1e-9
+        )
+    alike = [v for v in state if not any(v is other for other in apart)]
+    for variable in alike:
+        first, second = copies(mirrored, variable)
+        np.testing.assert_array_equal(first, second)
+    assert run.optimizer.iterations.numpy() == 6
+    assert run.optimizer.inner_optimizer.iterations.numpy() == 6
+
+
+@needs_groups
+def test_several_optimizers_inside_are_as_alone(mirrored):
+    def make(rate):
+        return keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(
+                keras.optimizers.Adam(rate),
+                {"kernel": keras.optimizers.SGD(rate)},
+            )
+        )
+
+    run = train(NONE, around(make), sparsity=(0.0,))
+    adam = train(NONE, around(keras.optimizers.Adam), sparsity=(0.0,))
+    sgd = train(NONE, around(keras.optimizers.SGD), sparsity=(0.0,))
+    expected = [sgd.weights()[0], *adam.weights()[1:]]
+    for ours, theirs in zip(run.weights(), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    train(mirrored, around(make))
+
+
+def test_nothing_is_lost(mirrored):
+    """Sent and held back are what both replicas' optimizers have moved."""
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    inner = around(functools.partial(keras.optimizers.SGD, momentum=0.9))
+    run = dgc.Run(mirrored, zeros, 0.1, inner, sparsity=(0.9,))
+    velocity = [[np.zeros(s) for s in SHAPES.values()] for _ in range(2)]
+    moved = [np.zeros(s) for s in SHAPES.values()]
+    for step in range(250):
+        gradients = gradients_of(step, 2)
+        run.step(gradients)
+        for own, replica in zip(velocity, gradients, strict=True):
+            for i, g in enumerate(replica):
+                own[i] = 0.9 * own[i] + 0.1 * g
+                moved[i] += own[i]
+    balance = {
+        "sent": [-weight for weight in run.weights()],
+        "unsent": [sum(parts) for parts in run.memory("residual")],
+        "accumulated": moved,
+    }
+    dgc.assert_nothing_is_lost([balance], atol=2e-4)
+
+
+@pytest.mark.parametrize("inner", ["SGD", "AdamW"])
+def test_embedding_touched_by_one_replica_moves_by_half(mirrored, inner):
+    """Its rows are large enough to be compressed, and are not."""
+    values = {"table": np.ones((50, 4), "float32")}
+    run = dgc.Run(mirrored, values, RATE, around(INNER[inner]))
+    table, alone = run.variables[0], keras.Variable(values["table"])
+    rows = [[1, 3, 3], [1, 2, 7]]
+
+    def slices(replica, scale):
+        gradients = np.arange(12, dtype="float32").reshape(3, 4) + replica
+        indices = tf.constant(rows[replica])
+        return tf.IndexedSlices(scale * gradients, indices, [50, 4])
+
+    def replica():
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group
+        own = tf.get_static_value(place)
+        run.optimizer.apply([slices(own, 0.5)], [table])
+
+    mirrored.run(replica)
+    means = []
+    for own in range(2):
+        alone.assign(values["table"])
+        INNER[inner](RATE).apply(
+            [tf.convert_to_tensor(slices(own, 1.0))], [alone]
+        )
+        means.append(alone.numpy())
+    assert error([table], [sum(means) / 2]) < 1e-6
+    assert not any(part.any() for part in run.memory("residual")[0])
+    summary = run.optimizer.communication_summary()["total"]
+    assert summary["sent_bytes"] == summary["dense_bytes"] == 800
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("inner", [keras.optimizers.AdamW, tfo.Lamb])
+def test_half_precision_trains_as_its_float32_twin(mirrored, dtype, inner):
+    """By steps that are less than its rounding."""
+    value = tf.reshape(tf.cast(tf.linspace(1.0, 2.0, 64), dtype), [8, 8])
+    value = tf.cast(value, tf.float32).numpy()
+
+    def trained(dtype):
+        with mirrored.scope():
+            variable = keras.Variable(value, dtype=dtype, name="kernel")
+            optimizer = tfo.SparseLoCo(inner(1e-4), min_compress_size=10**6)
+            optimizer.build([variable])
+            state = optimizer.inner_optimizer.variables
+        assert state[-1].path.split("/")[-1].startswith("kernel_")
+
+        @tf.function
+        def step():
+            gradient = tf.ones([8, 8], variable.dtype)
+            mirrored.run(optimizer.apply, ([gradient], [variable]))
+
+        for _ in range(60):
+            step()
+        return tf.cast(variable.value, tf.float32).numpy()
+
+    exact, rounded = trained("float32"), trained(dtype)
+    assert np.abs(exact - value).max() > 3e-3
+    np.testing.assert_array_equal(
+        rounded, tf.cast(tf.cast(exact, dtype), tf.float32)
+    )
+
+
+def test_clipping_is_that_of_each_replica(mirrored):
+    def inner(rate):
+        return keras.optimizers.SGD(rate, clipnorm=0.1)
+
+    run = train(mirrored, around(inner), steps=1, sparsity=(0.0,))
+    for i, (weight, before) in enumerate(
+        zip(run.weights(), start().values(), strict=True)
+    ):
+        expected = before - RATE * sum(
+            reference.clip_by_norm(2 * replica[i], 0.1) / 2
+            for replica in gradients_of(0, 2)
+        )
+        assert error([weight], [expected]) < 1e-6
+        assert error([weight - before], [expected - before]) < 1e-2
+
+
+def test_constraint_holds_for_the_weights_of_all(mirrored):
+    """Not for what each has moved, whose mean is that of the gradients."""
+    with mirrored.scope():
+        variable = keras.Variable([0.5, 0.5])
+        variable.constraint = keras.constraints.NonNeg()
+        optimizer = tfo.SparseLoCo(keras.optimizers.SGD(1.0))
+        optimizer.build([variable])
+    gradients = np.array([[1.5, 0.0], [-1.0, 2.0]], "float32")
+
+    def replica():
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group
+        own = gradients[tf.get_static_value(place)]
+        optimizer.apply([tf.constant(own)], [variable])
+
+    mirrored.run(replica)
+    np.testing.assert_array_equal(variable, [0.0, 0.0])
+    assert variable.constraint is not None
+
+
+def test_rate_of_the_inner_optimizer_is_read_and_set():
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.1, 10)
+    optimizer = tfo.SparseLoCo(keras.optimizers.Adam(schedule))
+    variable = keras.Variable([1.0])
+    for step in range(3):
+        assert float(optimizer.learning_rate) == float(schedule(step))
+        optimizer.apply([tf.ones([1])], [variable])
+    optimizer = tfo.SparseLoCo(keras.optimizers.SGD(0.5))
+    optimizer.learning_rate = 0.25
+    optimizer.apply([tf.ones([1])], [variable := keras.Variable([1.0])])
+    np.testing.assert_array_equal(variable, [0.75])
+
+
+def test_exclusions_reach_the_inner_optimizer():
+    optimizer = tfo.SparseLoCo(keras.optimizers.SGD(1.0, weight_decay=0.5))
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    kernel = keras.Variable([1.0], name="kernel")
+    bias = keras.Variable([1.0], name="bias")
+    optimizer.apply([tf.zeros([1])] * 2, [kernel, bias])
+    assert (float(kernel[0]), float(bias[0])) == (0.5, 1.0)
+    with pytest.raises(ValueError, match="`var_list` must not hold"):
+        optimizer.exclude_from_weight_decay(
+            [keras.Variable([1.0], dtype="bfloat16")]
+        )
+
+
+def test_optimizer_of_another_strategy_is_refused(mirrored):
+    inner = keras.optimizers.SGD()
+    with mirrored.scope():
+        optimizer = tfo.SparseLoCo(inner)
+        variable = keras.Variable([1.0])
+        with pytest.raises(ValueError, match="Create both in"):
+            optimizer.build([variable])
+    assert not optimizer.built
+
+
+def test_state_of_the_host_is_refused_where_replicas_share_it(mirrored):
+    with pytest.raises(ValueError, match="one state per worker process"):
+        train(mirrored, around(tfo.AdamOffload))
+
+
+def test_xla_is_refused_before_anything_changes():
+    run = dgc.Run(NONE, start(), RATE, around(keras.optimizers.Adam))
+    ones = [tf.ones(shape) for shape in SHAPES.values()]
+
+    @tf.function(jit_compile=True)
+    def step():
+        run.optimizer.apply(ones, run.variables)
+
+    with pytest.raises(RuntimeError, match="`SparseLoCo` cannot run under XLA"):
+        step()
+    for weight, value in zip(run.weights(), start().values(), strict=True):
+        np.testing.assert_array_equal(weight, value)
+    assert run.optimizer.inner_optimizer.iterations.numpy() == 0
+
+
+def test_one_replica_is_warned(mirrored):
+    with pytest.warns(UserWarning, match="Received: one replica"):
+        dgc.Run(NONE, start(), RATE, around(keras.optimizers.SGD))
+
+
+def test_communication_summary_is_that_of_the_entries(mirrored):
+    arguments = {"sparsity": (0.9,), "min_compress_size": 20}
+    ours = dgc.Run(
+        mirrored, start(), RATE, around(keras.optimizers.Adam), **arguments
+    )
+    theirs = dgc.Run(mirrored, start(), RATE, **arguments)
+    expected = theirs.optimizer.communication_summary(3)
+    found = ours.optimizer.communication_summary(3)
+    assert found["total"] == expected["total"]
+    assert found["total"]["sent_bytes"] < found["total"]["dense_bytes"] / 3
+    assert found["sparsity"] == 0.9
+
+
+def make_model(optimizer):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(32), keras.layers.Dense(3)]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+X, Y = np.random.default_rng(0).random((2, 32, 4)).astype("float32")
+
+
+@pytest.mark.parametrize("inner", ["AdamW", "tfo.LANS"])
+def test_saved_model_goes_on_to_the_bit(tmp_path, inner):
+    model = make_model(
+        tfo.SparseLoCo(
+            (INNER | HOSTED)[inner](0.01),
+            sparsity=(0.8,),
+            min_compress_size=16,
+            use_ema=True,
+        )
+    )
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(X, Y[:, :3], **fit)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    (residual,) = [
+        v for v in loaded.optimizer.variables if v.path.endswith("l_residual")
+    ][:1]
+    assert np.any(residual.numpy())
+    for each in (model, loaded):
+        each.fit(X, Y[:, :3], **fit)
+    for a, b in zip(
+        [*model.weights, *model.optimizer.variables],
+        [*loaded.weights, *loaded.optimizer.variables],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_config_round_trip():
+    optimizer = tfo.SparseLoCo(
+        keras.optimizers.AdamW(0.5, weight_decay=0.25, clipnorm=2.0),
+        sparsity=(0.75, 0.99),
+        rampup_begin_step=3,
+        rampup_step=5,
+        residual_decay=0.5,
+        outer_learning_rate=0.75,
+        min_compress_size=100,
+        value_dtype="float16",
+        use_ema=True,
+        gradient_accumulation_steps=2,
+        name="mine",
+    )
+    config = optimizer.get_config()
+    restored = keras.optimizers.deserialize(
+        keras.optimizers.serialize(optimizer)
+    )
+    assert type(restored) is tfo.SparseLoCo
+    assert restored.get_config() == config
+    assert config["sparsity"] == [0.75, 0.99]
+    inner = restored.inner_optimizer
+    assert isinstance(inner, keras.optimizers.AdamW)
+    assert (inner.weight_decay, inner.clipnorm) == (0.25, 2.0)
+
+
+def test_monitor_shows_what_is_held_back(mirrored):
+    with mirrored.scope():
+        optimizer = tfo.SparseLoCo(
+            keras.optimizers.Adam(0.01), sparsity=(0.8,), min_compress_size=16
+        )
+        model = make_model(optimizer)
+    history = model.fit(
+        *(X, Y[:, :3]),
+        batch_size=8,
+        verbose=0,
+        callbacks=[tfo.callbacks.CompressionMonitor(every=2)],
+    ).history
+    assert history["sparsity"] == [0.8]
+    assert history["residual_norm"][0] > 1e-3
+    assert 0.5 < history["residual_age"][0] < 10
+    summary = optimizer.communication_summary()
+    assert history["sent_bytes"] == [summary["total"]["sent_bytes"]]
+
+
+def built():
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([keras.Variable([1.0])])
+    return optimizer
+
+
+SGD = keras.optimizers.SGD
+SCALED = keras.optimizers.LossScaleOptimizer
+BAD_INNER = {
+    "name": (lambda: "adam", TypeError, "optimizer of Keras"),
+    "class": (lambda: SGD, TypeError, "optimizer of Keras"),
+    "dgc": (lambda: tfo.DGCMomentum(0.1), ValueError, "exchanges itself"),
+    "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges itself"),
+    "scaled": (lambda: SCALED(SGD()), ValueError, "Put it around"),
+    "built": (built, ValueError, "must be new"),
+    "ema": (lambda: SGD(use_ema=True), ValueError, "no `use_ema`"),
+    "scale": (
+        lambda: SGD(loss_scale_factor=2.0),
+        ValueError,
+        "no `loss_scale_factor`",
+    ),
+    "accumulation": (
+        lambda: SGD(gradient_accumulation_steps=2),
+        ValueError,
+        "no `gradient_accumulation_steps`",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"), BAD_INNER.values(), ids=BAD_INNER.keys()
+)
+def test_optimizer_that_cannot_be_inside_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        tfo.SparseLoCo(make())
+    assert str(caught.value).startswith("`inner_optimizer` must")
+    assert "Received: " in str(caught.value)
+
+
+@needs_groups
+def test_each_of_several_inside_is_checked():
+    groups = keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(SGD(), {"a": tfo.DGCMomentum(0.1)})
+    )
+    with pytest.raises(ValueError, match="exchanges itself"):
+        tfo.SparseLoCo(groups)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"sync_every": 8}, ValueError, "`sync_every` must be 1"),
+        ({"sync_every": 0}, ValueError, "`sync_every` must be an integer"),
+        ({"sync_every": 1.0}, TypeError, "`sync_every` must be an integer"),
+        ({"sparsity": 0.9}, TypeError, "`sparsity` must be a sequence"),
+        ({"rampup_step": 0}, ValueError, "`rampup_step` must be"),
+        ({"residual_decay": 1.1}, ValueError, "`residual_decay` must be"),
+        ({"residual_decay": "1"}, TypeError, "`residual_decay` must be"),
+        ({"outer_learning_rate": 0}, ValueError, "`outer_learning_rate` must"),
+        ({"min_compress_size": 0}, ValueError, "`min_compress_size` must be"),
+        ({"value_dtype": "int8"}, ValueError, "`value_dtype` must be one of"),
+        ({"clipnorm": 1.0}, ValueError, "takes no `clipnorm`"),
+        ({"weight_decay": 0.1}, ValueError, "takes no `weight_decay`"),
+        ({"learning_rate": 0.1}, ValueError, "takes no `learning_rate`"),
+        ({"ema_momentum": 2}, ValueError, "`ema_momentum` must be"),
+        ({"momentum": 0.9}, ValueError, "not recognized"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_argument_is_refused(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        tfo.SparseLoCo(SGD(), **arguments)

@@ -1,0 +1,1 @@
+"""How SparseLoCo uses its inner optimizer."""

@@ -1,0 +1,125 @@
+"""Checks of SparseLoCo's arguments and of its inner optimizer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers.base.precision import is_half
+from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.checks import check_integer
+from tf_optimizers.offload.optimizer import HostOptimizer
+
+_OF_THE_OUTER = (
+    "use_ema",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer and the optimizers that it delegates to, if any."""
+    return [optimizer, *getattr(optimizer, "optimizers", [])]
+
+
+def check_inner(value: Any, refused: tuple[type, ...]) -> Any:
+    """Return `value` if it can be an inner optimizer.
+
+    Args:
+        value: The user's argument.
+        refused: Classes that exchange gradients themselves.
+    """
+    if not isinstance(value, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be an optimizer of Keras, such as "
+            "`keras.optimizers.AdamW(1e-3)`. Received: "
+            f"inner_optimizer={value!r}."
+        )
+    for part in parts_of(value):
+        _check_part(part, refused)
+    if value.built:
+        name = type(value).__name__
+        raise ValueError(
+            f"`inner_optimizer` must be new. Received: `{name}`, which has "
+            f"state already. Pass `{name}.from_config(optimizer.get_config())`."
+        )
+    return value
+
+
+def _check_part(part: Any, refused: tuple[type, ...]) -> None:
+    name = type(part).__name__
+    if isinstance(part, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`inner_optimizer` must not scale the loss. Received: "
+            "`LossScaleOptimizer`. Put it around `SparseLoCo`: "
+            "`LossScaleOptimizer(SparseLoCo(...))`."
+        )
+    if isinstance(part, refused):
+        raise ValueError(
+            "`inner_optimizer` must leave the exchange to `SparseLoCo`. "
+            f"Received: `{name}`, which exchanges itself. Pass "
+            "`keras.optimizers.SGD(learning_rate, momentum=0.9)`, or use "
+            f"`{name}` alone."
+        )
+    for argument in _OF_THE_OUTER:
+        given = getattr(part, argument, None)
+        if given:
+            raise ValueError(
+                f"`inner_optimizer` must have no `{argument}`. Received: "
+                f"{argument}={given!r} of `{name}`. Pass it to `SparseLoCo`: "
+                f"`SparseLoCo({name}(...), {argument}={given!r})`."
+            )
+
+
+def check_under(
+    optimizer: Any,
+    strategy: tf.distribute.Strategy,
+    variable: Any,
+    refused: tuple[type, ...],
+) -> None:
+    """Check an inner optimizer against the strategy of the outer one.
+
+    Called again after `build`, when a callable of `MultiOptimizer` has chosen
+    its optimizers.
+    """
+    replicas = strategy.experimental_local_results(backend_variable(variable))
+    for part in parts_of(optimizer):
+        _check_part(part, refused)
+        name = type(part).__name__
+        if strategy_of(part) is not strategy:
+            raise ValueError(
+                "`inner_optimizer` must be created where `SparseLoCo` is. "
+                f"Received: `{name}`, created under {strategy_of(part)}. "
+                "Create both in `with strategy.scope():`."
+            )
+        if isinstance(part, HostOptimizer) and len(replicas) > 1:
+            raise ValueError(
+                f"`{name}` inside `SparseLoCo` keeps one state per worker "
+                f"process. Received: a process of {len(replicas)} replicas. "
+                "Run one process per device, as `python -m "
+                "tf_optimizers.launch` does."
+            )
+
+
+def check_excluded(variables: Sequence[Any]) -> None:
+    """Refuse variables that the inner optimizer does not know."""
+    for variable in variables:
+        if is_half(variable.dtype):
+            raise ValueError(
+                "`var_list` must not hold half-precision variables, whose "
+                "master weights are decayed instead. Received: "
+                f"{variable.name}. Pass its name in `var_names`."
+            )
+
+
+def check_sync_every(value: Any) -> int:
+    """Return `value` as an int, which is 1."""
+    if check_integer("sync_every", value, 1) > 1:
+        raise ValueError(
+            "`sync_every` must be 1: several local steps per exchange are not "
+            f"supported yet. Received: sync_every={value!r}. Leave it out, and "
+            "raise `sparsity` to send less."
+        )
+    return int(value)

@@ -1,0 +1,168 @@
+"""Local steps: how far each replica's inner optimizer moves the weights."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.alone import (
+    alone,
+    named_like,
+    replaced,
+    unconstrained,
+)
+from tf_optimizers.base.replicas import own_component
+from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.compression.residual import Increment
+from tf_optimizers.loco.checks import parts_of
+
+
+class LocalSteps:
+    """Runs an inner optimizer on each replica separately.
+
+    Each replica has its own state of the optimizer. Read outside of replicas,
+    the state is their mean; a value assigned there is assigned to all.
+
+    Args:
+        optimizer: The inner optimizer.
+        variables: The variables it updates: the model's or, for half-precision
+            ones, their master weights.
+        likes: The model's variables, whose names and paths it is shown.
+    """
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], likes: Sequence[Any]
+    ) -> None:
+        self._optimizer = optimizer
+        self._variables = list(variables)
+        self._names = [
+            attribute
+            for variable, like in zip(variables, likes, strict=True)
+            if variable is not like
+            for attribute in named_like(variable, like)
+        ]
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create the optimizer's state on every replica."""
+        with replaced(self._names), _own_state():
+            self._optimizer.build(self._variables)
+        for variable in self._optimizer.variables:
+            # In a replica, `build` has assigned only to the replica's own.
+            first, *others = strategy.experimental_local_results(variable.value)
+            for other in others:
+                other.assign(first)
+
+    def movements(
+        self,
+        gradients: Sequence[tf.Tensor],
+        weights: Sequence[tf.Variable],
+        indices: Sequence[int],
+    ) -> list[tf.Tensor]:
+        """Return old minus new weights of a step, and restore the weights.
+
+        Args:
+            gradients: This replica's, dense.
+            weights: This replica's components of the variables.
+            indices: Positions of the variables among all.
+        """
+        variables = [self._variables[i] for i in indices]
+        before = [weight.read_value() for weight in weights]
+        with self._alone(variables):
+            self._optimizer.apply(
+                gradients,
+                [
+                    variable if isinstance(variable, keras.Variable) else weight
+                    for variable, weight in zip(variables, weights, strict=True)
+                ],
+            )
+        changes = [
+            old - weight.read_value()
+            for weight, old in zip(weights, before, strict=True)
+        ]
+        for weight, old in zip(weights, before, strict=True):
+            weight.assign(old)
+        return changes
+
+    @contextlib.contextmanager
+    def _alone(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Show the optimizer only this replica.
+
+        Constraints are applied after the exchange, to the common weights.
+        """
+        moved = [v for v in variables if isinstance(v, keras.Variable)]
+        own = [
+            (variable, own_component(variable))
+            for variable in [*self._optimizer.variables, *moved]
+        ]
+        with (
+            replaced([*self._names, *unconstrained(moved)]),
+            alone(parts_of(self._optimizer), own),
+        ):
+            yield
+
+
+class Movement(NamedTuple):
+    """What is accumulated and applied of a variable's movements."""
+
+    decay: float  # Multiplies the residual in every step.
+    replicas: int
+    devices: int  # How many replicas share a residual and step alike.
+
+    def increment(
+        self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
+    ) -> Increment:
+        """Return what a worker's movement, summed over devices, adds."""
+        del weight, rate
+        parts = self.devices * self.replicas
+        return Increment(_share, (parts,), (gradient,), decay=self.decay)
+
+    def update(
+        self, total: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Return the mean of the movements from their sum."""
+        del weight, rate
+        return total / self.replicas
+
+
+def _share(parts: int, total: tf.Tensor) -> tf.Tensor:
+    return total / parts
+
+
+@contextlib.contextmanager
+def _own_state() -> Iterator[None]:
+    """Create floating-point variables with a separate value per replica."""
+
+    def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
+        if tf.as_dtype(kwargs["dtype"]).is_floating:
+            kwargs |= {
+                "synchronization": tf.VariableSynchronization.ON_READ,
+                "aggregation": tf.VariableAggregation.MEAN,
+                "trainable": False,
+            }
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def worker_means(
+    compressor: Compressor, gradients: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Return the mean gradients of a worker's share of the batch.
+
+    Keras has divided the loss by the number of all replicas.
+    """
+    wire = compressor.wire
+    workers = wire.replicas // wire.devices
+    if workers == 1:
+        return gradients
+    if wire.devices > 1:
+        # A sum takes tensors of one dtype.
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            at = [i for i, g in enumerate(gradients) if g.dtype == dtype]
+            sums = compressor.sum_on_worker([gradients[i] for i in at])
+            for i, total in zip(at, sums, strict=True):
+                gradients[i] = total
+    return [workers * gradient for gradient in gradients]

@@ -1,0 +1,261 @@
+"""SparseLoCo: compresses the updates of any optimizer."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import (
+    is_overwritten,
+    strategy_of,
+    variable_index,
+)
+from tf_optimizers.base.gradients import densify
+from tf_optimizers.base.replicas import backend_variable, own_component
+from tf_optimizers.checks import check_number, check_positive
+from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.compression.residual import subtract
+from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.dgc_momentum import DGCMomentum
+from tf_optimizers.loco.checks import (
+    check_inner,
+    check_sync_every,
+    check_under,
+)
+from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
+from tf_optimizers.loco.wrapper import Wrapper
+
+
+@keras.saving.register_keras_serializable(package="tf_optimizers")
+class SparseLoCo(Wrapper):
+    """Compresses the updates of any optimizer, for slow networks.
+
+    For variable w on N workers, each with a residual e_i and an inner
+    optimizer that has its own state:
+
+        w_i <- the inner optimizer's step from w by worker i's own gradient
+        e_i <- residual_decay e_i + (w - w_i) / N
+        send the k entries of largest |e_i|; e_i becomes 0 there
+        w   <- w - outer_learning_rate (sum of what all workers sent)
+
+    Worker i's gradient is the mean over its share of the batch. k follows
+    `sparsity` as in `DGCMomentum`; before `rampup_begin_step` everything is
+    sent. Entries that are not sent stay in e_i until they have grown.
+
+    A variable's updates are averaged densely if it has fewer than
+    `min_compress_size` elements, is not float32, or has sparse gradients
+    (embeddings). For half-precision variables the inner optimizer updates
+    float32 master weights.
+
+    The inner optimizer may be any of Keras, `tfo.Lamb`, `tfo.LANS` or, if the
+    process has one replica, `tfo.AdamOffload`. Its learning rate, schedule,
+    weight decay and clipping apply to each worker separately; constraints apply
+    to w. Strategies are supported as by `DGCMomentum`.
+
+    State: on each replica e_i, 4 bytes per compressed parameter, and the inner
+    optimizer's state. During a step also a copy of w, and the update. Read
+    outside of replicas, e_i is the sum over i and the inner state is the mean;
+    checkpoints hold these.
+    Traffic: as `DGCMomentum`'s; dense for variables with sparse gradients.
+    Sparse gradients: made dense; duplicate rows are summed.
+    Not finite: a NaN or inf is always sent, and reaches w.
+    Differs from the paper: workers exchange after every step; k is per
+    variable, not per block; values have at least 16 bits; e_i does not decay by
+    default.
+
+    Args:
+        inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
+            `loss_scale_factor` and `gradient_accumulation_steps` to
+            `SparseLoCo` instead. `tfo.DGCMomentum` exchanges gradients itself
+            and is refused, as is `LossScaleOptimizer`, which belongs outside.
+        sync_every: int. Steps between exchanges; only 1 is supported yet.
+            Defaults to `1`.
+        sparsity: Sequence of floats in [0, 1), not decreasing. The share of
+            entries held back, stage by stage. Defaults to `(0.999,)`.
+        rampup_begin_step: int >= 0. Steps of dense exchange before compression
+            starts. Defaults to `0`.
+        rampup_step: int >= 1. Steps over which `sparsity` is walked through.
+            Defaults to `1`.
+        rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
+            Where the stages are walked back. Defaults to `None`: nowhere.
+        rampdown_step: int >= 1. Steps from there to dense exchange. In the
+            last of them, all that is left is sent. Defaults to `1`.
+        residual_decay: float in [0, 1]. Multiplies e_i in every step. Below 1,
+            updates are lost. Defaults to `1.0`.
+        outer_learning_rate: float > 0. Multiplies the sum of the sent entries.
+            Defaults to `1.0`.
+        min_compress_size: int >= 1. Elements of the smallest variable that is
+            compressed. Defaults to `16384`.
+        value_dtype: "float32", "float16" or "bfloat16". What sent values are
+            rounded to; e_i keeps the rest. Defaults to `"float32"`.
+        **kwargs: `use_ema`, `loss_scale_factor`,
+            `gradient_accumulation_steps`, `name`; see
+            `keras.optimizers.Optimizer`. Its other arguments are refused: they
+            belong to the inner optimizer.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is outside its range, or refused.
+        RuntimeError: If a step is compiled by XLA.
+
+    Example:
+        >>> import keras
+        >>> import tf_optimizers as tfo
+        >>> optimizer = tfo.SparseLoCo(
+        ...     keras.optimizers.AdamW(1e-3), sparsity=(0.996,)
+        ... )
+
+    Reference:
+        Sarfi et al., 2025, "Communication Efficient LLM Pre-training with
+        SparseLoCo", arXiv:2508.15706.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        sync_every: int = 1,
+        sparsity: Sequence[float] = (0.999,),
+        rampup_begin_step: int = 0,
+        rampup_step: int = 1,
+        rampdown_begin_step: int | None = None,
+        rampdown_step: int = 1,
+        residual_decay: float = 1.0,
+        outer_learning_rate: float = 1.0,
+        min_compress_size: int = 16384,
+        value_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        check_inner(inner_optimizer, _REFUSED)
+        sync_every = check_sync_every(sync_every)
+        schedule = SparsitySchedule(
+            sparsity,
+            rampup_begin_step,
+            rampup_step,
+            rampdown_begin_step,
+            rampdown_step,
+        )
+        residual_decay = check_number(
+            "residual_decay",
+            residual_decay,
+            "a number in [0, 1]",
+            lambda x: 0 <= x <= 1,
+        )
+        outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
+        compressor = Compressor(
+            *("SparseLoCo", schedule, min_compress_size, value_dtype),
+            sends_rows=False,
+        )
+        super().__init__(inner_optimizer, **kwargs)
+        self.sync_every = sync_every
+        self.sparsity = schedule.sparsity
+        self.rampup_begin_step = schedule.rampup_begin_step
+        self.rampup_step = schedule.rampup_step
+        self.rampdown_begin_step = schedule.rampdown_begin_step
+        self.rampdown_step = schedule.rampdown_step
+        self.residual_decay = residual_decay
+        self.outer_learning_rate = outer_rate
+        self.min_compress_size = min_compress_size
+        self.value_dtype = value_dtype
+        self._compressor = compressor
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the residuals and the inner optimizer's state."""
+        if self.built:
+            return
+        strategy = strategy_of(self)
+        checked = self.inner_optimizer, strategy, variables[0], _REFUSED
+        check_under(*checked)
+        super().build(variables)
+        if strategy.num_replicas_in_sync == 1:
+            warnings.warn(
+                "SparseLoCo saves traffic between replicas. Received: one "
+                "replica, which has none. Use the inner optimizer alone there.",
+                stacklevel=2,
+            )
+        self._compressor.build(strategy)
+        wire = self._compressor.wire
+        movement = Movement(self.residual_decay, wire.replicas, wire.devices)
+        for variable in variables:
+            if not is_overwritten(self, variable):
+                self._compressor.add(self, variable, movement)
+        self._steps = LocalSteps(
+            self.inner_optimizer,
+            self._masters.in_place_of(variables),
+            variables,
+        )
+        self._steps.build(strategy)
+        check_under(*checked)
+
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Step locally, exchange what the weights moved by, and apply that."""
+
+        def weights() -> list[tf.Variable]:
+            return [self._full_precision(own_component(v)) for v in variables]
+
+        def update(sparsity: float | None, movements: list[Gradient]) -> None:
+            updates = self._compressor.exchange(
+                self, sparsity, movements, variables, weights()
+            )
+            rate = tf.constant(self.outer_learning_rate, tf.float64)
+            self._step_at(rate, updates, variables)
+
+        self._compressor.prepare(self, gradients, variables)
+        movements = self._steps.movements(
+            worker_means(self._compressor, densify(gradients, variables)),
+            weights(),
+            [variable_index(self, v) for v in variables],
+        )
+        self._compressor.at_stage(self, movements, update)
+
+    def update_step(
+        self, gradient: Gradient, variable: Any, learning_rate: Any
+    ) -> None:
+        """Subtract what was received from a variable, or its component.
+
+        Args:
+            gradient: The sum of what was sent: dense, or `tf.IndexedSlices` of
+                the flattened variable.
+            variable: A variable that the optimizer was built with.
+            learning_rate: Scalar, the outer one.
+        """
+        variable = backend_variable(variable)
+        weight = self._full_precision(variable)
+        subtract(weight, gradient, tf.cast(learning_rate, weight.dtype))
+        self._store_weight(variable, weight)
+
+    def communication_summary(self, step: int | None = None) -> dict[str, Any]:
+        """Return what one replica sends at a step, in bytes.
+
+        The result is that of `DGCMomentum.communication_summary`. Which
+        variables have sparse gradients is known after the first step only.
+
+        Args:
+            step: int >= 0, from 0. Defaults to the next step.
+
+        Raises:
+            RuntimeError: If the optimizer is not built.
+        """
+        return self._compressor.traffic_summary(self, step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return super().get_config() | {
+            "sync_every": self.sync_every,
+            "sparsity": list(self.sparsity),
+            "rampup_begin_step": self.rampup_begin_step,
+            "rampup_step": self.rampup_step,
+            "rampdown_begin_step": self.rampdown_begin_step,
+            "rampdown_step": self.rampdown_step,
+            "residual_decay": self.residual_decay,
+            "outer_learning_rate": self.outer_learning_rate,
+            "min_compress_size": self.min_compress_size,
+            "value_dtype": self.value_dtype,
+        }
+
+
+_REFUSED = (DGCMomentum, SparseLoCo)
