@@ -232,6 +232,7 @@ TABLES = {
     "many_hosts": shaped_network,
     "cost_model": cost_model,
     "accuracy": accuracy,
+    "loco_accuracy": accuracy,
     "time_to_accuracy": time_to_accuracy,
     "run_bytes": run_bytes,
 }
