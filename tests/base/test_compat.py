@@ -23,6 +23,7 @@ from tensorflow.python.distribute import (
     cross_device_utils,
     distribute_lib,
     distribute_utils,
+    input_lib,
     values,
 )
 from tensorflow.python.eager import context
@@ -105,6 +106,37 @@ TENSORFLOW = {
         "_push_per_thread_mode",
     ],
     distribute_utils: ["regroup", "select_replica"],
+    input_lib: [
+        "_create_distributed_tensor_spec",
+        "_create_iterators_per_worker",
+        "_create_per_replica",
+        "_get_value_or_dummy",
+    ],
+    input_lib.DistributedDataset: [
+        "_cardinality",
+        "_cloned_datasets",
+        "_enable_get_next_as_optional",
+        "_input_workers",
+        "_options",
+        "_strategy",
+    ],
+    input_lib.DistributedDatasetsFromFunction: [
+        "_cardinality",
+        "_datasets",
+        "_enable_get_next_as_optional",
+        "_input_workers",
+        "_options",
+        "_strategy",
+    ],
+    input_lib.DistributedIterator: ["_element_spec", "_iterators"],
+    input_lib.DistributedIteratorBase: ["_get_next_no_partial_batch_handling"],
+    input_lib.DistributedIteratorSpec: [
+        "_component_specs",
+        "_from_components",
+        "_to_components",
+    ],
+    values.PerReplica: ["_type_spec"],
+    values.PerReplicaSpec: ["_serialize"],
     values.DistributedVariable: ["values"],
     dataset_ops.DatasetV2: ["_functions", "_inputs"],
     shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
@@ -352,6 +384,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_counter", "_first_key", "_worker_channel", "_side_channel"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
+        *("_input_channel", "_draw", "_exchange", "_iterate"),
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_apply_together", "_averages", "_is_first", "_variable"),
     }

@@ -93,6 +93,11 @@ class MultiWorkerExtendedHooks(
             cross_device_utils.CollectiveKeys(group_key_start=key),
             self.replicas,
         )
+        key = self._collective_key_base + (1 << 26)
+        self._input_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            self.replicas,
+        )
         # Groups of different devices need keys of their own.
         key = self._collective_key_base + (1 << 25) + self.worker_index
         self._worker_channel = self._make_collectives(
@@ -119,6 +124,30 @@ class MultiWorkerExtendedHooks(
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
+
+    def total_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Sum small tensors over all replicas, without waiting for others.
+
+        A gather takes fewer rounds than a sum. It runs beside the scalars of
+        a step as well, which come at the end of that.
+
+        Args:
+            parts: One of each replica of this worker, of one shape.
+        """
+
+        def gather(rank: int) -> tf.Tensor:
+            return self._input_channel.all_gather(
+                parts[rank][tf.newaxis], rank, self._communication_options
+            )
+
+        ranks = range(len(parts))
+        if tf.executing_eagerly():
+            # One replica would wait for the next for ever.
+            with multiprocessing.pool.ThreadPool(len(parts)) as pool:
+                gathered = pool.map(gather, ranks)
+        else:
+            gathered = list(map(gather, ranks))
+        return tf.reduce_sum(gathered[0], 0)
 
     def in_replica(self, method: Callable, *args: Any) -> Any:
         """Return `method(*args, local rank, options)` of the replica that asks.

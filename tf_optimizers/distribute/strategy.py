@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.counted import rows_of_all
+from tf_optimizers._compat.look_ahead import look_ahead
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute.agreement import (
     check_agreement,
@@ -17,6 +19,7 @@ from tf_optimizers.distribute.cluster import (
     check_in_time,
     check_options,
 )
+from tf_optimizers.distribute.notes import add_notes
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.shared_data import (
@@ -155,6 +158,7 @@ class SparseMultiWorkerMirroredStrategy(
     def _agree_on_data(self, dataset: Any, distributed: Any) -> None:
         if self.extended.workers > 1 and tf.executing_eagerly():
             agree_on_data(self, dataset, distributed.cardinality)
+            look_ahead(distributed, add_notes)
 
     def run(
         self,
@@ -172,7 +176,7 @@ class SparseMultiWorkerMirroredStrategy(
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
             self._epoch_check.watch(model)
-            fn = with_batch_size(fn)
+            fn = with_batch_size(fn, rows_of_all((args, kwargs)))
         outputs = super().run(fn, args, kwargs, options)
         self._scalars = ScalarsOfRun(self, outputs)
         return outputs

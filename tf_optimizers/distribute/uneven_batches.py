@@ -31,15 +31,15 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 class BatchSize:
     """How many rows a replica has of a global batch."""
 
-    def __init__(self, local: Any) -> None:
+    def __init__(self, local: Any, total: Any) -> None:
         self.is_static = isinstance(local, int)
         self.local = tf.cast(local, tf.float32)
         self.graph = tf.compat.v1.get_default_graph()
-        self._total: tf.Tensor | None = None
+        self._total = None if total is None else tf.cast(total, tf.float32)
 
     @property
     def total(self) -> tf.Tensor:
-        """The rows of all replicas, exchanged when first asked for."""
+        """The rows of all replicas, exchanged if they are not known."""
         if self._total is None:
             self._total = _sum_over_replicas(self.local)
         return self._total
@@ -74,19 +74,20 @@ class _Replica(threading.local):
 _replica = _Replica()
 
 
-def with_batch_size(step: Callable) -> Callable:
+def with_batch_size(step: Callable, total: Any) -> Callable:
     """Return a Keras model's step that knows the rows of its batch.
 
     Args:
         step: Called with one argument, a batch, if it is `Model.train_step`;
             of any others, rows are not known.
+        total: The rows of all replicas, or None where they are to be asked.
     """
 
     def sized_step(*args: Any, **kwargs: Any) -> Any:
-        local = None if kwargs or len(args) != 1 else _count_rows(args[0])
+        local = None if kwargs or len(args) != 1 else count_rows(args[0])
         if local is None:
             return step(*args, **kwargs)
-        size = BatchSize(local)
+        size = BatchSize(local, total)
         if tf.executing_eagerly():
             # Replicas take turns then, and one that waits in the middle of its
             # step finds the `losses` of another in the model's layers.
@@ -213,9 +214,9 @@ def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _count_rows(data: Any) -> Any:
+def count_rows(data: Any) -> Any:
     """Return the rows of a batch, an int if they are known; None without."""
-    inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
+    inputs = data[:1] if isinstance(data, list | tuple) else data
     for tensor in keras.tree.flatten(inputs):
         if isinstance(tensor, tf.SparseTensor):
             return tensor.dense_shape[0]

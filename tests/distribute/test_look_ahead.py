@@ -1,0 +1,108 @@
+"""What workers must know of a batch, they know when the step begins."""
+
+import numpy as np
+import pytest
+import real_workers
+import tensorflow as tf
+from cases import error
+from programs import ahead, training
+
+from tf_optimizers.distribute.notes import add_notes
+
+# Float32 sums in another order, over steps of more than 1e-2.
+TOLERANCE = 3e-5
+
+
+def notes(data, replicas):
+    return [note.numpy().tolist() for _, note in add_notes(data, replicas)]
+
+
+def test_elements_come_with_the_rows_of_later_ones():
+    data = tf.data.Dataset.range(10).batch(4)
+    assert notes(data, 1) == [
+        [[[1, 4], [1, 4]]],
+        [[[1, 4], [1, 2]]],
+        [[[1, 2], [0, 0]]],
+    ]
+    assert notes(data, 2) == [
+        [[[1, 4], [1, 2]]],
+        [[[1, 4], [0, 0]]],
+        [[[1, 2], [0, 0]]],
+    ]
+    assert notes(data.take(0), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("element", "rows"),
+    [
+        ({"a": tf.zeros([2, 0]), "b": (tf.zeros([3]), "text")}, 2),
+        ((tf.zeros([3, 1]),) * 4, 3),
+        (tf.ragged.constant([[1], [], [2, 3]]), 3),
+        (tf.sparse.from_dense([[1, 0], [0, 0]]), 2),
+        ((tf.constant(1.0), tf.zeros([5])), 0),
+    ],
+    ids=["nest", "of any kind", "ragged", "sparse", "without rows"],
+)
+def test_elements_stay_as_they_are(element, rows):
+    data = tf.data.Dataset.from_tensors(element).repeat(2)
+    noted = add_notes(data, 1)
+    assert noted.element_spec[0] == data.element_spec
+    for (actual, note), expected in zip(noted, data, strict=True):
+        assert note[0, 0].numpy().tolist() == [1, rows]
+        tf.nest.map_structure(
+            np.testing.assert_array_equal,
+            *(
+                tf.nest.flatten(value, expand_composites=True)
+                for value in (actual, expected)
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process without a strategy does."""
+    strategy = tf.distribute.get_strategy()
+    return {name: run(strategy) for name, run in ahead.TRAININGS.items()}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids="{} devices".format)
+def workers(request, tmp_path_factory):
+    """What two workers report, and how many devices each has."""
+    folder = tmp_path_factory.mktemp("ahead")
+    results = real_workers.results("ahead", folder, 2, devices=request.param)
+    return results, request.param
+
+
+@pytest.mark.slow
+def test_no_collective_of_a_step_waits_for_another(workers):
+    """Neither before the loss, nor for its value after the gradients."""
+    results, devices = workers
+    for result in results:
+        found = result["train function"]
+        # Of the gradients, and of what comes next.
+        assert len(found) >= 2 * devices
+        assert {*found.values()} == {1}, found
+
+
+@pytest.mark.slow
+def test_workers_know_the_rows_of_all(workers):
+    """Also where some of them have none any more."""
+    (first, second), devices = workers
+    expected = {
+        1: [[[2, 4], [2, 4], [2, 2], [1, 1]], [[2, 4], [2, 4], [0, 2], [0, 1]]],
+        2: [[[2, 2, 8], [2, 1, 3]], [[2, 2, 8], [0, 0, 3]]],
+    }[devices]
+    assert first["own lengths"] == [expected[0]] * 2
+    assert second["own lengths"] == [expected[1]] * 2
+    assert first["asks for the spec"] == [6, 15]
+
+
+@pytest.mark.slow
+def test_uneven_batches_train_like_one_process(workers, alone):
+    (first, second), _ = workers
+    start = training.make_model().get_weights()
+    for name, expected in alone.items():
+        assert second[name] == first[name], name
+        assert error(start, expected["weights"]) > 1e-2
+        actual = first[name]["weights"]
+        assert error(actual, expected["weights"]) < TOLERANCE, name

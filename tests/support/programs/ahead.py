@@ -1,0 +1,144 @@
+"""What workers agree on one step ahead."""
+
+import graphlib
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+from programs import training
+from real_workers import report
+
+import tf_optimizers as tfo
+from tf_optimizers._compat.counted import rows_of_all
+
+# 5 full batches and one of a single row.
+BATCH = 19
+
+
+def batches():
+    """Return a data set of global batches."""
+    data = (training.ROWS, training.CLASSES)
+    return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
+
+
+def places(graph, before=0):
+    """Return how many collectives follow on each other up to each, by name.
+
+    Those inside a `tf.cond` do not count.
+
+    Args:
+        graph: Of a function.
+        before: How many precede its inputs.
+    """
+    inputs = {tensor.op for tensor in graph.inputs}
+    ahead = {
+        op: {*op.control_inputs, *(tensor.op for tensor in op.inputs)}
+        for op in graph.get_operations()
+    }
+    reached, found = {}, {}
+    for op in graphlib.TopologicalSorter(ahead).static_order():
+        count = max((reached[other] for other in ahead[op]), default=0)
+        if op in inputs:
+            count = before
+        if op.type.startswith("Collective"):
+            count = found[op.name] = count + 1
+        elif "PartitionedCall" in op.type:
+            function = graph._get_function(op.get_attr("f").name)
+            inner = places(function.graph, count)
+            count = max([count, *inner.values()])
+            found |= {f"{op.name}/{name}": n for name, n in inner.items()}
+        reached[op] = count
+    return found
+
+
+def train_function(strategy):
+    """Return `places` in what `fit` calls for a step."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", training.LOSS, metrics=["accuracy"])
+    model.fit(batches(), shuffle=False, verbose=0)
+    function = inspect.getclosurevars(model.train_function).nonlocals
+    data = strategy.experimental_distribute_dataset(batches())
+    traced = function["multi_step_on_iterator"]
+    return places(traced.get_concrete_function(iter(data)).graph)
+
+
+def own_lengths(strategy):
+    """Return rows here, and of all, of batches that each worker has itself.
+
+    As they are drawn eagerly and in a function; the workers' data end at
+    different steps, and none knows when.
+    """
+
+    def make(context):
+        rows = 7 - 3 * context.input_pipeline_id
+        return tf.data.Dataset.range(rows).filter(lambda i: i >= 0).batch(2)
+
+    def rows(batch):
+        local = strategy.experimental_local_results(batch)
+        return [tf.stack([tf.size(part) for part in local]), rows_of_all(batch)]
+
+    data = strategy.distribute_datasets_from_function(make)
+    draw = tf.function(lambda iterator: rows(next(iterator)))
+    iterator, drawn = iter(data), []
+    while True:
+        try:
+            drawn.append(draw(iterator))
+        except tf.errors.OutOfRangeError:
+            break
+    return [
+        [np.concatenate([here, [total]]).tolist() for here, total in each]
+        for each in (map(rows, data), drawn)
+    ]
+
+
+def several_steps(strategy):
+    """Return what a training of several steps a call leads to."""
+    return training.fit(
+        strategy, "adam", batch_size=BATCH, steps_per_execution=2
+    )
+
+
+def endless(strategy):
+    """Return weights after epochs that go on with one iterator."""
+    with strategy.scope():
+        model = training.make_model()
+        model.compile(training.OPTIMIZERS["adam"](), training.LOSS)
+    data = batches().repeat()
+    model.fit(data, steps_per_epoch=4, epochs=3, shuffle=False, verbose=0)
+    return {"weights": [w.tolist() for w in model.get_weights()]}
+
+
+def asks_for_the_spec(strategy):
+    """Return sums by a function of the data set's own `element_spec`."""
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.range(7).batch(4)
+    )
+
+    @tf.function(input_signature=[data.element_spec])
+    def total(batch):
+        return strategy.reduce(
+            "SUM", strategy.run(tf.reduce_sum, (batch,)), axis=None
+        )
+
+    return [int(total(batch)) for batch in data]
+
+
+TRAININGS = {"several steps": several_steps, "endless": endless}
+OTHERS = {
+    "train function": train_function,
+    "own lengths": own_lengths,
+    "asks for the spec": asks_for_the_spec,
+}
+
+
+def main():
+    """Run all, under our strategy."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    scenarios = TRAININGS | OTHERS
+    report({name: run(strategy) for name, run in scenarios.items()})
+
+
+if __name__ == "__main__":
+    main()
