@@ -151,6 +151,27 @@ def cost_model(name: str, compared: list[dict]) -> str:
     )
 
 
+def latency(name: str, result: dict) -> str:
+    """Return medians of a step, and the round trips in it."""
+    contenders = result["contenders"]
+    keys = list(next(iter(contenders.values()))["step_ms"])
+    heads = [f"{key} ms" for key in keys]
+    heads += [f"round trips at {key} ms" for key in keys if key != "0"]
+    rows = [
+        [
+            contender,
+            *(f"{statistics.median(t):.1f}" for t in found["step_ms"].values()),
+            *(f"{trips:.1f}" for trips in found["round_trips"].values()),
+        ]
+        for contender, found in contenders.items()
+    ]
+    return table(
+        f"{name}: median ms a step, by the round trip between workers",
+        f"| | {' | '.join(heads)} |",
+        rows,
+    )
+
+
 def time_to_accuracy(name: str, result: dict) -> str:
     """Return when each contender has first reached each accuracy."""
     targets = (0.9, 0.95, 0.97, 0.98)
@@ -230,6 +251,7 @@ TABLES = {
     "monitors": monitors,
     "shaped_network": shaped_network,
     "many_hosts": shaped_network,
+    "latency": latency,
     "cost_model": cost_model,
     "accuracy": accuracy,
     "loco_accuracy": accuracy,

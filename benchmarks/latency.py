@@ -1,0 +1,268 @@
+"""What does a training step cost when workers are far away from each other?
+
+    python benchmarks/latency.py [--quick] [--workers 2 4 8]
+        [--round-trips 0 5 20 80] [--link "100 Mbit/s"]
+
+`--quick`, for some minutes, takes one round of 0 and 20 ms, without the custom
+loop and float16.
+
+Workers are processes of this machine and share its cores; all that they send
+each other is delayed by half of a round trip, see far_hosts.py. Without delay
+it goes the same way, so that what a round trip adds is due to it alone:
+
+    round trips a step = (ms with delay - ms without) / ms of the round trip
+
+All contenders are alive together and take turns, in rounds, at every delay.
+Times are the first worker's, from the end of one step to the end of the next.
+`--link` limits the rate, too, which needs root; see hosts.py.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hosts
+import keras
+import numpy as np
+import results
+import tables
+import tensorflow as tf
+import tqdm
+from exchange import OURS, STOCK
+from far_hosts import FarGroup, Loopback, far_groups
+from fit import Clock, CustomLoop
+
+import tf_optimizers as tfo
+
+WIDTH, CLASSES, BATCH = 512, 10, 64
+
+ROUNDS = 3
+SECONDS_PER_TURN = 2.0
+FEWEST_STEPS, MOST_STEPS = 3, 20
+
+STRATEGIES = {"stock": STOCK, "ours": OURS}
+OPTIMIZERS = {
+    "dense": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+    "DGC": lambda: tfo.DGCMomentum(1e-3),
+    "DGC, float16": lambda: tfo.DGCMomentum(1e-3, value_dtype="float16"),
+}
+
+
+class Contender(NamedTuple):
+    """Which optimizer trains under which strategy, and who calls the steps."""
+
+    strategy: str
+    optimizer: str
+    way: str
+
+
+# Keras 3 does not `fit` under TensorFlow's own strategy of several workers.
+CONTENDERS = {
+    "stock, dense, custom loop": Contender("stock", "dense", "custom loop"),
+} | {
+    f"{optimizer}, {way}": Contender("ours", optimizer, way)
+    for way in ("fit", "custom loop")
+    for optimizer in OPTIMIZERS
+}
+
+QUICK = ("stock, dense, custom loop", "dense, fit", "DGC, fit")
+
+
+def make_model(optimizer: str) -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(WIDTH, "relu"),
+            keras.layers.Dense(WIDTH, "relu"),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+    model.compile(
+        optimizer=OPTIMIZERS[optimizer](),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+class Training:
+    """One worker's part: steps of every contender of one strategy."""
+
+    def __init__(self, strategy: str) -> None:
+        self.strategy = STRATEGIES[strategy]()
+        self.models: dict[str, keras.Model] = {}
+        self.loops: dict[str, CustomLoop] = {}
+        rng = np.random.default_rng(0)
+        # Neither the first step nor the last is timed.
+        rows = BATCH * (MOST_STEPS + 2)
+        x = rng.standard_normal((rows, WIDTH), "float32")
+        y = rng.integers(0, CLASSES, rows)
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        self.data = data.batch(BATCH, drop_remainder=True).cache()
+
+    def prepare(self, contender: str) -> None:
+        """Build its model and trace a step."""
+        with self.strategy.scope():
+            model = make_model(CONTENDERS[contender].optimizer)
+        self.models[contender] = model
+        self.loops[contender] = CustomLoop(model, self.strategy)
+        self.measure(contender, 1)
+
+    def measure(self, contender: str, steps: int) -> list[float]:
+        """Return the milliseconds of each step."""
+        clock, data = Clock(), self.data.take(steps + 1)
+        if CONTENDERS[contender].way == "fit":
+            self.models[contender].fit(
+                data, shuffle=False, verbose=0, callbacks=[clock]
+            )
+        else:
+            distributed = self.strategy.experimental_distribute_dataset(data)
+            self.loops[contender].run(distributed, steps + 1, clock)
+        return clock.times
+
+
+class Contest:
+    """The contenders of some workers, in groups of processes.
+
+    Args:
+        groups: By strategy.
+        contenders: Names of those that take part.
+    """
+
+    def __init__(
+        self, groups: dict[str, FarGroup], contenders: list[str]
+    ) -> None:
+        self.groups = groups
+        self.asked = {
+            name: groups[CONTENDERS[name].strategy] for name in contenders
+        }
+
+    def prepare(self) -> None:
+        """Let all trace, while nothing is delayed."""
+        for name, group in tqdm.tqdm(self.asked.items(), "tracing"):
+            group.ask(function="prepare", contender=name)
+
+    def take_turns(self, round_trip: float, rounds: int, title: str) -> dict:
+        """Return each contender's milliseconds a step, at one delay."""
+        for group in self.groups.values():
+            group.set_round_trip(round_trip)
+        steps = {name: self._fitting_steps(name) for name in self.asked}
+        times: dict[str, list[float]] = {name: [] for name in self.asked}
+        turns = [name for _ in range(rounds) for name in self.asked]
+        for name in tqdm.tqdm(turns, title):
+            times[name] += self._measure(name, steps[name])
+        return times
+
+    def _fitting_steps(self, name: str) -> int:
+        start = time.perf_counter()
+        self._measure(name, 1)
+        fitting = int(SECONDS_PER_TURN / (time.perf_counter() - start))
+        return min(max(fitting, FEWEST_STEPS), MOST_STEPS)
+
+    def _measure(self, name: str, steps: int) -> list[float]:
+        return self.asked[name].ask(
+            function="measure", contender=name, steps=steps
+        )[0]
+
+
+def measure(
+    workers: int,
+    contenders: list[str],
+    round_trips: list[float],
+    rounds: int,
+    link: str | None,
+) -> dict[str, Any]:
+    """Return what all contenders take, by name and by round trip."""
+    strategies = sorted({CONTENDERS[name].strategy for name in contenders})
+    commands = [[__file__, "--work", name] for name in strategies]
+    with contextlib.ExitStack() as stack:
+        net: hosts.Network | Loopback = Loopback(workers)
+        if link:
+            net = stack.enter_context(hosts.network(workers))
+            net.shape(link)
+        groups = stack.enter_context(far_groups(net, commands))
+        contest = Contest(
+            dict(zip(strategies, groups, strict=True)), contenders
+        )
+        contest.prepare()
+        found = {
+            milliseconds: contest.take_turns(
+                milliseconds, rounds, f"{workers} workers, {milliseconds:g} ms"
+            )
+            for milliseconds in round_trips
+        }
+    step_ms = {
+        name: {f"{ms:g}": times[name] for ms, times in found.items()}
+        for name in contenders
+    }
+    return {
+        "workers": workers,
+        "link": link,
+        "contenders": {
+            name: {"step_ms": times, "round_trips": round_trips_of(times)}
+            for name, times in step_ms.items()
+        },
+    }
+
+
+def round_trips_of(step_ms: dict[str, list[float]]) -> dict[str, float]:
+    """Return the round trips a step, by their milliseconds."""
+    medians = {key: statistics.median(times) for key, times in step_ms.items()}
+    return {
+        key: (median - medians["0"]) / float(key)
+        for key, median in medians.items()
+        if key != "0"
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = results.options(__file__, __doc__, rounds=ROUNDS)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument(
+        "--round-trips",
+        type=float,
+        nargs="+",
+        default=[0, 5, 20, 80],
+        help="milliseconds; 0 is always among them",
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, help="all, by default"
+    )
+    parser.add_argument("--link", choices=hosts.LINKS)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.round_trips, arguments.rounds = [20], 1
+    chosen = QUICK if arguments.quick else CONTENDERS
+    arguments.contenders = arguments.contenders or list(chosen)
+    arguments.round_trips = sorted({0, *arguments.round_trips})
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.work:
+        training = Training(arguments.work)
+        hosts.answer({"prepare": training.prepare, "measure": training.measure})
+        return
+    hosts.end_on_signals()
+    for workers in arguments.workers:
+        name = ", ".join(filter(None, (f"{workers} workers", arguments.link)))
+        result = measure(
+            workers,
+            arguments.contenders,
+            arguments.round_trips,
+            arguments.rounds,
+            arguments.link,
+        )
+        results.record(arguments.output, name, result, tables.latency)
+
+
+if __name__ == "__main__":
+    main()
