@@ -77,8 +77,8 @@ TENSORFLOW = {
     ],
     cross_device_utils.CollectiveReplicaLauncher: [
         "_all_gather",
+        "_control_input",
         "_device",
-        "_get_ordering_token",
         "_group_key",
         "_group_size",
         "_next_instance_key",
@@ -149,6 +149,7 @@ TENSORFLOW = {
     context.Context: [
         "_collective_ops_server_def",
         "_context_handle",
+        "abort_collective_ops",
         "check_collective_ops_peer_health",
         "delete_config_key_value",
         "get_config_key_value",
@@ -381,7 +382,9 @@ def test_every_private_name_of_compat_is_listed_here():
     }
     private = {name for name in listed if re.match("_[a-z]", name)}
     ours = {
-        *("_counter", "_first_key", "_worker_channel", "_side_channel"),
+        *("_worker_channel", "_side_channel", "_begin", "_run"),
+        *("_elements", "_shape", "_has_at_once"),
+        *("_gather_at_once", "_sum_by_shards"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),

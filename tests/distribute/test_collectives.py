@@ -1,10 +1,21 @@
-"""Collectives of several strategies, and of TensorFlow 1's graphs."""
+"""How workers find each other in collectives, and what they gather."""
+
+import itertools
+import re
 
 import numpy as np
 import pytest
+import real_workers
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers._compat.launcher import (
+    _KINDS,
+    DTYPES,
+    describe,
+    group_of,
+    instance_key,
+)
 from tf_optimizers.distribute.sparse_all_reduce import (
     SparseCollectiveAllReduce,
     SparseExtended,
@@ -79,3 +90,85 @@ def test_private_names_are_not_tensorflow_s(ours):
         for name in vars(one)
     }
     assert not own & theirs
+
+
+def test_numbers_of_different_collectives_differ():
+    sizes = [1, 2, 5, 1000, 2**25, 2**26 - 1, *(i << 26 for i in range(1, 30))]
+    numbers = [
+        instance_key(group_of(kind, dtype), size)
+        for kind, dtype, size in itertools.product(_KINDS, DTYPES, sizes)
+    ]
+    numbers += [
+        instance_key(group_of("CollectiveGatherV2", tf.int32), size, layout)
+        for size, layout in itertools.product(
+            sizes[:6], [1, 2**32, 3_141_592_653]
+        )
+    ]
+    assert len(set(numbers)) == len(numbers)
+    # TensorFlow counts up, from 100.
+    assert min(numbers) >= 2**26 and max(numbers) < 2**31
+
+
+@pytest.mark.parametrize("size", [1, 2**26 + 3, 2**33 + 5])
+def test_number_is_the_same_whether_the_size_is_known_or_not(size):
+    """A worker may have traced for one shape, and another for any."""
+    for kind, dtype in itertools.product(_KINDS, DTYPES):
+        number = instance_key(
+            group_of(kind, dtype), tf.constant(size, tf.int64)
+        )
+        assert number.dtype == tf.int32
+        assert number == instance_key(group_of(kind, dtype), size)
+    number = instance_key(1, tf.constant(size, tf.int64), 2**32)
+    assert number == instance_key(1, size, 2**32)
+
+
+def test_numbers_do_not_depend_on_what_was_traced_before(strategies):
+    strategy = strategies[0]
+
+    def numbers(size):
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.zeros([size]))
+
+        step = tf.function(lambda: strategy.run(replica), autograph=False)
+        graph = step.get_concrete_function().graph
+        return {
+            int(tf.get_static_value(operation.inputs[3]))
+            for operation in graph.get_operations()
+            if operation.type.startswith("Collective")
+        }
+
+    for size in (5, 100_000):  # Gathered, and not.
+        first = numbers(size)
+        assert len(first) == 1 and numbers(size + 1) != first
+        assert numbers(size) == first
+
+
+@pytest.mark.slow
+def test_workers_that_trace_differently_find_each_other(tmp_path):
+    """In equal collectives of one step, too, in `tf.cond` and loops."""
+    results = real_workers.results("instances", tmp_path, 3, timeout=300)
+    assert [result["traces"] for result in results] == [1, 3, 1]
+    for result in results:
+        assert result["wrong sums"] == 0
+        assert result["wrong gathers"] == []
+        assert result["wrong large sums"] == []
+        # Nobody waits for ever.
+        seconds, error = result["unequal sum"]
+        assert seconds < 30 and "Collective ops is aborted" in error
+    errors = [result["unequal sum"][1] for result in results]
+    said = [
+        rf"CollectiveGatherV2 of {5 + rank % 2} int32 in the layout \w+ "
+        f"on worker {rank}"
+        for rank in range(3)
+    ]
+    assert any(
+        re.search(f"{said[rank]}, {said[(rank + 1) % 3]}", errors[rank])
+        for rank in range(3)
+    ), errors
+
+
+def test_collectives_are_described():
+    group = group_of("CollectiveGatherV2", tf.int64)
+    assert describe(group, 7) == "CollectiveGatherV2 of 7 int64"
+    assert describe(21, 1) == "CollectiveAllToAllV2 of 1 another dtype"

@@ -1,13 +1,16 @@
 """What replicas pack is what all unpack: values, indices, dtypes, order."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from programs import transport
 
 import tf_optimizers as tfo
+from tf_optimizers.distribute.dense import ROUND_BYTES, is_gathered
 from tf_optimizers.distribute.entries import Entries, packed_bytes
-from tf_optimizers.distribute.sparse_all_reduce import pack, unpack
+from tf_optimizers.distribute.message import layout, pack, unpack
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
@@ -43,9 +46,9 @@ def gather(per_replica):
         tf.stack([tf.shape(p.indices)[0] for p in parts])
         for parts in zip(*slices, strict=True)
     ]
-    words = [pack(e, s, rows) for e, s in zip(entries, slices, strict=True)]
+    words = [pack(e, s, rows, []) for e, s in zip(entries, slices, strict=True)]
     gathered = tf.reshape(tf.stack(words), [-1])  # Equally many of each.
-    found = unpack(gathered, entries[0], slices[0], rows, len(per_replica))
+    found = unpack(gathered, entries[0], slices[0], rows, [], len(per_replica))
     return [*found[0], *found[1]]
 
 
@@ -94,7 +97,9 @@ def test_no_rows_on_any_replica_are_padded():
         tf.zeros([0, 3]), tf.zeros([0], tf.int64), tf.constant([100, 3])
     )
     rows = [tf.constant([0, 0])]
-    assert tf.size(pack([], [slices], rows)) == 4  # A row and its index.
+    assert (
+        tf.size(pack([], [slices], rows, [])) == 1 + 4
+    )  # A row and its index.
     (result,) = gather([[slices], [slices]])
     assert result.values.shape == [0, 3]
     assert result.indices.shape == [0]
@@ -121,11 +126,30 @@ def test_pair_takes_2_bytes_and_its_value(dtype, pair):
         for size, (count, _) in sizes.items()
     ]
     expected = [count * pair + 4 * blocks for count, blocks in sizes.values()]
-    assert tf.size(pack(entries, [], [])) * 4 == sum(expected)
+    assert tf.size(pack(entries, [], [], [])) * 4 == sum(expected)
     assert expected == [
         packed_bytes(size, count, tf.as_dtype(dtype))
         for size, (count, _) in sizes.items()
     ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [tf.ones([4], tf.float16), tf.ones([2])],
+        [tf.ones([3], tf.bfloat16), tf.ones([2])],
+        [tf.ones([3], tf.float16), tf.ones([1, 2])],
+        [tf.ones([3], tf.float16), tf.ones([2], tf.int32)],
+    ],
+    ids=["size", "half", "shape", "dtype"],
+)
+def test_message_of_as_many_words_has_another_layout(other):
+    """Its bits would be numbers of other variables."""
+    own = [[tf.ones([3], tf.float16)], [tf.ones([2])]]
+    groups = [[tensor] for tensor in other]
+    sizes = [tf.size(pack([], [], [], g)) for g in (own, groups)]
+    assert sizes == [4, 4]
+    assert layout([], [], own) != layout([], [], groups)
 
 
 BLOCK = 65536
@@ -177,23 +201,85 @@ def test_positions_that_int32_cannot_hold_are_kept():
     np.testing.assert_array_equal(result.positions, [2**31 - 1, 2**32 + 1])
 
 
-@pytest.mark.parametrize(("size", "packs"), [(0, 1), (300, 3), (700, 2)])
-def test_dense_values_travel_in_packs(monkeypatch, size, packs):
-    """Of a replica of a strategy with this option, in a graph."""
+LARGE = 100_000  # Elements, of 400 kB: too many to be gathered.
+
+
+@pytest.fixture
+def make_strategy(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    strategy = tfo.SparseMultiWorkerMirroredStrategy(
-        communication_options=tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=size
+
+    def make(**options):
+        return tfo.SparseMultiWorkerMirroredStrategy(
+            communication_options=(
+                tf.distribute.experimental.CommunicationOptions(**options)
+            )
         )
-    )
+
+    return make
+
+
+def collectives_of(strategy, *tensors):
+    """Return those of a sum in a graph, of each replica, by kind."""
 
     def replica():
-        tensors = [tf.ones(100) for _ in range(3)]
         context = tf.distribute.get_replica_context()
-        return context.all_reduce("SUM", tensors)
+        return context.all_reduce("SUM", list(tensors))
 
     step = tf.function(lambda: strategy.run(replica))
-    collectives = transport.collectives_in(step.get_concrete_function().graph)
-    assert collectives == {
-        "CollectiveReduceV2": packs * strategy.num_replicas_in_sync
+    found = transport.collectives_in(step.get_concrete_function().graph)
+    replicas = strategy.num_replicas_in_sync
+    return {kind: count // replicas for kind, count in found.items()}
+
+
+@pytest.mark.parametrize(("size", "packs"), [(0, 1), (300, 3), (700, 2)])
+def test_large_dense_values_travel_in_packs(make_strategy, size, packs):
+    """Of a replica of a strategy with this option, in a graph."""
+    strategy = make_strategy(bytes_per_pack=1000 * size)
+    tensors = [tf.ones(LARGE) for _ in range(3)]
+    found = collectives_of(strategy, *tensors)
+    assert found == {"CollectiveReduceV2": packs}
+
+
+def test_small_dense_values_of_all_dtypes_travel_together(make_strategy):
+    strategy = make_strategy()
+    small = [tf.ones([3, 2], dtype) for dtype in (*DTYPES, "int64")]
+    assert collectives_of(strategy, *small) == {"CollectiveGatherV2": 1}
+    large = tf.ones([LARGE])
+    assert collectives_of(strategy, *small, large) == {
+        "CollectiveGatherV2": 1,
+        # With the small ones of its dtype.
+        "CollectiveReduceV2": 1,
     }
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_dense_values_are_gathered_if_worth_two_rounds(replicas):
+    elements = 2 * ROUND_BYTES // (replicas - 1) // 4
+    assert is_gathered([tf.ones([elements - 3]), tf.ones([3])], replicas)
+    assert not is_gathered([tf.ones([elements]), tf.ones([1])], replicas)
+    # Nothing cannot be gathered, nor what TensorFlow does not sum.
+    assert not is_gathered([tf.ones([0])], replicas)
+    assert not is_gathered([tf.constant([True])], replicas)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int32", "int64"])
+def test_dense_values_are_summed_in_the_order_of_ranks(dtype):
+    """To the bit: the sum of floats depends on the order."""
+    rng = np.random.default_rng(0)
+    shapes = [(5,), (), (2, 3)]
+    per_replica = [
+        [tf.cast(100 * rng.standard_normal(s), dtype) for s in shapes]
+        for _ in range(11)
+    ]
+    words = tf.concat([pack([], [], [], [r]) for r in per_replica], 0)
+    _, _, (sums,) = unpack(words, [], [], [], [per_replica[3]], 11)
+    differs = False
+    for found, *values in zip(sums, *per_replica, strict=True):
+        expected = functools.reduce(tf.add, values)
+        assert found.dtype == dtype and found.shape == values[0].shape
+        np.testing.assert_array_equal(
+            tf.cast(found, "float64"), tf.cast(expected, "float64")
+        )
+        other = functools.reduce(tf.add, values[::-1])
+        differs |= bool(tf.reduce_any(found != other))
+    assert differs == tf.as_dtype(dtype).is_floating

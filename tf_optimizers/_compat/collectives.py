@@ -7,56 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, cross_device_utils
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.distribute import cross_device_ops
 
-
-class CountingLauncher(cross_device_utils.CollectiveReplicaLauncher):
-    """Numbers a replica's collectives by a variable, as they are run.
-
-    Workers find each other in a collective by its number. TensorFlow's own
-    takes the numbers when a `tf.function` is called, one for each collective
-    in it, and cannot if that function is called inside a `tf.cond` (2.21: "You
-    must feed a value for placeholder"), as Keras does for
-    `steps_per_execution`.
-    """
-
-    # Far from the numbers that TensorFlow takes for its own purposes.
-    _first_key = 1 << 24
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._counter: Any = None
-
-    def _next_instance_key(self) -> Any:
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            # A graph of TensorFlow 1 takes no variable of eager mode. It is
-            # built once, and alike on all workers: numbers may be constants.
-            return super()._next_instance_key()
-        if self._counter is None:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._counter = resource_variable_ops.ResourceVariable(
-                    self._first_key, trainable=False
-                )
-        with tf.device("CPU:0"):
-            return tf.identity(self._counter.assign_add(1))
-
-    def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send every replica a row; return the rows that came.
-
-        TensorFlow has the collective, but no launcher or strategy uses it.
-        """
-        options = self._options.merge(options)
-        with tf.device(self._device):
-            return tf.raw_ops.CollectiveAllToAllV2(
-                input=tensor,
-                group_size=self._group_size,
-                group_key=self._group_key,
-                instance_key=self._next_instance_key(),
-                ordering_token=[self._get_ordering_token()],
-                communication_hint=options.implementation.value.lower(),
-                timeout_seconds=options.timeout_seconds,
-            )
+from tf_optimizers._compat.launcher import KeyedLauncher
 
 
 class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
@@ -77,8 +30,9 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         group_key = collective_keys.get_group_key(self._devices)
         # There is no argument for them.
         self._launchers = [
-            CountingLauncher(
-                group_key, group_size, collective_keys, device, options
+            KeyedLauncher(
+                *(group_key, group_size, collective_keys, device, options),
+                local_replicas=len(devices),
             )
             for device in self._devices
         ]
@@ -109,20 +63,30 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         return super()._all_reduce(reduce_op, value, replica_id, options)
 
     def all_gather(
-        self, tensor: tf.Tensor, replica_id: int, options: Any
+        self,
+        tensor: tf.Tensor,
+        replica_id: int,
+        options: Any,
+        layout: int = 0,
     ) -> tf.Tensor:
         """Concatenate tensors of one shape along the first axis.
 
         The public `all_gather` is for tensors of different shapes, and needs
-        two collectives.
+        two collectives. Replicas with another `layout`, of 32 bits, do not
+        meet in it.
         """
-        return self._launchers[replica_id]._all_gather(tensor, options)
+        launcher = self._launchers[replica_id]
+        return launcher.gather(tensor, options, layout)
 
     def all_to_all(
         self, tensor: tf.Tensor, replica_id: int, options: Any
     ) -> tf.Tensor:
         """Send every replica a row of [N, ...]; return those that came."""
         return self._launchers[replica_id].all_to_all(tensor, options)
+
+    def progress(self) -> list[list[int]]:
+        """Return that of each local replica; see `KeyedLauncher`."""
+        return [own.progress.numpy().tolist() for own in self._launchers]
 
     def device(self, replica_id: int) -> str:
         """The device of a local replica; no public accessor."""

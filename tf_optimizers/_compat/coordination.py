@@ -58,3 +58,8 @@ def check_alive(task: str, timeout: float) -> None:
 def meet(key: str, timeout: float) -> None:
     """Wait until every process of the cluster has come here."""
     context.context().wait_at_barrier(key, int(1000 * timeout))
+
+
+def abort(message: str) -> None:
+    """End all collectives of this process with an error, for good."""
+    context.context().abort_collective_ops(tf.errors.INVALID_ARGUMENT, message)

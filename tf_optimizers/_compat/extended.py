@@ -187,6 +187,11 @@ class MultiWorkerExtendedHooks(
         )
 
     @property
+    def channels(self) -> list[CollectiveAllReduceHooks]:
+        """All collectives that workers meet in."""
+        return [self._cross_device_ops, self._side_channel]
+
+    @property
     def channel(self) -> CollectiveAllReduceHooks:
         """The collectives of all replicas; no public accessor."""
         return self._cross_device_ops

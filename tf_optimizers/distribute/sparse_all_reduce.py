@@ -1,16 +1,18 @@
-"""All sparse values of a call in one all-gather.
+"""All that is small of a call in one all-gather, and all that is sparse.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
         │ pack: as 32-bit words, rows padded
         ▼                                 ▼
-    [a b.values b.indices]            one int32 buffer each
+    [a b.values b.indices c]          one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
     a: 4 entries, b: 4 rows, those of worker 0 first
+    c: dense and small, the sum of both
 
 Padding needs to know the rows of everybody. They travel ahead, all in one
-small all-gather, unless there are only `Entries`.
+small all-gather, unless there are no `IndexedSlices`. Large dense values are
+summed in a collective of their own, for each dtype.
 """
 
 from collections.abc import Sequence
@@ -21,13 +23,9 @@ import tensorflow as tf
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.extended import MultiWorkerExtendedHooks
 from tf_optimizers._compat.replicas import in_xla
-from tf_optimizers.distribute.entries import (
-    Entries,
-    narrow_indices,
-    pack_entries,
-    unpack_entries,
-)
-from tf_optimizers.distribute.words import WordReader, to_words
+from tf_optimizers.distribute.dense import is_gathered
+from tf_optimizers.distribute.entries import Entries
+from tf_optimizers.distribute.message import layout, pack, unpack
 
 
 class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
@@ -79,38 +77,55 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
         groups: dict[Any, list[Any]] = {kind: [] for kind in kinds}
         for kind, value in zip(kinds, values, strict=True):
             groups[kind].append(value)
-        slices = groups.pop(None, [])
-        gathered, reduced = list(entries), {None: iter(slices)}
-        if entries or slices:
-            gathered, parts = self._gather_all(
-                entries, slices, replica_id, options
-            )
-            if reduce_op == tf.distribute.ReduceOp.MEAN:
-                parts = [_divide(s, self.replicas) for s in parts]
-            reduced[None] = iter(parts)
+        gathered, reduced = self._gather_all(
+            entries, groups, replica_id, options
+        )
         for kind, group in groups.items():
-            reduced[kind] = iter(
-                self.all_reduce_dense(reduce_op, group, replica_id, options)
-            )
-        return gathered, [next(reduced[kind]) for kind in kinds]
+            if kind not in reduced:
+                reduced[kind] = self.all_reduce_dense(
+                    tf.distribute.ReduceOp.SUM, group, replica_id, options
+                )
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            for kind, group in reduced.items():
+                reduced[kind] = [_divide(v, self.replicas) for v in group]
+        remaining = {kind: iter(group) for kind, group in reduced.items()}
+        return gathered, [next(remaining[kind]) for kind in kinds]
 
     def _gather_all(
         self,
         entries: Sequence[Entries],
-        slices: Sequence[tf.IndexedSlices],
+        groups: dict[Any, list[Any]],
         replica_id: int,
         options: Any,
-    ) -> tuple[list[Entries], list[tf.IndexedSlices]]:
-        """Return the entries and slices of all replicas."""
+    ) -> tuple[list[Entries], dict[Any, list[Any]]]:
+        """Return the entries of all replicas, and what else was gathered.
+
+        Args:
+            entries: This replica's.
+            groups: Its values by dtype, `IndexedSlices` by None.
+            replica_id: The replica's local rank.
+            options: TensorFlow's, of communication.
+        """
+        slices = groups.get(None, [])
+        small = {
+            kind: group
+            for kind, group in groups.items()
+            if kind and is_gathered(group, self.replicas)
+        }
+        if not (entries or slices or small):
+            return [], {}
         with tf.device(self.device(replica_id)):
             rows = []
             if slices:
                 local = tf.stack([tf.shape(s.indices)[0] for s in slices])
                 every = self.all_gather(local[tf.newaxis], replica_id, options)
                 rows = tf.unstack(every, num=len(slices), axis=1)
-            words = pack(entries, slices, rows)
-            gathered = self.all_gather(words, replica_id, options)
-            return unpack(gathered, entries, slices, rows, self.replicas)
+            dense = list(small.values())
+            own = entries, slices, rows, dense
+            kind = layout(entries, slices, dense)
+            words = self.all_gather(pack(*own), replica_id, options, kind)
+            gathered, parts, sums = unpack(words, *own, self.replicas)
+        return gathered, {None: parts, **dict(zip(small, sums, strict=True))}
 
 
 class SparseExtended(MultiWorkerExtendedHooks):
@@ -134,80 +149,12 @@ class SparseExtended(MultiWorkerExtendedHooks):
         return self.in_replica(self.channel.all_to_all, rows)
 
 
-def pack(
-    entries: Sequence[Entries],
-    slices: Sequence[tf.IndexedSlices],
-    rows: Sequence[tf.Tensor],
-) -> tf.Tensor:
-    """Return values and positions as int32 words, padded to the most rows.
-
-    Args:
-        entries: This replica's.
-        slices: This replica's.
-        rows: Of each slices, their number by replica.
-    """
-    words = pack_entries(entries) if entries else []
-    words += [
-        to_words(pad_rows(tensor, _most(counts)))
-        for part, counts in zip(slices, rows, strict=True)
-        for tensor in (part.values, narrow_indices(part))
-    ]
-    return tf.concat(words, 0)
-
-
-def unpack(
-    gathered: tf.Tensor,
-    entries: Sequence[Entries],
-    slices: Sequence[tf.IndexedSlices],
-    rows: Sequence[tf.Tensor],
-    replicas: int,
-) -> tuple[list[Entries], list[tf.IndexedSlices]]:
-    """Return the entries and slices of all replicas, in their order.
-
-    Args:
-        gathered: int32 [replicas * words], as `pack` makes them.
-        entries: This replica's, for dtypes and shapes.
-        slices: Likewise.
-        rows: As of `pack`.
-        replicas: Their number.
-    """
-    words = WordReader(gathered, replicas)
-    every = unpack_entries(words, entries) if entries else []
-    return every, [
-        tf.IndexedSlices(
-            _read(words, part.values, counts),
-            tf.cast(
-                _read(words, narrow_indices(part), counts), part.indices.dtype
-            ),
-            part.dense_shape,
+def _divide(value: Any, count: int) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            value.values / count, value.indices, value.dense_shape
         )
-        for part, counts in zip(slices, rows, strict=True)
-    ]
-
-
-def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Append rows of zeros up to a number of rows."""
-    missing = rows - tf.shape(tensor)[0]
-    return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
-
-
-def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Return the rows of every replica, without padding."""
-    most = _most(counts)
-    tensor = words.read(like.dtype, [most, *like.shape[1:]])
-    return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
-
-
-def _most(counts: tf.Tensor) -> tf.Tensor:
-    """Return the rows to pad to: one at least.
-
-    TensorFlow (2.21) ends the process in an all-gather of nothing.
-    """
-    return tf.maximum(tf.reduce_max(counts), 1)
-
-
-def _divide(part: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
-    return tf.IndexedSlices(part.values / count, part.indices, part.dense_shape)
+    return value / count
 
 
 def _kind(value: Any) -> tf.DType | None:

@@ -28,6 +28,7 @@ from tf_optimizers.distribute.shared_data import (
     propose_seeds,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
+from tf_optimizers.distribute.standstill import watch
 from tf_optimizers.distribute.uneven_batches import (
     weigh_uneven_batches,
     with_batch_size,
@@ -42,9 +43,11 @@ class SparseMultiWorkerMirroredStrategy(
 
     A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
     and `predict` of Keras 3 work. It exchanges all `tf.IndexedSlices` of an
-    `all_reduce` in one all-gather, instead of three per variable. Dense values
-    of one dtype travel together, in packs of
-    `communication_options.bytes_per_pack` (0, the default, is one pack).
+    `all_reduce` in one all-gather, instead of three per variable. Small dense
+    values travel in that all-gather, too. Large ones of one dtype travel
+    together, in packs of `communication_options.bytes_per_pack` (0, the
+    default, is one pack). On CPUs a gather takes one round trip and a sum two,
+    however many workers there are.
 
     Create it before any tensor or variable, and the model in its `scope()`:
 
@@ -65,9 +68,10 @@ class SparseMultiWorkerMirroredStrategy(
     `tf.cond`, or in a function that is called there, so that
     `gradient_accumulation_steps` and `steps_per_execution` work; all workers
     see shared data in the same order, without a seed too; workers that were
-    started with different settings, or count different numbers of batches, get
-    an error, instead of waiting for each other. TensorFlow itself notices a
-    worker that has died or cannot be reached, after 1 to 25 seconds.
+    started with different settings, count different numbers of batches, or
+    exchange values of different sizes get an error, instead of waiting for each
+    other. TensorFlow itself notices a worker that has died or cannot be
+    reached, after 1 to 25 seconds.
 
     Args:
         cluster_resolver: None or a
@@ -124,6 +128,7 @@ class SparseMultiWorkerMirroredStrategy(
         heard = gather_statements(self, subject, [statement, propose_seeds()])
         check_alike(subject, [statement for statement, _ in heard])
         adopt_seeds([proposal for _, proposal in heard])
+        watch(self.extended)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.distribute.sparse_all_reduce import pad_rows
+from tf_optimizers.distribute.message import pad_rows
 
 
 def fill_up_rows(strategy: Any, value: Any) -> Any:

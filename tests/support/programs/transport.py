@@ -143,24 +143,33 @@ def balances(strategy):
     }
 
 
-def count_bytes(strategy):
+def count_bytes(strategy, **settings):
     """Return what this worker hands over in a step, and what it says.
 
-    By collective, of which it returns the numbers, too.
+    By collective, of which it returns the numbers, too. Without what replicas
+    of one worker tell each other.
     """
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    run = dgc.Run(strategy, zeros, **FEW)
+    run = dgc.Run(strategy, zeros, **FEW | settings)
     counts = collections.Counter()
     graph = run.graph(make_gradients(strategy, 0))
     for operation in graph.get_operations():
-        if operation.type in ("CollectiveGatherV2", "CollectiveAllToAllV2"):
+        if not operation.type.startswith("Collective"):
+            continue
+        if tf.get_static_value(operation.inputs[1]) == (
+            strategy.num_replicas_in_sync
+        ):
             buffer = operation.inputs[0]
+            kind = kind_of(operation.type, operation.name)
+            copies = buffer.shape[0] if kind != operation.type else 1
             size = buffer.shape.num_elements() * buffer.dtype.size
-            counts[operation.type] += size
-    summary = run.optimizer.communication_summary()
-    dense = summary["variables"]["bias"]["sent_bytes"]
-    said = len(run.replicas) * (summary["total"]["sent_bytes"] - dense)
-    return {"said": said, "sent": counts, "collectives": collectives_in(graph)}
+            counts[kind] += size // copies
+    said = run.optimizer.communication_summary()["total"]["sent_bytes"]
+    return {
+        "said": len(run.replicas) * said,
+        "sent": counts,
+        "collectives": collectives_in(graph),
+    }
 
 
 def count_collectives(strategy, **settings):
@@ -175,8 +184,20 @@ def collectives_in(graph):
     nodes = list(definition.node)
     for function in definition.library.function:
         nodes += function.node_def
-    names = [node.op for node in nodes if node.op.startswith("Collective")]
-    return {name: names.count(name) for name in set(names)}
+    kinds = [
+        kind_of(node.op, node.name)
+        for node in nodes
+        if node.op.startswith("Collective")
+    ]
+    return {kind: kinds.count(kind) for kind in set(kinds)}
+
+
+def kind_of(op, name):
+    """Return TensorFlow's name of a collective; a gather may be sent at once.
+
+    The words of one are copied for each replica then.
+    """
+    return "CollectiveGatherV2" if "gather_at_once" in name else op
 
 
 def reduce_scalars(strategy):
@@ -212,14 +233,18 @@ def observe(kind):
         "balance": balances(strategy),
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
-        "collectives of most": count_collectives(strategy, sparsity=MOST),
     }
     if kind == "sparse":
         result["logs"] = reduce_scalars(strategy)
         result["bytes"] = count_bytes(strategy)
+        result["bytes of most"] = count_bytes(strategy, sparsity=MOST)
         if len(strategy.extended.worker_devices) == 1:
             result["hosted"] = train(strategy, 10, **HOSTED)
             result["unhosted"] = train(strategy, 10, **ADAM)
+    else:
+        result["collectives of most"] = count_collectives(
+            strategy, sparsity=MOST
+        )
     return result
 
 

@@ -1,0 +1,85 @@
+"""Who waits in different collectives is noticed, and nobody else."""
+
+import types
+
+import pytest
+
+from tf_optimizers._compat import coordination
+from tf_optimizers._compat.launcher import group_of
+from tf_optimizers.distribute.standstill import Standstill
+
+SUM = group_of("CollectiveReduceV2", "float32")
+GATHER = group_of("CollectiveGatherV2", "int32")
+
+
+class Worker:
+    """A worker whose two replicas are as far as it says."""
+
+    def __init__(self, index, workers):
+        self.far = [[0, 0, 0, 0], [0, 0, 0, 0]]
+        channel = types.SimpleNamespace(progress=lambda: list(self.far))
+        self.standstill = Standstill(
+            types.SimpleNamespace(
+                channels=[channel],
+                number=1,
+                worker_index=index,
+                workers=workers,
+            )
+        )
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """What workers have told each other."""
+    notes = {}
+    monkeypatch.setattr(coordination, "write", notes.__setitem__)
+    monkeypatch.setattr(coordination, "read", lambda key, _: notes.get(key))
+    monkeypatch.setattr(coordination, "delete", notes.__delitem__)
+    return notes
+
+
+def look(workers, times=3):
+    return [
+        message
+        for _ in range(times)
+        for worker in workers
+        if (message := worker.standstill.look())
+    ]
+
+
+def test_workers_that_go_on_or_rest_tell_little(notes):
+    workers = [Worker(index, 3) for index in range(3)]
+    for step in range(1, 5):
+        for worker in workers:
+            worker.far = [[step, SUM, 5, 0], [step, SUM, step, 0]]
+            assert not look([worker], 1)
+    assert not notes
+    assert not look(workers)
+    assert len(notes) == 6
+    # One is late; what was told before is forgotten.
+    for worker in workers[:2]:
+        worker.far = [[5, GATHER, 5, 0], [5, SUM, 1, 0]]
+    assert not look(workers)
+    assert len(notes) == 6
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ([7, SUM, 5, 0], [7, SUM, 6, 0], "CollectiveReduceV2 of 6 float32"),
+        ([7, SUM, 5, 0], [7, GATHER, 5, 0], "CollectiveGatherV2 of 5 int32"),
+    ],
+    ids=["sizes", "kinds"],
+)
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_workers_in_different_collectives_are_told(
+    notes, ours, theirs, said, odd
+):
+    workers = [Worker(index, 3) for index in range(3)]
+    for index, worker in enumerate(workers):
+        worker.far = [[9, SUM, 1, 0], theirs if index == odd else ours]
+    messages = look(workers)
+    assert messages
+    for message in messages:
+        assert f"{said} on worker {odd}" in message
+        assert "CollectiveReduceV2 of 5 float32 on worker" in message

@@ -1,0 +1,125 @@
+"""What a replica sends to all, as 32-bit words.
+
+entries | values and indices of rows | dense values, by dtype
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_optimizers.distribute.dense import join, sum_replicas
+from tf_optimizers.distribute.entries import (
+    Entries,
+    narrow_indices,
+    pack_entries,
+    unpack_entries,
+)
+from tf_optimizers.distribute.words import WordReader, to_words
+
+
+def pack(
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    rows: Sequence[tf.Tensor],
+    groups: Sequence[Sequence[tf.Tensor]],
+) -> tf.Tensor:
+    """Return all values and positions as int32 words.
+
+    Rows are padded to the most.
+
+    Args:
+        entries: This replica's.
+        slices: This replica's.
+        rows: Of each slices, their number by replica.
+        groups: This replica's dense values, those of one dtype together.
+    """
+    words = pack_entries(entries) if entries else []
+    words += [
+        to_words(pad_rows(tensor, _most(counts)))
+        for part, counts in zip(slices, rows, strict=True)
+        for tensor in (part.values, narrow_indices(part))
+    ]
+    words += [to_words(join(group)) for group in groups]
+    return tf.concat(words, 0)
+
+
+def unpack(
+    gathered: tf.Tensor,
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    rows: Sequence[tf.Tensor],
+    groups: Sequence[Sequence[tf.Tensor]],
+    replicas: int,
+) -> tuple[list[Entries], list[tf.IndexedSlices], list[list[tf.Tensor]]]:
+    """Return the entries and slices of all replicas, and the dense sums.
+
+    The former in the order of replicas.
+
+    Args:
+        gathered: int32 [replicas * words], as `pack` makes them.
+        entries: This replica's, for dtypes and shapes.
+        slices: Likewise.
+        rows: As of `pack`.
+        groups: Likewise.
+        replicas: Their number.
+    """
+    words = WordReader(gathered, replicas)
+    every = unpack_entries(words, entries) if entries else []
+    parts = [
+        tf.IndexedSlices(
+            _read(words, part.values, counts),
+            tf.cast(
+                _read(words, narrow_indices(part), counts), part.indices.dtype
+            ),
+            part.dense_shape,
+        )
+        for part, counts in zip(slices, rows, strict=True)
+    ]
+    return every, parts, [sum_replicas(words, group) for group in groups]
+
+
+def layout(
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    groups: Sequence[Sequence[tf.Tensor]],
+) -> int:
+    """Return a number of all dtypes and shapes, but for rows: 1 at least.
+
+    Replicas whose messages have another do not exchange them; bits would be
+    read as what they are not.
+    """
+    parts = [
+        [(e.values.dtype.name, e.values.shape[0], e.size) for e in entries],
+        [
+            (s.values.dtype.name, narrow_indices(s).dtype.name)
+            + tuple(s.values.shape[1:])
+            for s in slices
+        ],
+        [
+            (group[0].dtype.name, *(value.shape.as_list() for value in group))
+            for group in groups
+        ],
+    ]
+    return 1 + zlib.crc32(repr(parts).encode())
+
+
+def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Append rows of zeros up to a number of rows."""
+    missing = rows - tf.shape(tensor)[0]
+    return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
+
+
+def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Return the rows of every replica, without padding."""
+    most = _most(counts)
+    tensor = words.read(like.dtype, [most, *like.shape[1:]])
+    return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
+
+
+def _most(counts: tf.Tensor) -> tf.Tensor:
+    """Return the rows to pad to: one at least.
+
+    TensorFlow (2.21) ends the process in an all-gather of nothing.
+    """
+    return tf.maximum(tf.reduce_max(counts), 1)
