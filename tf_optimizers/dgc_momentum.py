@@ -206,11 +206,14 @@ class DGCMomentum(CompressedMomentum):
     ) -> "DGCMomentum":
         """Return an optimizer with the settings we recommend, for a whole run.
 
-        The paper's warm-up, (0.75, 0.9375, 0.984375, 0.996, 0.999), takes an
-        eighth of the steps. Over the last tenth its stages are walked back,
-        and the last step sends all that is left. At 6 bytes an entry a run of
-        T steps sends what 0.026 T + 1 dense steps do; without the way back,
-        what 0.014 T do.
+        The stages of the paper's warm-up, (0.75, 0.9375, 0.984375, 0.996,
+        0.999), of a fortieth of the steps each, up to the last one that lets
+        a replica send every entry twice, on average: steps (1 - sparsity) >=
+        2, as 0.999 does from 2,000 steps on. They are walked back in the end,
+        and the last step sends all that is left.
+
+        At 0.999 and 6 bytes an entry, a run of T steps sends what 0.026 T + 1
+        dense steps do; without the way back, what 0.014 T do.
 
         Args:
             steps: int >= 2. Updates of the run: of `fit`, the batches of an

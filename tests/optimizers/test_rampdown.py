@@ -119,7 +119,7 @@ def test_summary_follows_there_and_back(mirrored):
     assert [sent(step) for step in (10, 11)] == [2 * dense, dense]
 
 
-@pytest.mark.parametrize("steps", [2, 3, 9, 40, 1000])
+@pytest.mark.parametrize("steps", [2, 3, 9, 40, 127, 4000])
 def test_recommended_settings_end_with_the_run(steps):
     optimizer = tfo.DGCMomentum.for_steps(steps, 0.1, value_dtype="float16")
     schedule = optimizer._compressor.schedule
@@ -127,11 +127,22 @@ def test_recommended_settings_end_with_the_run(steps):
     assert shares[0] == 0.75
     assert shares[-2:] == [0.0, None]
     assert None not in shares[:-1]
-    if steps == 1000:
-        # Of the way down 99 steps, in four parts.
+    if steps == 4000:
+        # Of the way down 399 steps, in four parts.
         counts = [shares.count(share) for share in schedule.sparsity]
-        assert counts == [25 + 24, 25 + 25, 25 + 25, 25 + 25, 800]
+        assert counts == [199, 200, 200, 200, 3200]
     assert optimizer.value_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("first", "sparsity"),
+    [(32, 0.9375), (128, 0.984375), (500, 0.996), (2000, 0.999)],
+)
+def test_a_short_run_holds_less_back(first, sparsity):
+    """Else what waits is out of date; a replica sends all entries twice."""
+    made = [tfo.DGCMomentum.for_steps(s, 0.1) for s in (first - 1, first)]
+    assert made[0].sparsity == made[1].sparsity[:-1]
+    assert made[1].sparsity[-1] == sparsity
 
 
 def test_recommended_settings_may_be_overruled():
@@ -164,7 +175,7 @@ def test_monitor_shows_that_nothing_waits(mirrored):
             ),
         ],
     )
-    assert [logs["sparsity"] for logs in shown[-2:]] == [0.999, 0.0]
+    assert [logs["sparsity"] for logs in shown[-2:]] == [0.75, 0.0]
     assert shown[-2]["residual_norm"] > 1e-3
     assert shown[-1]["residual_norm"] == shown[-1]["residual_age"] == 0.0
     assert shown[-1]["sent_bytes"] == 4 * 81

@@ -111,12 +111,18 @@ def recommended(steps: Any) -> dict[str, Any]:
     """Return the arguments of a schedule for a run of so many steps.
 
     A stage of the way up is a fortieth of it, and so is one of the way down.
+    The last one lets a replica send every entry twice, on average: what comes
+    seldomer is out of date.
     """
     steps = check_integer("steps", steps, 2)
-    rampdown_step = max(1, steps // 10)
+    sparsity = tuple(
+        share for share in PAPERS if steps * (1 - Fraction(str(share))) >= 2
+    )
+    sparsity = sparsity or PAPERS[:1]
+    rampdown_step = max(1, (len(sparsity) - 1) * steps // 40)
     return {
-        "sparsity": PAPERS,
-        "rampup_step": max(1, steps // 8),
+        "sparsity": sparsity,
+        "rampup_step": max(1, len(sparsity) * steps // 40),
         "rampdown_begin_step": steps - rampdown_step,
         "rampdown_step": rampdown_step,
     }
