@@ -68,6 +68,22 @@ def dgc(workers: int, **kwargs: bool | str | None) -> Variant:
     )
 
 
+def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
+    """Return the same with all stages, though the steps be too few."""
+    return Variant(
+        workers,
+        lambda rate, steps: tfo.DGCMomentum(
+            rate,
+            momentum=MOMENTUM,
+            sparsity=SPARSITY,
+            rampup_step=steps // 8,
+            rampdown_begin_step=steps - steps // 10,
+            rampdown_step=steps // 10,
+            **kwargs,
+        ),
+    )
+
+
 def paddles(
     workers: int, sparsity: tuple[float, ...] = SPARSITY, **kwargs: bool | str
 ) -> Variant:
@@ -98,8 +114,13 @@ MAIN = {
     "Paddle's rule, 4 workers": paddles(4),
 }
 ABLATIONS = {
+    "DGC, 2 workers, 99.9 %": up_to_the_last_stage(2),
+    "DGC, 4 workers, 99.9 %": up_to_the_last_stage(4),
+    "DGC, 2 workers, 99.9 %, rate outside": up_to_the_last_stage(
+        2, rate_in_momentum=False
+    ),
     "DGC, 2 workers, float16 values": dgc(2, value_dtype="float16"),
-    "DGC, 2 workers, stays at 99.9 %": dgc(2, **NO_WAY_BACK),
+    "DGC, 2 workers, no way back": dgc(2, **NO_WAY_BACK),
     "DGC, 2 workers, rate outside": dgc(2, rate_in_momentum=False),
     "DGC, 2 workers, no momentum masking": dgc(2, momentum_masking=False),
     "Paddle's rule, 2 workers, float16 values": paddles(

@@ -18,7 +18,7 @@ from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs, line_style
 
 FOLDER = results.FOLDER.parents[1] / "docs" / "benchmarks"
 WORKER_MODEL = "4 M"
-CURVES = ("dense", "DGC, 2 workers", "DGC, 4 workers")
+CURVES = ("dense", "Paddle's rule, 2 workers", "Paddle's rule, 4 workers")
 
 
 def median_step(result: dict, link: str, contender: str) -> float:

@@ -24,7 +24,7 @@ from tf_optimizers.compression.wire import Wire
 
 SIZE = 4_000_000
 MODEL = "4 M, 2 workers"
-STEPS = (640, 3268, 10_000, 100_000)
+STEPS = (3268, 10_000, 100_000)
 
 
 def schedules(steps: int) -> dict[str, SparsitySchedule]:

@@ -203,8 +203,7 @@ def accuracy(name: str, result: dict) -> str:
                 run["seed"]: scale * run["test"][metric]
                 for run in result["runs"]["dense"]
             }
-            deviation = f"{np.std(values, ddof=1):.{digits}f}"
-            cells.append(f"{np.mean(values):.{digits}f} ± {deviation}")
+            cells.append(mean_and_deviation(values, digits))
             gains = [
                 value - dense[run["seed"]]
                 for value, run in zip(values, runs, strict=True)
@@ -218,6 +217,14 @@ def accuracy(name: str, result: dict) -> str:
         "| loss, bits | minus dense (95 %) |",
         rows,
     )
+
+
+def mean_and_deviation(values: list[float], digits: int) -> str:
+    """Return a cell of both, or of the only value."""
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def run_bytes(name: str, result: dict) -> str:
@@ -237,6 +244,8 @@ def run_bytes(name: str, result: dict) -> str:
 
 def interval(differences: list[float], digits: int) -> str:
     """Return the mean and its 95 % confidence interval (Student's t)."""
+    if len(differences) < 2:
+        return f"{differences[0]:+.{digits}f}"
     low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
     mean = np.mean(differences)
     return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
