@@ -32,8 +32,8 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
         add_legend(figure)
         figure.savefig(folder / FILE, dpi=120)
     caption += (
-        ": mean (line), lowest and highest seed (band); in the grey areas the "
-        "sparsity rises and falls"
+        ": mean (line), lowest and highest seed (band); the grey area is the "
+        "warm-up of the sparsity"
     )
     return {caption: FILE}
 
@@ -51,14 +51,9 @@ def _draw_epochs(axis: Axes, key: str, result: dict[str, Any]) -> None:
         )
         epochs = np.arange(1, runs.shape[1] + 1)
         draw_runs(axis, epochs, runs, number, name)
-    settings = result["settings"]
-    first, end = settings["steady_epochs"]
-    last = settings["epochs"]
-    axis.set_xlim(0.5, last + 0.5)
-    for before, after in ((0, first), (end, last)):
-        axis.axvspan(
-            before + 0.5, after + 0.5, color="grey", alpha=0.15, linewidth=0
-        )
+    warmup = result["settings"]["warmup_epochs"]
+    axis.axvspan(0.5, warmup + 0.5, color="grey", alpha=0.15, linewidth=0)
+    axis.set_xlim(left=0.5)
     axis.set_yscale("log")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("epoch")

@@ -87,10 +87,10 @@ def findings(result: dict[str, Any]) -> list[str]:
         ratio = _ratio(dense["bytes_per_step"], sparse["bytes_per_step"])
         rest = sparse["bytes_per_step"] - traffic["sent_bytes"]
         lines.append(
-            f"Bytes: at 99.9 %, a step sends {ratio} times fewer. Of "
+            f"Bytes: after the warm-up, a step sends {ratio} times fewer. Of "
             f"those that {sparse['optimizer']} still sends, {rest:,.0f} are "
             "not gradients but the metadata of messages, and Keras's own "
-            "reduction of loss and metrics. A whole run sends "
+            "reduction of loss and metrics. Warm-up included, a run sends "
             f"{_ratio(dense['bytes_per_run'], sparse['bytes_per_run'])} times "
             "fewer."
         )
@@ -103,7 +103,7 @@ def findings(result: dict[str, Any]) -> list[str]:
     lines.append(
         f"Time: {1000 * sparse['seconds_per_step']:.0f} ms per step, and "
         f"{1000 * dense['seconds_per_step']:.0f} ms with dense gradients, "
-        "in the same epochs."
+        "after the warm-up."
     )
     return lines
 
@@ -149,11 +149,9 @@ def _set_up(result: dict[str, Any]) -> str:
         f"learning rate with {100 * settings['warmup_share']:.0f} % linear "
         "warm-up, then linear decay. Dense: `keras.optimizers.SGD`, momentum "
         f"{settings['momentum']}. Compressed: `tfo.DGCMomentum`, the same "
-        f"momentum, as `for_steps` recommends: sparsity {', '.join(warmup)} % "
-        f"over the first steps, then {last} %; back over the last tenth of the "
-        "steps, and in the last one all that is left. A seed gives both the "
-        "same initial weights and the same batches; "
-        f"{len(settings['seeds'])} seeds. "
+        f"momentum, sparsity {', '.join(warmup)} % for an epoch each, "
+        f"{last} % from then on. A seed gives both the same initial weights "
+        f"and the same batches; {len(settings['seeds'])} seeds. "
         f"{_rate_note(result)}"
     )
 
@@ -176,9 +174,9 @@ def _method(result: dict[str, Any]) -> str:
         "workers' TCP sockets have sent, by the kernel's count (`TCP_INFO`), "
         "between two points that all workers have reached, divided by steps "
         "and workers. Keras's reduction of loss and metrics is included, "
-        "packet headers are not. Per step: the median of all epochs at the "
-        "highest sparsity; per run: all of it. Calculated: the gradients of "
-        "such a step alone, from `communication_summary("
+        "packet headers are not. Per step: the median of all epochs after the "
+        "warm-up; per run: all of it, warm-up included. Calculated: the "
+        "gradients of the last step alone, from `communication_summary("
         f"{result['communication']['step']})`."
     )
 

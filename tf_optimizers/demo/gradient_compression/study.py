@@ -17,7 +17,6 @@ import numpy as np
 from tqdm import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.demo.data import SPLIT_SIZES, prepare
 from tf_optimizers.demo.parts import Settings
 from tf_optimizers.demo.processes import run_workers
@@ -25,6 +24,8 @@ from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer
 
 WORKER = "tf_optimizers.demo.gradient_compression.worker"
 
+# The paper's warm-up, one epoch each, and the final sparsity.
+SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 MOMENTUM = 0.9
 
 # Several times what two slow cores need.
@@ -55,27 +56,14 @@ class Plan:
         return self.epochs * self.steps_per_epoch
 
     @property
-    def schedule(self) -> SparsitySchedule:
-        """The sparsity of each step."""
-        return SparsitySchedule(**recommended(self.steps))
-
-    @property
-    def steady_epochs(self) -> tuple[int, int]:
-        """The first epoch, from 0, of the highest sparsity, and the end."""
-        count, stages = self.steps_per_epoch, self.schedule.stages
-        shares = [stages[self.schedule.stage(s)] for s in range(self.steps)]
-        highest = max(share or 0.0 for share in shares)
-        steady = [
-            epoch
-            for epoch in range(self.epochs)
-            if set(shares[count * epoch : count * (epoch + 1)]) == {highest}
-        ]
-        return steady[0], steady[-1] + 1
+    def warmup_epochs(self) -> int:
+        """Epochs before the final sparsity."""
+        return len(SPARSITY) - 1
 
 
 FULL = Plan(
     epochs=16,
-    rates=tuple(2.0**k for k in range(-7, -2)),
+    rates=tuple(2.0**k for k in range(-5, -1)),
     tuning_seeds=(10_001, 10_002),
     max_seeds=4,
 )
@@ -92,8 +80,12 @@ def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
     """Return the dense optimizer, whose learning rate is tuned, and DGC."""
     return {
         "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=MOMENTUM),
-        "tfo.DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
-            plan.steps, rate, momentum=MOMENTUM
+        "tfo.DGCMomentum": lambda rate: tfo.DGCMomentum(
+            rate,
+            momentum=MOMENTUM,
+            rampup_step=len(SPARSITY) * plan.steps_per_epoch,
+            sparsity=SPARSITY,
+            rate_in_momentum=False,
         ),
     }
 
@@ -126,9 +118,9 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
             **asdict(plan),
             "seeds": seeds,
             "steps_per_epoch": plan.steps_per_epoch,
-            "steady_epochs": plan.steady_epochs,
+            "warmup_epochs": plan.warmup_epochs,
             "warmup_share": WARMUP_SHARE,
-            "sparsity": plan.schedule.sparsity,
+            "sparsity": SPARSITY,
             "momentum": MOMENTUM,
             "split_sizes": SPLIT_SIZES,
         },
@@ -142,7 +134,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
 def optimizer_row(
     name: str, runs: list[dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
-    """Return an optimizer's row: over its seeds, and its steady epochs.
+    """Return an optimizer's row, over its seeds and its epochs after warm-up.
 
     Args:
         name: The optimizer.
@@ -153,7 +145,7 @@ def optimizer_row(
     accuracies = [run["test_accuracy"] for run in own]
     counted = np.array([run["bytes_per_step"] for run in own], float)
     seconds = np.array([run["seconds_per_step"] for run in own])
-    steady = np.s_[:, slice(*plan.steady_epochs)]
+    steady = np.s_[:, plan.warmup_epochs :]
     return {
         "optimizer": name,
         "mean": float(np.mean(accuracies)),

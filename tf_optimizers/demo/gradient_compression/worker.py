@@ -104,7 +104,7 @@ class SharedStudy:
             "runs": runs,
             "parameters": self.trainers[compressing].model.count_params(),
             "communication": optimizer.communication_summary(
-                self.plan.steps_per_epoch * self.plan.steady_epochs[0]
+                self.plan.steps - 1
             ),
         }
 
