@@ -189,7 +189,11 @@ class MultiWorkerExtendedHooks(
     @property
     def channels(self) -> list[CollectiveAllReduceHooks]:
         """All collectives that workers meet in."""
-        return [self._cross_device_ops, self._side_channel]
+        return [
+            self._cross_device_ops,
+            self._side_channel,
+            self._input_channel,
+        ]
 
     @property
     def channel(self) -> CollectiveAllReduceHooks:

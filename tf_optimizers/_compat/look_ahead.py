@@ -95,9 +95,13 @@ class AheadIterator(input_lib.DistributedIterator):
             )
             before = tf.ensure_shape(before, [2])
             known = tf.cond(before[0] < 0, lambda: total(this), lambda: before)
-            tf.raw_ops.AssignVariableOp(
-                resource=self.known, value=total(following)
+            # Nobody asks at the end: the error that says so cancels whatever
+            # is under way, and what had been sent would stay behind, and be
+            # taken for part of the next exchange.
+            later = tf.cond(
+                known[0] > 0, lambda: total(following), lambda: known
             )
+            tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
         return known
 
     @property
