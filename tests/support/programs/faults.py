@@ -113,8 +113,12 @@ def train(case):
             ]
         )
         momentum = 0.8 if wrong == "settings" else 0.9
+        # By this rule alone a rate parts weights.
         optimizer = tfo.DGCMomentum(
-            0.1, momentum=momentum, min_compress_size=1, sparsity=(0.9,)
+            *(0.1, momentum),
+            min_compress_size=1,
+            sparsity=(0.9,),
+            rate_in_momentum=False,
         )
         optimizer.build(model.trainable_variables)
         model.compile(optimizer, "mse")
