@@ -224,11 +224,11 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         # `progress` is the token itself: what changes it stands in line with
         # collectives, so that it tells which one is being waited for.
         count = self.progress.read_value()[0] + 1
-        now = [
-            count,
-            *(tf.cast(n, tf.int64) for n in (group, elements, layout)),
+        what = [
+            tf.convert_to_tensor(number, tf.int64)
+            for number in (group, elements, layout)
         ]
-        self.progress.assign(tf.stack(now), read_value=False)
+        self.progress.assign(tf.stack([count, *what]), read_value=False)
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
             key = tf.convert_to_tensor(key, tf.int32)
