@@ -101,7 +101,7 @@ def test_long_wait_is_told(store):
 def test_worker_elsewhere_is_named(store):
     say(store, 1, "rice")
     say(store, 2, "figs", subject="supper")
-    with pytest.raises(RuntimeError, match="worker 2 to supper"):
+    with pytest.raises(RuntimeError, match="worker 2 has reached supper"):
         gather()
 
 

@@ -163,7 +163,7 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         return tf.reshape(received, [-1])
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
-        """Let each replica sum a part, in the order of ranks."""
+        """Let each replica sum a part, in the order of `tf.add_n`."""
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) ends the process if there is nothing to exchange.
         each = -(-size // count)

@@ -25,7 +25,7 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     """Tell whether values of one dtype are gathered, and summed locally.
 
     N - 1 times their bytes must be worth the two rounds that a sum of its own
-    takes. On CPUs the sum is the same to the bit: in the order of ranks.
+    takes. On CPUs the sum is the same to the bit: both are `tf.add_n`'s.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:
@@ -42,7 +42,7 @@ def join(values: Sequence[tf.Tensor]) -> tf.Tensor:
 def sum_replicas(
     words: WordReader, values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Sum what all replicas have joined, in the order of ranks.
+    """Sum what all replicas have joined, in the order of `tf.add_n`.
 
     Args:
         words: Which have it next.
