@@ -114,9 +114,9 @@ EFFECTS = {
     ),
     "keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap("
     'tfo.LANS(0.01), {"^first/": tfo.LANS(0.02)}))': (grouped(0.01, 0.02)),
-    "optimizer.build(variables); optimizer.load_own_variables("
-    "{str(i): v.numpy() for i, v in enumerate(optimizer.variables)})": (
-        "len(optimizer.variables) == 2 + 2 * 4"
+    "optimizer.build(variables); optimizer.save_own_variables(state := {}); "
+    "optimizer.load_own_variables(state)": (
+        "len(optimizer.variables) == 2 + 2 * 4 and len(state) >= 2 + 2 * 4"
     ),
     "theirs = keras.optimizers.Lamb(); theirs.apply(gradients(), variables); "
     "theirs.save_own_variables(state := {}); optimizer.build(variables); "
