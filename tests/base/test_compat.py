@@ -31,8 +31,8 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
-from tf_optimizers._compat.checkpoints import VARIABLES
 from tf_optimizers._compat.keras import (
+    VARIABLES,
     global_seed,
     set_global_seed,
     start_at_epoch,

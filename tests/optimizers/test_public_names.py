@@ -14,7 +14,7 @@ OPTIMIZERS = {
     tfo.Lamb: (),
     tfo.LANS: (),
     tfo.AdamOffload: ("memory_summary",),
-    tfo.DGCMomentum: ("communication_summary",),
+    tfo.DGCMomentum: ("communication_summary", "for_steps"),
     tfo.SparseLoCo: ("communication_summary",),
 }
 

@@ -9,12 +9,22 @@ from keras.src.backend.common import global_state
 
 from tf_optimizers._compat import Gradient
 
+# What Keras calls the list of an optimizer's variables in checkpoints.
+VARIABLES = "_variables"
+
 
 class OptimizerHooks(keras.optimizers.Optimizer):
     """`keras.optimizers.Optimizer` with names of ours for its private steps.
 
     Subclasses implement `_accumulate` and `_overwrite_with_averages`, of lists.
+    One whose variables do not always mean the same replaces `_variables_name`
+    and `_check_name`.
     """
+
+    @property
+    def _variables_name(self) -> str:
+        """What checkpoints call the list of variables."""
+        return VARIABLES
 
     def _backend_apply_gradients(
         self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]
@@ -37,6 +47,28 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         if getattr(self._learning_rate, "counts_updates", False):
             return self._learning_rate(self.iterations)
         return super()._get_current_learning_rate()
+
+    def _check_name(self, name: str) -> None:
+        """Raise if what a checkpoint has by a name is not to be read."""
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        # TensorFlow takes names of what is written from here; there is no
+        # public way to give an attribute another one.
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint" and VARIABLES in children:
+            children[self._variables_name] = children.pop(VARIABLES)
+        return children
+
+    def _lookup_dependency(
+        self, name: str, cached_dependencies: dict[str, Any] | None = None
+    ) -> Any:
+        # TensorFlow asks here for each name in a checkpoint, before any value
+        # is restored, and then hands the children over.
+        if cached_dependencies:
+            self._check_name(name)
+        return super()._lookup_dependency(name, cached_dependencies)
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:

@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.checkpoints import CheckpointHooks
 from tf_optimizers._compat.keras import (
     add_replica_variable,
     is_overwritten,
@@ -29,7 +28,7 @@ from tf_optimizers.dgc.saved import (
 )
 
 
-class CompressedMomentum(CheckpointHooks, Optimizer):
+class CompressedMomentum(Optimizer):
     """Momentum SGD whose replicas send entries; `DGCMomentum` has settings.
 
     Their names are those of its arguments.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_optimizers._compat.checkpoints import VARIABLES
+from tf_optimizers._compat.keras import VARIABLES
 
 MARK = "rate_in_momentum"
 # What checkpoints call the variables, with the rate in the momentum.
