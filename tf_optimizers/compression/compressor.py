@@ -148,9 +148,9 @@ class Compressor:
         ]
         if in_xla() and compressed:
             raise RuntimeError(
-                f"`{self._name}` cannot run under XLA, which selects nothing "
-                "by value. Received: a step that is compiled by XLA. Pass "
-                "`jit_compile=False` to `compile` or `tf.function`."
+                f"`{self._name}` cannot run under XLA, which cannot compile a "
+                "selection by value. Received: a step that is compiled by XLA. "
+                "Pass `jit_compile=False` to `compile` or `tf.function`."
             )
         for residual in compressed:
             residual.allocate()
