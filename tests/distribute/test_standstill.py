@@ -1,11 +1,14 @@
 """Who waits in different collectives is noticed, and nobody else."""
 
+import gc
+import threading
 import types
 
 import pytest
 
 from tf_optimizers._compat import coordination
 from tf_optimizers._compat.launcher import group_of
+from tf_optimizers.distribute import standstill
 from tf_optimizers.distribute.standstill import Standstill
 
 SUM = group_of("CollectiveReduceV2", "float32")
@@ -83,3 +86,39 @@ def test_workers_in_different_collectives_are_told(
     for message in messages:
         assert f"{said} on worker {odd}" in message
         assert "CollectiveReduceV2 of 5 float32 on worker" in message
+
+
+class Extended:
+    """A strategy's, of which one replica waits."""
+
+    def __init__(self):
+        progress = [[1, SUM, 5, 0]]
+        channel = types.SimpleNamespace(progress=lambda: progress)
+        self.channels, self.number = [channel], 1
+        self.worker_index, self.workers = 0, 2
+
+
+def test_end_waits_for_nobody_who_is_gone(monkeypatch):
+    """A process would stay for ever."""
+    told, back = threading.Event(), threading.Event()
+
+    def write(key, value):
+        told.set()
+        back.wait(60)
+
+    monkeypatch.setattr(coordination, "write", write)
+    monkeypatch.setattr(standstill, "_LOOKING_SECONDS", 0.01)
+    extended = [Extended()]
+    standstill.watch(extended[0])
+    assert told.wait(30)
+
+    def end():
+        extended.clear()
+        gc.collect()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    ending.join(20)
+    ended = not ending.is_alive()
+    back.set()
+    assert ended

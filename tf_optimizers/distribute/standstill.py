@@ -22,6 +22,7 @@ from tf_optimizers._compat.launcher import describe
 # A worker is looked at this often; it stands still if nothing has changed.
 _LOOKING_SECONDS = 3.0
 _READING_SECONDS = 0.2
+_ENDING_SECONDS = 1.0
 
 
 class Standstill:
@@ -101,7 +102,9 @@ def watch(extended: Any) -> None:
     def end() -> None:
         ended.set()
         if threading.current_thread() is not thread:
-            thread.join()
+            # What it tells has no timeout, and no end once the worker that
+            # keeps what all have told is gone.
+            thread.join(_ENDING_SECONDS)
 
     thread.start()
     # At the latest before Python ends, which no thread of TensorFlow survives.
