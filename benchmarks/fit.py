@@ -35,17 +35,19 @@ OPTIMIZERS = {
 }
 
 
-def make_model(optimizer: str) -> keras.Model:
+def make_model(
+    width: int, optimizer: keras.optimizers.Optimizer
+) -> keras.Model:
     model = keras.Sequential(
         [
-            keras.Input((WIDTH,)),
-            keras.layers.Dense(WIDTH, "relu"),
-            keras.layers.Dense(WIDTH, "relu"),
+            keras.Input((width,)),
+            keras.layers.Dense(width, "relu"),
+            keras.layers.Dense(width, "relu"),
             keras.layers.Dense(CLASSES),
         ]
     )
     model.compile(
-        optimizer=OPTIMIZERS[optimizer](),
+        optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -123,7 +125,7 @@ def work(rounds: int, steps: int, path: pathlib.Path) -> None:
     models = {}
     for optimizer in OPTIMIZERS:
         with strategy.scope():
-            model = make_model(optimizer)
+            model = make_model(WIDTH, OPTIMIZERS[optimizer]())
         loop = CustomLoop(model, strategy)
         distributed = strategy.experimental_distribute_dataset(data)
         contenders = {

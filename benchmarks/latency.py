@@ -35,11 +35,11 @@ import tensorflow as tf
 import tqdm
 from exchange import OURS, STOCK
 from far_hosts import FarGroup, Loopback, far_groups
-from fit import Clock, CustomLoop
+from fit import CLASSES, Clock, CustomLoop, make_model
 
 import tf_optimizers as tfo
 
-WIDTH, CLASSES, BATCH = 512, 10, 64
+WIDTH, BATCH = 512, 64
 
 ROUNDS = 3
 SECONDS_PER_TURN = 2.0
@@ -73,23 +73,6 @@ CONTENDERS = {
 QUICK = ("stock, dense, custom loop", "dense, fit", "DGC, fit")
 
 
-def make_model(optimizer: str) -> keras.Model:
-    model = keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            keras.layers.Dense(WIDTH, "relu"),
-            keras.layers.Dense(WIDTH, "relu"),
-            keras.layers.Dense(CLASSES),
-        ]
-    )
-    model.compile(
-        optimizer=OPTIMIZERS[optimizer](),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    return model
-
-
 class Training:
     """One worker's part: steps of every contender of one strategy."""
 
@@ -108,7 +91,8 @@ class Training:
     def prepare(self, contender: str) -> None:
         """Build its model and trace a step."""
         with self.strategy.scope():
-            model = make_model(CONTENDERS[contender].optimizer)
+            optimizer = OPTIMIZERS[CONTENDERS[contender].optimizer]()
+            model = make_model(WIDTH, optimizer)
         self.models[contender] = model
         self.loops[contender] = CustomLoop(model, self.strategy)
         self.measure(contender, 1)
