@@ -1,18 +1,19 @@
 """Which exchange is the fastest, from 2 to 1,024 workers?
 
-    python benchmarks/cost_model.py
+    python benchmarks/cost_model.py [--round-trip 20]
 
 A step is computation, as measured without an exchange, and
 
-    latency x rounds + bytes / (share of the link's speed) + handling x bytes
-        + selection x parameters (DGC only) + fixed
+    message x messages + bytes / (share of the link's speed) + handling x bytes
+        + selection x parameters (DGC only) + fixed + round trip x rounds
 
-`bytes` are those that a worker sends, `rounds` the messages that it waits for,
-both of ring algorithms, which TensorFlow's are. Handling and selection take a
-processor: hosts that share one wait for each other. The five coefficients are
-fitted to results/shaped_network.json, all but what is held back, by
-non-negative least squares of relative errors, and tried on what is held back.
-The prediction has cores of its own for every worker.
+`messages` and `bytes` are those that a worker sends; the messages of a round
+leave together. The round trip is the link's, 0 where it was measured.
+Handling and selection take a processor: hosts that share one wait for each
+other. The five coefficients are fitted to results/shaped_network.json, all
+but what is held back, by non-negative least squares of relative errors, and
+tried on what is held back. The prediction has cores of its own for every
+worker.
 """
 
 import json
@@ -32,12 +33,13 @@ HELD_BACK = "4 M, 3 hosts"
 CORES = 2
 
 SPEEDS = {"100 Mbit/s": 1.25e7, "1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9}
+FAR = "1 Gbit/s"
 BASE = "no exchange"
 DENSITY = 0.001
 DENSITIES = [2.0**-k for k in range(14, 1, -1)]
 LARGEST = "20 M, 2 hosts"
 WORKERS = [2**k for k in range(1, 11)]
-COEFFICIENTS = ("latency", "link", "handling", "selection", "fixed")
+COEFFICIENTS = ("message", "link", "handling", "selection", "fixed")
 
 MEASURED = {
     "dense, float32": dense(4),
@@ -47,6 +49,7 @@ MEASURED = {
 }
 PREDICTED = MEASURED | {
     "DGC, float16 values, reduce-scatter": reduce_scatter(4),
+    "dense, float32, at once": dense(4, at_once=True),
 }
 
 
@@ -65,9 +68,9 @@ def features(
     exchange: Exchange, n: int, density: float, workers: int, speed: float
 ) -> np.ndarray:
     """Return what each coefficient is multiplied by, for a core per worker."""
-    rounds, count = exchange.traffic(n, density, workers)
+    messages, count, _ = exchange.traffic(n, density, workers)
     selection = n if exchange.selects else 0
-    return np.array([rounds, count / speed, count, selection, 1.0])
+    return np.array([messages, count / speed, count, selection, 1.0])
 
 
 def crowded(row: np.ndarray, workers: int) -> np.ndarray:
@@ -126,27 +129,41 @@ def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
     ]
 
 
+class Link(NamedTuple):
+    """A link that steps are predicted for."""
+
+    speed: float  # Bytes a second.
+    round_trip: float  # Seconds.
+
+
+def links(round_trip: float) -> dict[str, Link]:
+    """Return those that were measured, and one that is far, in ms."""
+    near = {name: Link(speed, 0.0) for name, speed in SPEEDS.items()}
+    far = Link(SPEEDS[FAR], round_trip / 1e3)
+    return near | {f"{FAR}, {round_trip:g} ms": far}
+
+
 def predict(
     parameters: int,
     computation: float,
     coefficients: np.ndarray,
     density: float,
+    links: dict[str, Link],
 ) -> dict:
     """Return milliseconds a step by link, exchange and number of workers."""
+
+    def step(exchange: Exchange, workers: int, link: Link) -> float:
+        row = features(exchange, parameters, density, workers, link.speed)
+        rounds = exchange.traffic(parameters, density, workers).rounds
+        waiting = rounds * link.round_trip
+        return 1e3 * float(computation + row @ coefficients + waiting)
+
     return {
-        link: {
-            name: [
-                1e3
-                * float(
-                    computation
-                    + features(exchange, parameters, density, workers, speed)
-                    @ coefficients
-                )
-                for workers in WORKERS
-            ]
-            for name, exchange in PREDICTED.items()
+        name: {
+            kind: [step(exchange, workers, link) for workers in WORKERS]
+            for kind, exchange in PREDICTED.items()
         }
-        for link, speed in SPEEDS.items()
+        for name, link in links.items()
     }
 
 
@@ -154,22 +171,28 @@ def fastest(steps: dict[str, list[float]], column: int) -> str:
     return min(PREDICTED, key=lambda name: steps[name][column])
 
 
-def winners(parameters: int, coefficients: np.ndarray) -> dict:
+def winners(
+    parameters: int, coefficients: np.ndarray, links: dict[str, Link]
+) -> dict:
     """Return the fastest exchange, by link: [densities, workers]."""
     steps = [
-        predict(parameters, 0.0, coefficients, density) for density in DENSITIES
+        predict(parameters, 0.0, coefficients, density, links)
+        for density in DENSITIES
     ]
     return {
         link: [
             [fastest(step[link], column) for column in range(len(WORKERS))]
             for step in steps
         ]
-        for link in SPEEDS
+        for link in links
     }
 
 
 def main() -> None:
     parser = results.options(__file__, __doc__)
+    parser.add_argument(
+        "--round-trip", type=float, default=20, help="ms, of a far link"
+    )
     parser.add_argument(
         "--input", type=pathlib.Path, default=results.path_of("shaped_network")
     )
@@ -178,7 +201,7 @@ def main() -> None:
     seen = observations(models)
     fitted = [one for one in seen if one.model != HELD_BACK]
     held_back = [one for one in seen if one.model == HELD_BACK]
-    coefficients = fit(fitted)
+    coefficients, predicted = fit(fitted), links(arguments.round_trip)
     document = {
         "coefficients": dict(zip(COEFFICIENTS, coefficients, strict=True)),
         "workers": WORKERS,
@@ -187,13 +210,16 @@ def main() -> None:
             "held back": compare(held_back, coefficients),
         },
         "densities": DENSITIES,
-        "winners": winners(models[LARGEST]["parameters"], coefficients),
+        "winners": winners(
+            models[LARGEST]["parameters"], coefficients, predicted
+        ),
         "predictions": {
             model: predict(
                 result["parameters"],
                 computation_alone(seen, model),
                 coefficients,
                 DENSITY,
+                predicted,
             )
             for model, result in models.items()
             if result["hosts"] == CORES

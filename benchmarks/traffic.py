@@ -1,44 +1,56 @@
-"""What a worker sends and waits for: rings, as TensorFlow's exchanges are."""
+"""What a worker sends, and waits for."""
 
 from collections.abc import Callable
 from typing import NamedTuple
+
+
+class Traffic(NamedTuple):
+    """What a worker has to do with the network in a step."""
+
+    messages: int  # That it sends.
+    bytes: float  # In them.
+    rounds: int  # In how many turns: those of one leave together.
 
 
 class Exchange(NamedTuple):
     """What a worker does for an exchange.
 
     Args:
-        traffic: Takes the parameters, the density and the workers; returns the
-            rounds and the bytes that a worker sends.
+        traffic: Returns it, of parameters, density and workers.
         selects: Whether entries are selected.
     """
 
-    traffic: Callable
+    traffic: Callable[[int, float, int], Traffic]
     selects: bool
 
 
-def dense(size: int) -> Exchange:
-    """Return the ring all-reduce of values of a size in bytes."""
-    return Exchange(
-        lambda n, density, workers: (
-            2 * (workers - 1),
-            2 * (workers - 1) / workers * n * size,
-        ),
-        selects=False,
-    )
+def dense(size: int, at_once: bool = False) -> Exchange:
+    """Return the sum of values of a size in bytes.
+
+    By TensorFlow's ring, or at once: to the worker that sums a part, and back,
+    as our strategy does.
+    """
+
+    def traffic(n: int, density: float, workers: int) -> Traffic:
+        messages = 2 * (workers - 1)
+        rounds = min(messages, 2) if at_once else messages
+        return Traffic(messages, messages / workers * n * size, rounds)
+
+    return Exchange(traffic, selects=False)
 
 
 def all_gather(pair: float) -> Exchange:
-    """Return the ring all-gather of pairs of a size in bytes.
+    """Return the all-gather of pairs of a size in bytes, at once.
 
     What takes more that way travels densely, as in compression/gathered.py.
     """
 
-    def traffic(n: int, density: float, workers: int) -> tuple[int, float]:
+    def traffic(n: int, density: float, workers: int) -> Traffic:
         pairs = n * density * pair
         if workers * pairs > 2 * n * 4:
-            return dense(4).traffic(n, density, workers)
-        return workers - 1, (workers - 1) * pairs
+            return dense(4, at_once=True).traffic(n, density, workers)
+        messages = workers - 1
+        return Traffic(messages, messages * pairs, min(messages, 1))
 
     return Exchange(traffic, selects=True)
 
@@ -50,9 +62,10 @@ def reduce_scatter(pair: float) -> Exchange:
     largest, as in compression/sharded.py.
     """
 
-    def traffic(n: int, density: float, workers: int) -> tuple[int, float]:
+    def traffic(n: int, density: float, workers: int) -> Traffic:
         share = n * density / workers
         sent = (share + 3 * share**0.5) * pair + share * 6
-        return 2 * (workers - 1), (workers - 1) * sent
+        messages = 2 * (workers - 1)
+        return Traffic(messages, (workers - 1) * sent, min(messages, 2))
 
     return Exchange(traffic, selects=True)

@@ -118,17 +118,23 @@ def test_networks_are_of_the_documented_size():
 
 
 @pytest.mark.parametrize(
-    ("exchange", "rounds", "sent"),
+    ("exchange", "messages", "sent", "rounds"),
     [
-        (traffic.dense(4), 6, 2 * 3 / 4 * 4e6),
-        (traffic.all_gather(8), 3, 3 * 8e3),
-        (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6),
-        (traffic.reduce_scatter(8), 6, 3 * (250 * 14 + 3 * 250**0.5 * 8)),
+        (traffic.dense(4), 6, 2 * 3 / 4 * 4e6, 6),
+        (traffic.dense(4, at_once=True), 6, 2 * 3 / 4 * 4e6, 2),
+        (traffic.all_gather(8), 3, 3 * 8e3, 1),
+        (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6, 2),
+        (traffic.reduce_scatter(8), 6, 3 * (250 * 14 + 3 * 250**0.5 * 8), 2),
     ],
-    ids=["dense", "all-gather", "all-gather, too much", "reduce-scatter"],
+    ids=[
+        *("dense", "dense, at once"),
+        *("all-gather", "all-gather, too much", "reduce-scatter"),
+    ],
 )
-def test_traffic_of_four_workers(exchange, rounds, sent):
-    assert exchange.traffic(1e6, 0.001, 4) == pytest.approx((rounds, sent))
+def test_traffic_of_four_workers(exchange, messages, sent, rounds):
+    found = exchange.traffic(1e6, 0.001, 4)
+    assert found == pytest.approx((messages, sent, rounds))
+    assert exchange.traffic(1e6, 0.001, 1)[::2] == (0, 0)
 
 
 @pytest.mark.parametrize("workers", [8, 64, 1024])
@@ -138,8 +144,10 @@ def test_traffic_of_shards_is_what_the_optimizer_sends(workers, dtype, pair):
     wire = Wire(workers, tf.as_dtype(dtype), is_packed=True)
     exchange = choose_exchange(wire, [n], [k], "sharded")
     said = (workers - 1) * exchange.bytes_for_one
-    rounds, sent = traffic.reduce_scatter(pair).traffic(n, k / n, workers)
-    assert rounds == 2 * (workers - 1)
+    messages, sent, rounds = traffic.reduce_scatter(pair).traffic(
+        n, k / n, workers
+    )
+    assert messages == 2 * (workers - 1) and rounds == 2
     assert sent == pytest.approx(said, rel=0.05)
 
 
@@ -158,6 +166,22 @@ def test_fit_finds_the_coefficients_that_made_the_steps():
         ]
     ]
     np.testing.assert_allclose(cost_model.fit(seen), truth, rtol=1e-6)
+
+
+def test_round_trip_is_waited_for_in_every_round():
+    links = {
+        "near": cost_model.Link(1e8, 0.0),
+        "far": cost_model.Link(1e8, 0.02),
+    }
+    steps = cost_model.predict(1e6, 0.01, np.full(5, 1e-9), 0.001, links)
+    four = cost_model.WORKERS.index(4)
+    rounds = {
+        name: (steps["far"][name][four] - times[four]) / 20
+        for name, times in steps["near"].items()
+    }
+    assert rounds["dense, float32"] == pytest.approx(6)
+    assert rounds["dense, float32, at once"] == pytest.approx(2)
+    assert rounds["DGC, float16 values"] == pytest.approx(1)
 
 
 def test_rate_of_lowest_mean_validation_loss_is_chosen():
