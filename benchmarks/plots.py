@@ -184,6 +184,29 @@ def time_to_accuracy(document: dict) -> None:
     finish(figure, "time_to_accuracy")
 
 
+def latency(document: dict) -> None:
+    """Draw step time by round trip, a panel per number of workers."""
+    models = document["models"]
+    figure, axes = panels(len(models), sharey=True)
+    for axis, (name, result) in zip(axes, models.items(), strict=True):
+        drawn = [
+            (contender, found["step_ms"])
+            for contender, found in result["contenders"].items()
+            if contender.startswith("stock") or contender.endswith("fit")
+        ]
+        for number, (contender, times) in enumerate(drawn):
+            axis.plot(
+                [float(milliseconds) for milliseconds in times],
+                [statistics.median(each) for each in times.values()],
+                **line_style(number, contender),
+            )
+        axis.set_title(name)
+        axis.set_xlabel("ms of a round trip")
+        axis.set_ylabel("ms a step")
+        plain_log(axis)
+    finish(figure, "latency")
+
+
 def growth(document: dict) -> None:
     """Draw step time by number of variables, and of parameters."""
     figure, axes = panels(2)
@@ -214,6 +237,7 @@ def growth(document: dict) -> None:
 
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
+    "latency": (latency,),
     "cost_model": (cost_model, winners),
     "accuracy": (accuracy,),
     "time_to_accuracy": (time_to_accuracy,),
