@@ -140,14 +140,7 @@ class MultiWorkerExtendedHooks(
                 parts[rank][tf.newaxis], rank, self._communication_options
             )
 
-        ranks = range(len(parts))
-        if tf.executing_eagerly():
-            # One replica would wait for the next for ever.
-            with multiprocessing.pool.ThreadPool(len(parts)) as pool:
-                gathered = pool.map(gather, ranks)
-        else:
-            gathered = list(map(gather, ranks))
-        return tf.reduce_sum(gathered[0], 0)
+        return tf.reduce_sum(_in_every_replica(gather, len(parts))[0], 0)
 
     def in_replica(self, method: Callable, *args: Any) -> Any:
         """Return `method(*args, local rank, options)` of the replica that asks.
@@ -163,14 +156,12 @@ class MultiWorkerExtendedHooks(
             rank = tf.get_static_value(context.replica_id_in_sync_group) % count
             return method(*args, rank, options)
 
-        # Replicas take turns then: one that waits, waits for ever.
         def call_all(strategy: Any, args: Any) -> Any:
             def call(rank: int) -> Any:
                 own = distribute_utils.select_replica(rank, args)
                 return method(*own, rank, options)
 
-            with multiprocessing.pool.ThreadPool(count) as pool:
-                results = pool.map(call, range(count))
+            results = _in_every_replica(call, count)
             return distribute_utils.regroup(tuple(results))
 
         return context.merge_call(call_all, args=(args,))
@@ -225,3 +216,14 @@ class MultiWorkerExtendedHooks(
             if job in cluster.jobs
             for task in cluster.task_indices(job)
         ]
+
+
+def _in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
+    """Return `function(local rank)` of each of this worker's replicas."""
+    ranks = range(count)
+    if not tf.executing_eagerly():
+        return list(map(function, ranks))
+    # All at the same time: one after another, the first would wait for the
+    # next for ever.
+    with multiprocessing.pool.ThreadPool(count) as pool:
+        return pool.map(function, ranks)
