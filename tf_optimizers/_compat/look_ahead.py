@@ -16,6 +16,8 @@ from tf_optimizers._compat.counted import with_rows
 from tf_optimizers._compat.replicas import plain_variable
 
 _UNKNOWN = (-1, 0)
+# The op, in graphs, that asks about a batch at once, where nothing is known.
+FIRST_BATCH = "first_batch"
 
 
 class AheadIterator(input_lib.DistributedIterator):
@@ -94,7 +96,12 @@ class AheadIterator(input_lib.DistributedIterator):
                 resource=self.known, dtype=tf.int32
             )
             before = tf.ensure_shape(before, [2])
-            known = tf.cond(before[0] < 0, lambda: total(this), lambda: before)
+            known = tf.cond(
+                before[0] < 0,
+                lambda: total(this),
+                lambda: before,
+                name=FIRST_BATCH,
+            )
             # Nobody asks at the end: the error that says so cancels whatever
             # is under way, and what had been sent would stay behind, and be
             # taken for part of the next exchange.

@@ -11,6 +11,7 @@ from real_workers import report
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.counted import rows_of_all
+from tf_optimizers._compat.look_ahead import FIRST_BATCH
 
 # 5 full batches and one of a single row.
 BATCH = 19
@@ -25,7 +26,7 @@ def batches():
 def places(graph, before=0):
     """Return how many collectives follow on each other up to each, by name.
 
-    Those inside a `tf.cond` do not count.
+    Those that only the first batch of an iterator runs do not count.
 
     Args:
         graph: Of a function.
@@ -43,13 +44,25 @@ def places(graph, before=0):
             count = before
         if op.type.startswith("Collective"):
             count = found[op.name] = count + 1
-        elif "PartitionedCall" in op.type:
-            function = graph._get_function(op.get_attr("f").name)
-            inner = places(function.graph, count)
+        for name in called(op):
+            inner = places(graph._get_function(name).graph, count)
             count = max([count, *inner.values()])
-            found |= {f"{op.name}/{name}": n for name, n in inner.items()}
+            found |= {f"{op.name}/{name}/{key}": n for key, n in inner.items()}
         reached[op] = count
     return found
+
+
+def called(op):
+    """Return the names of the functions that an op may run, but at first."""
+    if "PartitionedCall" in op.type:
+        return [op.get_attr("f").name]
+    if op.type in ("If", "StatelessIf"):
+        if op.name.split("/")[-1].startswith(FIRST_BATCH):
+            return []
+        return [
+            op.get_attr(f"{which}_branch").name for which in ("then", "else")
+        ]
+    return []
 
 
 def train_function(strategy):
