@@ -18,7 +18,7 @@ from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import check_number, check_positive
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.loco.checks import (
     check_inner,
@@ -227,6 +227,28 @@ class SparseLoCo(Wrapper):
         weight = self._full_precision(variable)
         subtract(weight, gradient, tf.cast(learning_rate, weight.dtype))
         self._store_weight(variable, weight)
+
+    @classmethod
+    def for_steps(
+        cls,
+        steps: int,
+        inner_optimizer: keras.optimizers.Optimizer,
+        **kwargs: Any,
+    ) -> "SparseLoCo":
+        """Return an optimizer with the settings we recommend, for a whole run.
+
+        They are those of `DGCMomentum.for_steps`.
+
+        Args:
+            steps: int >= 2. Updates of the run: of `fit`, the batches of an
+                epoch times epochs, divided by `gradient_accumulation_steps`.
+            inner_optimizer: See the class.
+            **kwargs: Other arguments of the class, which go before these.
+
+        Raises:
+            TypeError, ValueError: As the class.
+        """
+        return cls(inner_optimizer, **recommended(steps) | kwargs)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return what one replica sends at a step, in bytes.

@@ -15,7 +15,7 @@ OPTIMIZERS = {
     tfo.LANS: (),
     tfo.AdamOffload: ("memory_summary",),
     tfo.DGCMomentum: ("communication_summary", "for_steps"),
-    tfo.SparseLoCo: ("communication_summary",),
+    tfo.SparseLoCo: ("communication_summary", "for_steps"),
 }
 
 

@@ -156,6 +156,19 @@ def test_recommended_settings_may_be_overruled():
             tfo.DGCMomentum.for_steps(steps, 0.1)
 
 
+def test_any_optimizer_has_the_same_recommended_settings():
+    inner = keras.optimizers.AdamW(0.1)
+    loco = tfo.SparseLoCo.for_steps(4000, inner, min_compress_size=10)
+    assert (loco.inner_optimizer, loco.min_compress_size) == (inner, 10)
+    config, dgc = (
+        optimizer.get_config()
+        for optimizer in (loco, tfo.DGCMomentum.for_steps(4000, 0.1))
+    )
+    ours = [name for name in config if name.startswith(("ramp", "spars"))]
+    assert len(ours) == 5
+    assert [config[name] for name in ours] == [dgc[name] for name in ours]
+
+
 def test_monitor_shows_that_nothing_waits(mirrored):
     with mirrored.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(9)])
