@@ -29,31 +29,39 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
         for axis, (key, label) in zip(axes, panels.items(), strict=True):
             _draw_epochs(axis, key, result)
             axis.set_ylabel(label)
-        add_legend(figure)
+        add_legend(figure, columns=4)
         figure.savefig(folder / FILE, dpi=120)
     caption += (
-        ": mean (line), lowest and highest seed (band); the grey area is the "
-        "warm-up of the sparsity"
+        ": mean (line), lowest and highest seed (band); in the grey areas the "
+        "sparsity rises and falls"
     )
     return {caption: FILE}
 
 
 def is_counted(result: dict[str, Any]) -> bool:
     """Return whether the kernel has counted the bytes of all optimizers."""
-    return all(row["bytes_per_step"] for row in result["optimizers"])
+    return all(row["bytes_per_step"] for row in _rows(result))
+
+
+def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for pair in result["pairs"] for row in pair["optimizers"]]
 
 
 def _draw_epochs(axis: Axes, key: str, result: dict[str, Any]) -> None:
-    for number, row in enumerate(result["optimizers"]):
+    every = [run for pair in result["pairs"] for run in pair["runs"]]
+    for number, row in enumerate(_rows(result)):
         name = row["optimizer"]
-        runs = np.array(
-            [run[key] for run in result["runs"] if run["optimizer"] == name]
-        )
+        runs = np.array([r[key] for r in every if r["optimizer"] == name])
         epochs = np.arange(1, runs.shape[1] + 1)
         draw_runs(axis, epochs, runs, number, name)
-    warmup = result["settings"]["warmup_epochs"]
-    axis.axvspan(0.5, warmup + 0.5, color="grey", alpha=0.15, linewidth=0)
-    axis.set_xlim(left=0.5)
+    settings = result["settings"]
+    first, end = settings["steady_epochs"]
+    last = settings["epochs"]
+    axis.set_xlim(0.5, last + 0.5)
+    for before, after in ((0, first), (end, last)):
+        axis.axvspan(
+            before + 0.5, after + 0.5, color="grey", alpha=0.15, linewidth=0
+        )
     axis.set_yscale("log")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("epoch")

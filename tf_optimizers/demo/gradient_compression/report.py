@@ -14,7 +14,7 @@ _NOT_COUNTED = "not counted"
 
 def table(result: dict[str, Any]) -> Table:
     """Return the rows as a table for the terminal."""
-    title = "Two workers: dense gradients, and 0.1 % of them"
+    title = f"Two workers: dense, and {_share(result)} of all entries"
     return terminal_table(title, comparison_rows(result))
 
 
@@ -43,19 +43,24 @@ LIMITS = (
 
 
 def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Return a heading, a row per optimizer, and the ratio of the two."""
-    dense, sparse = result["optimizers"]
-    traffic = result["communication"]["total"]
+    """Return a heading, and of each pair two rows and their ratio."""
+    heading = [
+        "optimizer",
+        "test accuracy (%)",
+        "bytes per step",
+        "calculated",
+        "MB per run",
+        "ms per step",
+    ]
+    rows = [row for pair in result["pairs"] for row in _pair_rows(pair)]
+    return [heading, *rows]
+
+
+def _pair_rows(pair: dict[str, Any]) -> list[list[str]]:
+    dense, sparse = pair["optimizers"]
+    traffic = pair["communication"]["total"]
     gradients = (traffic["dense_bytes"], traffic["sent_bytes"])
     return [
-        [
-            "optimizer",
-            "test accuracy (%)",
-            "bytes per step",
-            "calculated",
-            "MB per run",
-            "ms per step",
-        ],
         *(
             [
                 row["optimizer"],
@@ -80,47 +85,62 @@ def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
 
 def findings(result: dict[str, Any]) -> list[str]:
     """Summarize accuracy, bytes and time."""
-    dense, sparse = result["optimizers"]
-    lines = [accuracy_finding(result)]
-    traffic = result["communication"]["total"]
-    if is_counted(result):
-        ratio = _ratio(dense["bytes_per_step"], sparse["bytes_per_step"])
-        rest = sparse["bytes_per_step"] - traffic["sent_bytes"]
-        lines.append(
-            f"Bytes: after the warm-up, a step sends {ratio} times fewer. Of "
-            f"those that {sparse['optimizer']} still sends, {rest:,.0f} are "
-            "not gradients but the metadata of messages, and Keras's own "
-            "reduction of loss and metrics. Warm-up included, a run sends "
-            f"{_ratio(dense['bytes_per_run'], sparse['bytes_per_run'])} times "
-            "fewer."
+    counted = is_counted(result)
+    lines = [
+        line
+        for pair in result["pairs"]
+        for line in (
+            accuracy_finding(pair),
+            *([_bytes_finding(pair, _share(result))] if counted else []),
+            _time_finding(pair),
         )
-    else:
+    ]
+    if not counted:
         lines.append(
             "Bytes: not counted, since this kernel does not count what a "
             "socket sends (Linux does since 4.19, macOS does not). The "
             "calculated ones come from `communication_summary()`."
         )
-    lines.append(
-        f"Time: {1000 * sparse['seconds_per_step']:.0f} ms per step, and "
-        f"{1000 * dense['seconds_per_step']:.0f} ms with dense gradients, "
-        "after the warm-up."
-    )
     return lines
 
 
-def accuracy_finding(result: dict[str, Any]) -> str:
+def _bytes_finding(pair: dict[str, Any], share: str) -> str:
+    dense, sparse = pair["optimizers"]
+    ratio = _ratio(dense["bytes_per_step"], sparse["bytes_per_step"])
+    sent = pair["communication"]["total"]["sent_bytes"]
+    return (
+        f"Bytes: a step that sends {share} of all entries sends {ratio} times "
+        f"fewer. Of those that {sparse['optimizer']} still sends, "
+        f"{sparse['bytes_per_step'] - sent:,.0f} are not entries but the "
+        "metadata of messages, and Keras's own reduction of loss and metrics. "
+        "A whole run sends "
+        f"{_ratio(dense['bytes_per_run'], sparse['bytes_per_run'])} times "
+        "fewer."
+    )
+
+
+def _time_finding(pair: dict[str, Any]) -> str:
+    dense, sparse = pair["optimizers"]
+    return (
+        f"Time: {1000 * sparse['seconds_per_step']:.0f} ms per step, and "
+        f"{1000 * dense['seconds_per_step']:.0f} ms with {dense['optimizer']}, "
+        "in the same epochs."
+    )
+
+
+def accuracy_finding(pair: dict[str, Any]) -> str:
     """Compare the test accuracies seed by seed, and the training losses."""
     dense, sparse = (
         {
             run["seed"]: run["test_accuracy"]
-            for run in result["runs"]
+            for run in pair["runs"]
             if run["optimizer"] == row["optimizer"]
         }
-        for row in result["optimizers"]
+        for row in pair["optimizers"]
     )
     gains = [100 * (sparse[seed] - dense[seed]) for seed in dense]
-    names = [row["optimizer"] for row in result["optimizers"]]
-    losses = [row["final_loss"] for row in result["optimizers"]]
+    names = [row["optimizer"] for row in pair["optimizers"]]
+    losses = [row["final_loss"] for row in pair["optimizers"]]
     return (
         f"Accuracy: {names[1]} minus {names[0]}, seed by seed, is "
         f"{np.mean(gains):+.1f} ± {np.std(gains, ddof=1):.1f} percentage "
@@ -137,9 +157,9 @@ def _set_up(result: dict[str, Any]) -> str:
     steps = settings["epochs"] * settings["steps_per_epoch"]
     *warmup, last = (f"{100 * s:g}" for s in settings["sparsity"])
     return (
-        "What does exchanging 0.1 % of the gradient save, and what does it "
-        f"cost? {settings['workers']} worker processes, started by `python -m "
-        "tf_optimizers.launch`, train with Keras's `fit` under "
+        f"What does exchanging {_share(result)} of all entries save, and what "
+        f"does it cost? {settings['workers']} worker processes, started by "
+        "`python -m tf_optimizers.launch`, train with Keras's `fit` under "
         "`tfo.SparseMultiWorkerMirroredStrategy`, on CPUs. Data: "
         f"scikit-learn's digits, {sizes['train']:,} images to train on, "
         f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
@@ -148,22 +168,25 @@ def _set_up(result: dict[str, Any]) -> str:
         f"{steps} steps of {settings['batch_size']} images over all workers; "
         f"learning rate with {100 * settings['warmup_share']:.0f} % linear "
         "warm-up, then linear decay. Dense: `keras.optimizers.SGD`, momentum "
-        f"{settings['momentum']}. Compressed: `tfo.DGCMomentum`, the same "
-        f"momentum, sparsity {', '.join(warmup)} % for an epoch each, "
-        f"{last} % from then on. A seed gives both the same initial weights "
-        f"and the same batches; {len(settings['seeds'])} seeds. "
-        f"{_rate_note(result)}"
+        f"{settings['momentum']}, and `keras.optimizers.AdamW`. Compressed: "
+        "`tfo.DGCMomentum`, the same momentum, and `tfo.SparseLoCo` around "
+        "AdamW, as `for_steps` recommends: sparsity "
+        f"{', '.join(warmup)} % over the first steps, then {last} %, and back; "
+        "in the last step all that is left. A seed gives all the same initial "
+        f"weights and the same batches; {len(settings['seeds'])} seeds. "
+        "As in the paper, the compressed one uses the learning rate of the "
+        "dense one, untuned. "
+        + " ".join(_rate_note(pair, settings) for pair in result["pairs"])
     )
 
 
-def _rate_note(result: dict[str, Any]) -> str:
-    rates = result["settings"]["rates"]
+def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
+    rates = settings["rates"][pair["tuned"]]
     note = (
-        f"Learning rate: {result['learning_rate']:.3g}, the best on validation "
-        f"for {result['tuned']} among {len(rates)} from {rates[0]:.3g} to "
-        f"{rates[-1]:.3g}. As in the paper, DGC uses the same one, untuned."
+        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the best on validation "
+        f"among {len(rates)} from {rates[0]:.3g} to {rates[-1]:.3g}."
     )
-    if result["at_edge_of_grid"]:
+    if pair["at_edge_of_grid"]:
         note += " It is at an edge of the grid."
     return note
 
@@ -174,11 +197,16 @@ def _method(result: dict[str, Any]) -> str:
         "workers' TCP sockets have sent, by the kernel's count (`TCP_INFO`), "
         "between two points that all workers have reached, divided by steps "
         "and workers. Keras's reduction of loss and metrics is included, "
-        "packet headers are not. Per step: the median of all epochs after the "
-        "warm-up; per run: all of it, warm-up included. Calculated: the "
-        "gradients of the last step alone, from `communication_summary("
-        f"{result['communication']['step']})`."
+        "packet headers are not. Per step: the median of all epochs at the "
+        "highest sparsity; per run: all of it. Calculated: the entries of "
+        "such a step alone, from `communication_summary("
+        f"{result['pairs'][0]['communication']['step']})`."
     )
+
+
+def _share(result: dict[str, Any]) -> str:
+    """Return which share of the entries is sent after the warm-up."""
+    return f"{100 * (1 - max(result['settings']['sparsity'])):.3g} %"
 
 
 def _count(count: float | None, unit: float = 1, digits: int = 0) -> str:

@@ -1,9 +1,9 @@
-"""The gradient compression study: what DGC saves, and what it costs.
+"""The gradient compression study: what it saves, and what it costs.
 
-Two worker processes, which run `worker.py`, train with dense momentum SGD and
-with DGC. The learning rate is chosen for the dense one, by mean validation
-accuracy. Both then train networks with fresh seeds at that rate, and only those
-see the test split.
+Two worker processes, which run `worker.py`, train with momentum SGD and AdamW,
+each dense and compressed. The learning rate is chosen for the dense one, by
+mean validation accuracy. Both then train networks with fresh seeds at that
+rate, and only those see the test split.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 import tf_optimizers as tfo
+from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.demo.data import SPLIT_SIZES, prepare
 from tf_optimizers.demo.parts import Settings
 from tf_optimizers.demo.processes import run_workers
@@ -24,9 +25,10 @@ from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer
 
 WORKER = "tf_optimizers.demo.gradient_compression.worker"
 
-# The paper's warm-up, one epoch each, and the final sparsity.
-SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 MOMENTUM = 0.9
+
+# Dense -> compressed, which uses the learning rate of the dense one.
+PAIRS = {"SGD": "tfo.DGCMomentum", "AdamW": "tfo.SparseLoCo"}
 
 # Several times what two slow cores need.
 SECONDS_PER_RUN = 60.0
@@ -38,7 +40,7 @@ class Plan:
     """The size of the study."""
 
     epochs: int
-    rates: tuple[float, ...]
+    rates: dict[str, tuple[float, ...]]  # The grid of each dense optimizer.
     tuning_seeds: tuple[int, ...]
     max_seeds: int
     batch_size: int = 128
@@ -56,20 +58,36 @@ class Plan:
         return self.epochs * self.steps_per_epoch
 
     @property
-    def warmup_epochs(self) -> int:
-        """Epochs before the final sparsity."""
-        return len(SPARSITY) - 1
+    def schedule(self) -> SparsitySchedule:
+        """The sparsity of each step."""
+        return SparsitySchedule(**recommended(self.steps))
+
+    @property
+    def steady_epochs(self) -> tuple[int, int]:
+        """The first epoch, from 0, of the highest sparsity, and the end."""
+        count, stages = self.steps_per_epoch, self.schedule.stages
+        shares = [stages[self.schedule.stage(s)] for s in range(self.steps)]
+        highest = max(share or 0.0 for share in shares)
+        steady = [
+            epoch
+            for epoch in range(self.epochs)
+            if set(shares[count * epoch : count * (epoch + 1)]) == {highest}
+        ]
+        return steady[0], steady[-1] + 1
 
 
 FULL = Plan(
     epochs=16,
-    rates=tuple(2.0**k for k in range(-5, -1)),
+    rates={
+        "SGD": tuple(2.0**k for k in range(-7, -2)),
+        "AdamW": tuple(2.0**k for k in range(-10, -5)),
+    },
     tuning_seeds=(10_001, 10_002),
     max_seeds=4,
 )
 QUICK = Plan(
     epochs=6,
-    rates=(2.0**-4,),
+    rates={"SGD": (2.0**-4,), "AdamW": (2.0**-9,)},
     tuning_seeds=(10_001,),
     max_seeds=2,
     hidden_units=(512, 64),
@@ -77,15 +95,15 @@ QUICK = Plan(
 
 
 def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
-    """Return the dense optimizer, whose learning rate is tuned, and DGC."""
+    """Return all optimizers by name, each made from a learning rate."""
     return {
         "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=MOMENTUM),
-        "tfo.DGCMomentum": lambda rate: tfo.DGCMomentum(
-            rate,
-            momentum=MOMENTUM,
-            rampup_step=len(SPARSITY) * plan.steps_per_epoch,
-            sparsity=SPARSITY,
-            rate_in_momentum=False,
+        "tfo.DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
+            plan.steps, rate, momentum=MOMENTUM
+        ),
+        "AdamW": keras.optimizers.AdamW,
+        "tfo.SparseLoCo": lambda rate: tfo.SparseLoCo.for_steps(
+            plan.steps, keras.optimizers.AdamW(rate)
         ),
     }
 
@@ -94,8 +112,8 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     """Run the study; the result holds plain numbers, ready for JSON."""
     plan = QUICK if settings.quick else FULL
     seeds = tuple(range(min(settings.seeds, plan.max_seeds)))
-    names = list(make_optimizers(plan))
-    runs = len(plan.rates) * len(plan.tuning_seeds) + len(names) * len(seeds)
+    trials = len(plan.tuning_seeds) * sum(map(len, plan.rates.values()))
+    runs = trials + 2 * len(PAIRS) * len(seeds)
     progress.reset(runs)
     progress.set_description_str("starting workers")
     # Not in the workers, which would write the same files.
@@ -118,34 +136,41 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
             **asdict(plan),
             "seeds": seeds,
             "steps_per_epoch": plan.steps_per_epoch,
-            "warmup_epochs": plan.warmup_epochs,
+            "steady_epochs": plan.steady_epochs,
             "warmup_share": WARMUP_SHARE,
-            "sparsity": SPARSITY,
+            "sparsity": plan.schedule.sparsity,
             "momentum": MOMENTUM,
             "split_sizes": SPLIT_SIZES,
         },
-        "optimizers": [
-            optimizer_row(name, result["runs"], plan) for name in names
+        "parameters": result["parameters"],
+        "pairs": [
+            {
+                "optimizers": [
+                    optimizer_row(name, pair["runs"], plan)
+                    for name in (pair["tuned"], PAIRS[pair["tuned"]])
+                ],
+                **pair,
+            }
+            for pair in result["pairs"]
         ],
-        **result,
     }
 
 
 def optimizer_row(
     name: str, runs: list[dict[str, Any]], plan: Plan
 ) -> dict[str, Any]:
-    """Return an optimizer's row, over its seeds and its epochs after warm-up.
+    """Return an optimizer's row: over its seeds, and its steady epochs.
 
     Args:
         name: The optimizer.
-        runs: The runs of all optimizers, as a worker returns them.
+        runs: Runs of several optimizers, as a worker returns them.
         plan: The plan of these runs.
     """
     own = [run for run in runs if run["optimizer"] == name]
     accuracies = [run["test_accuracy"] for run in own]
     counted = np.array([run["bytes_per_step"] for run in own], float)
     seconds = np.array([run["seconds_per_step"] for run in own])
-    steady = np.s_[:, plan.warmup_epochs :]
+    steady = np.s_[:, slice(*plan.steady_epochs)]
     return {
         "optimizer": name,
         "mean": float(np.mean(accuracies)),

@@ -21,6 +21,7 @@ import tf_optimizers as tfo
 from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
 from tf_optimizers.demo.gradient_compression.study import (
     FULL,
+    PAIRS,
     QUICK,
     Plan,
     make_optimizers,
@@ -84,27 +85,31 @@ class SharedStudy:
             }
 
     def work(self, seeds: list[int]) -> dict[str, Any]:
-        """Tune the dense optimizer, then train with all of them."""
-        dense, compressing = self.trainers
+        """Tune each dense optimizer, then train with all of them."""
+        return {
+            "parameters": self.trainers["SGD"].model.count_params(),
+            "pairs": [self._compare(dense, seeds) for dense in PAIRS],
+        }
 
+    def _compare(self, dense: str, seeds: list[int]) -> dict[str, Any]:
         def validate(rate: float, seed: int) -> float:
             self._train(dense, rate, seed, f"learning rate {rate:.3g}")
             return self.trainers[dense].accuracy(*self.held_out["validation"])
 
-        tuned = tune(self.plan.rates, self.plan.tuning_seeds, validate)
+        rates, compressed = self.plan.rates[dense], PAIRS[dense]
+        tuned = tune(rates, self.plan.tuning_seeds, validate)
         runs = [
             self._test(name, tuned["learning_rate"], seed)
-            for name in self.trainers
+            for name in (dense, compressed)
             for seed in seeds
         ]
-        optimizer = self.trainers[compressing].optimizer
+        optimizer = self.trainers[compressed].optimizer
         return {
             "tuned": dense,
             **tuned,
             "runs": runs,
-            "parameters": self.trainers[compressing].model.count_params(),
             "communication": optimizer.communication_summary(
-                self.plan.steps - 1
+                self.plan.steps_per_epoch * self.plan.steady_epochs[0]
             ),
         }
 
