@@ -250,11 +250,9 @@ class DGCMomentum(CompressedMomentum):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return super().get_config() | {
+        config = super().get_config() | self._compressor.schedule.get_config()
+        return config | {
             "momentum": self.momentum,
-            "rampup_begin_step": self.rampup_begin_step,
-            "rampup_step": self.rampup_step,
-            "sparsity": list(self.sparsity),
             "nesterov": self.nesterov,
             "regularizer": keras.regularizers.serialize(self.regularizer)
             if self.regularizer
@@ -263,8 +261,6 @@ class DGCMomentum(CompressedMomentum):
             "momentum_masking": self.momentum_masking,
             "value_dtype": self.value_dtype,
             "rate_in_momentum": self.rate_in_momentum,
-            "rampdown_begin_step": self.rampdown_begin_step,
-            "rampdown_step": self.rampdown_step,
         }
 
     @classmethod

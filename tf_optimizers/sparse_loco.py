@@ -266,13 +266,9 @@ class SparseLoCo(Wrapper):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return super().get_config() | {
+        config = super().get_config() | self._compressor.schedule.get_config()
+        return config | {
             "sync_every": self.sync_every,
-            "sparsity": list(self.sparsity),
-            "rampup_begin_step": self.rampup_begin_step,
-            "rampup_step": self.rampup_step,
-            "rampdown_begin_step": self.rampdown_begin_step,
-            "rampdown_step": self.rampdown_step,
             "residual_decay": self.residual_decay,
             "outer_learning_rate": self.outer_learning_rate,
             "min_compress_size": self.min_compress_size,

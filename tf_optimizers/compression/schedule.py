@@ -72,6 +72,16 @@ class SparsitySchedule:
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)
         return tf.gather(self._order, tf.math.count_nonzero(begun) - 1)
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, for the optimizer's config."""
+        return {
+            "sparsity": list(self.sparsity),
+            "rampup_begin_step": self.rampup_begin_step,
+            "rampup_step": self.rampup_step,
+            "rampdown_begin_step": self.rampdown_begin_step,
+            "rampdown_step": self.rampdown_step,
+        }
+
     def _way_up(self) -> Iterator[tuple[int, float | None]]:
         """Return where each stage starts; of equal steps the last counts."""
         begin, count = self.rampup_begin_step, len(self.sparsity)
