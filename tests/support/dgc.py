@@ -16,6 +16,7 @@ class Run:
         values: What the variables start from, by name.
         learning_rate: Of the optimizer.
         make: Its class, or a function that takes the same arguments.
+        dtypes: Of variables that are not float32, by name.
         kwargs: Of the optimizer; every variable is compressed by default.
     """
 
@@ -25,12 +26,14 @@ class Run:
         values,
         learning_rate=0.1,
         make=tfo.DGCMomentum,
+        dtypes=(),
         **kwargs,
     ):
         self.strategy = strategy
+        dtypes = dict.fromkeys(values, "float32") | dict(dtypes)
         with strategy.scope():
             self.variables = [
-                keras.Variable(np.array(value, "float32"), name=name)
+                keras.Variable(np.array(value), dtypes[name], name=name)
                 for name, value in values.items()
             ]
             kwargs = {"min_compress_size": 1} | kwargs

@@ -169,8 +169,7 @@ class MultiWorkerExtendedHooks(
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum tensors over the replicas of this process, in each of them.
 
-        They are of one dtype. A replica's public `all_reduce` is over those of
-        all workers.
+        A replica's public `all_reduce` is over those of all workers.
         """
         total = tf.distribute.ReduceOp.SUM
         return self.in_replica(

@@ -253,7 +253,7 @@ class Compressor:
         return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
 
     def sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum gradients, of one dtype, over those who share a residual."""
+        """Sum gradients over those who share a residual."""
         if self.wire.devices == 1 or not gradients:
             return gradients
         return tf.distribute.get_strategy().extended.sum_on_worker(gradients)

@@ -158,11 +158,5 @@ def worker_means(
     workers = wire.replicas // wire.devices
     if workers == 1:
         return gradients
-    if wire.devices > 1:
-        # A sum takes tensors of one dtype.
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            at = [i for i, g in enumerate(gradients) if g.dtype == dtype]
-            sums = compressor.sum_on_worker([gradients[i] for i in at])
-            for i, total in zip(at, sums, strict=True):
-                gradients[i] = total
-    return [workers * gradient for gradient in gradients]
+    totals = compressor.sum_on_worker(gradients)
+    return [workers * total for total in totals]

@@ -41,13 +41,16 @@ ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
 HOSTED = ADAM | {"make": around(tfo.AdamOffload, epsilon=0.1)}
 
 
-def make_gradients(strategy, step, drawn=None):
+def make_gradients(strategy, step, drawn=None, parts=None):
     """Return what every replica of every worker has at a step.
 
-    If more are drawn than there are replicas, each has the sum of several.
+    If more are drawn than there are replicas, each has the sum of several. They
+    are rounded to so many parts of 1, if any.
     """
     replicas = strategy.num_replicas_in_sync
     drawn = dgc.make_gradients(step, SHAPES.values(), drawn or replicas)
+    if parts:
+        drawn = [[np.round(parts * g) / parts for g in own] for own in drawn]
     each = len(drawn) // replicas
     return [
         [sum(parts) for parts in zip(*drawn[i : i + each], strict=True)]
@@ -65,6 +68,22 @@ def train(strategy, steps=STEPS, drawn=None, eager=False, **settings):
     return [weight.tolist() for weight in run.weights()]
 
 
+def train_mixed(strategy, drawn=None):
+    """Return weights of several dtypes after steps that round nothing."""
+    run = dgc.Run(
+        strategy,
+        {name: np.zeros(shape) for name, shape in SHAPES.items()},
+        0.25,
+        around(keras.optimizers.SGD),
+        dtypes={"cube": "float64", "bias": "bfloat16"},
+        sparsity=(0.0,),
+        min_compress_size=100,
+    )
+    for step in range(3):
+        run.step(make_gradients(strategy, step, drawn, parts=64))
+    return [weight.astype("float64").tolist() for weight in run.weights()]
+
+
 def train_all(strategy, drawn=None):
     """Return the weights after steps of each kind."""
     most = {"sparsity": MOST, "rampup_begin_step": 0}
@@ -74,6 +93,7 @@ def train_all(strategy, drawn=None):
         # So much that it is sent densely.
         "most": train(strategy, 20, drawn, **most),
         "loco": train(strategy, 40, drawn, **ADAM),
+        "mixed": train_mixed(strategy, drawn),
         "half": {
             dtype: train(strategy, 20, drawn, value_dtype=dtype)
             for dtype in ("float16", "bfloat16")
