@@ -231,15 +231,8 @@ def test_nothing_is_lost(mirrored, masking, nesterov):
     )
     accumulated = [np.zeros(shape) for shape in SHAPES.values()]
     for step in range(300):
-        momentum = run.memory("momentum")
         gradients = dgc.make_gradients(step, SHAPES.values(), 2)
-        run.step(gradients)
-        for i, total in enumerate(accumulated):
-            for replica in range(2):
-                u = momentum[i][replica].astype("float64")
-                g = gradients[replica][i].astype("float64")
-                added = 0.9 * (u + g) + g if nesterov else 0.9 * u + g
-                total += added
+        run.step_and_add_up(gradients, accumulated)
     for sent, residual, total in zip(
         run.weights(), run.memory("residual"), accumulated, strict=True
     ):

@@ -75,13 +75,8 @@ def test_sent_and_left_is_what_was_accumulated(mirrored, masking):
     run = dgc.Run(mirrored, zeros, **BACK, momentum_masking=masking)
     accumulated = [np.zeros(shape) for shape in SHAPES.values()]
     for step in range(14):
-        momentum = run.memory("momentum")
         gradients = dgc.make_gradients(step, SHAPES.values(), 2)
-        run.step(gradients)
-        for i, total in enumerate(accumulated):
-            for replica in range(2):
-                u = momentum[i][replica].astype("float64")
-                total += 0.9 * u + 0.1 * gradients[replica][i]
+        run.step_and_add_up(gradients, accumulated)
         held = [sum(v).astype("float64") for v in run.memory("residual")]
         for sent, kept, total in zip(
             run.weights(), held, accumulated, strict=True

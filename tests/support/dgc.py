@@ -68,6 +68,25 @@ class Run:
         apply = self._apply_each if eager else self._apply
         apply(self._per_replica(gradients))
 
+    def step_and_add_up(self, gradients, totals):
+        """Step, and add to totals what this process accumulates in v by it.
+
+        Of DGCMomentum, with a momentum of 0.9.
+
+        Args:
+            gradients: See `step`.
+            totals: Arrays, one per compressed variable.
+        """
+        momentum = self.memory("momentum")
+        self.step(gradients)
+        rate = float(tf.convert_to_tensor(self.optimizer.learning_rate))
+        for i, total in enumerate(totals):
+            for local, replica in enumerate(self.replicas):
+                g = rate * gradients[replica][i].astype("float64")
+                u = momentum[i][local].astype("float64")
+                ahead = g if self.optimizer.nesterov else 0.0
+                total += 0.9 * (u + ahead) + g
+
     def graph(self, gradients):
         """Return the graph of a step."""
         gradients = self._per_replica(gradients)

@@ -110,13 +110,7 @@ def balance(strategy, steps=STEPS, **settings):
     run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
     accumulated = [np.zeros(SHAPES[name]) for name in ("kernel", "cube")]
     for step in range(steps):
-        momentum = run.memory("momentum")
-        gradients = make_gradients(strategy, step)
-        run.step(gradients)
-        for i, total in enumerate(accumulated):
-            for local, replica in enumerate(run.replicas):
-                u = momentum[i][local].astype("float64")
-                total += 0.9 * u + gradients[replica][i]
+        run.step_and_add_up(make_gradients(strategy, step), accumulated)
     return balance_of(run, accumulated)
 
 
