@@ -109,7 +109,7 @@ def test_round_trips_are_what_delay_adds():
     assert latency.round_trips_of(step_ms) == {"20": 2.0, "80": 2.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_benchmark_runs(tmp_path):
     path = tmp_path / "latency.json"
     contender = "dense, custom loop"

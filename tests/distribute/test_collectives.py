@@ -144,7 +144,7 @@ def test_numbers_do_not_depend_on_what_was_traced_before(strategies):
         assert numbers(size) == first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_that_trace_differently_find_each_other(tmp_path):
     """In equal collectives of one step, too, in `tf.cond` and loops."""
     results = real_workers.results("instances", tmp_path, 3, timeout=300)

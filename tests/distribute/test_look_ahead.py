@@ -65,7 +65,10 @@ def alone():
     return {name: run(strategy) for name, run in ahead.TRAININGS.items()}
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids="{} devices".format)
+TWO = pytest.param(2, marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=[1, TWO], ids="{} devices".format)
 def workers(request, tmp_path_factory):
     """What two workers report, and how many devices each has."""
     folder = tmp_path_factory.mktemp("ahead")
