@@ -20,7 +20,7 @@ SETTINGS = {
     "min_compress_size": 100,
     "clipnorm": 2.0,
 }
-STEPS = 200
+STEPS = 60
 MOST = (0.25,)  # Of two replicas, of either transport.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
@@ -114,7 +114,7 @@ def balance(strategy, steps=STEPS, **settings):
     return balance_of(run, accumulated)
 
 
-def loco_balance(strategy, steps=100):
+def loco_balance(strategy, steps=STEPS):
     """Return the same of SparseLoCo around SGD, which moves by gradients."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     run = dgc.Run(strategy, zeros, 1.0, around(keras.optimizers.SGD), **FEW)
