@@ -68,7 +68,16 @@ arguments = st.dictionaries(
 )
 
 
+@pytest.fixture
+def without_kernels():
+    """Each example has constants of its own, and would compile kernels."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
 @every_optimizer
+@pytest.mark.usefixtures("without_kernels")
 @given(arguments=arguments)
 def test_constructor_takes_or_refuses(optimizer, arguments):
     try:
