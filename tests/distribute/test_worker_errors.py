@@ -72,7 +72,10 @@ def test_last_fault_ends_the_workers(survivors):
     [
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
         ("silent", ["Collective", "timed out"]),
-        ("killed", ["Worker 1 was killed by signal 9"]),
+        pytest.param(
+            *("killed", ["Worker 1 was killed by signal 9"]),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -122,6 +125,7 @@ def test_worker_that_saves_alone_is_told_so(tmp_path):
     assert "trained to the end" not in outputs[1]
 
 
+@pytest.mark.long
 def test_taken_port_is_an_error(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
