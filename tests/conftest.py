@@ -1,5 +1,6 @@
 """Two logical CPU devices, one strategy over them, one seed per test."""
 
+import collections
 import gc
 import os
 
@@ -26,7 +27,8 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Begin with the files that take longest; say what is left out."""
     slow = {i.path for i in items if i.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    counts = collections.Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -counts[item.path]))
     if config.getoption("--long"):
         return
     for item in items:
