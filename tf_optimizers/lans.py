@@ -12,6 +12,7 @@ from tf_optimizers.checks import TINY, check_positive
 from tf_optimizers.kernels.norms import scaled
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.step import (
+    Corrections,
     LayerwiseHyperparameters,
     Rule,
     inverse_denominator,
@@ -41,12 +42,13 @@ def gradient_direction(
     gradient: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
-    step: tf.Tensor,
+    corrections: Corrections,
 ) -> tf.Tensor:
     """Return g~ / (sqrt(v^) + epsilon) + weight_decay w."""
     del m
     decay = hyperparameters.weight_decay * weight
-    return gradient * inverse_denominator(hyperparameters, v, step) + decay
+    inverse = inverse_denominator(hyperparameters, v, corrections)
+    return gradient * inverse + decay
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

@@ -17,6 +17,7 @@ from tf_optimizers.lans import Normalize, gradient_direction
 from tf_optimizers.layerwise.step import (
     LayerwiseHyperparameters,
     bias_correction,
+    corrections_at,
     momentum_direction,
     trust_ratios,
     update_moments,
@@ -56,8 +57,8 @@ def test_naive_bias_correction_would_lose_digits():
 
 def test_momentum_direction_matches_formula():
     w, g, m, v = tensors(4)
-    step = tf.constant(3.0, "float64")
-    actual = momentum_direction(HYPERPARAMETERS, w, g, m, v, step)
+    corrections = corrections_at(0.9, 0.999, tf.constant(3.0, "float64"))
+    actual = momentum_direction(HYPERPARAMETERS, w, g, m, v, corrections)
     m_hat, v_hat = m / (1 - 0.9**3), v / (1 - 0.999**3)
     expected = m_hat / (np.sqrt(v_hat) + 1e-6) + 0.05 * w
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
@@ -65,8 +66,8 @@ def test_momentum_direction_matches_formula():
 
 def test_gradient_direction_matches_formula():
     w, g, m, v = tensors(4)
-    step = tf.constant(3.0, "float64")
-    actual = gradient_direction(HYPERPARAMETERS, w, g, m, v, step)
+    corrections = corrections_at(0.9, 0.999, tf.constant(3.0, "float64"))
+    actual = gradient_direction(HYPERPARAMETERS, w, g, m, v, corrections)
     expected = g / (np.sqrt(v / (1 - 0.999**3)) + 1e-6) + 0.05 * w
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 

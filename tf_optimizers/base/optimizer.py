@@ -253,15 +253,17 @@ class Optimizer(OptimizerHooks):
         learning_rate: tf.Tensor,
         gradients: list[Gradient],
         variables: list[tf.Variable],
+        *others: list[Any],
     ) -> None:
-        """Call `update_step` for each variable and each of its components."""
+        """Call `update_step` for each component; `others` are for it, too."""
         update_each(
             variables,
-            lambda variable, gradient, rate: self.update_step(
-                gradient, variable, rate
+            lambda variable, gradient, *scalars: self.update_step(
+                gradient, variable, *scalars
             ),
             gradients,
             [learning_rate] * len(variables),
+            *others,
         )
         self._average()
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import variable_index
 from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import backend_variable, local_component
 from tf_optimizers.base.weight_decay import (
     check_exclusions,
@@ -22,9 +24,11 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.layerwise.step import (
+    Corrections,
     Direction,
     LayerwiseHyperparameters,
     Rule,
+    corrections_at,
     layerwise_step,
     momentum_ratio,
 )
@@ -111,8 +115,33 @@ class LayerwiseOptimizer(Optimizer):
             upper_bound=self.upper_bound,
         )
 
+    def _step_at(
+        self,
+        learning_rate: tf.Tensor,
+        gradients: list[Gradient],
+        variables: list[tf.Variable],
+        *others: list[Any],
+    ) -> None:
+        dtypes = [state_dtype(variable.dtype) for variable in variables]
+        # Not for every variable: that is a third of the time to trace a step.
+        by_dtype = {dtype: self._corrections(dtype) for dtype in set(dtypes)}
+        corrections = [by_dtype[dtype] for dtype in dtypes]
+        super()._step_at(
+            learning_rate, gradients, variables, corrections, *others
+        )
+
+    def _corrections(self, dtype: Any, ahead: int = 1) -> Corrections:
+        """Return those of the next step, or of the last."""
+        # Keras takes longer to trace `iterations + 1`.
+        step = tf.cast(self.iterations, dtype) + ahead
+        return compiled(corrections_at, step, self.beta_1, self.beta_2)(step)
+
     def update_step(
-        self, gradient: tf.Tensor, variable: Any, learning_rate: Any
+        self,
+        gradient: tf.Tensor,
+        variable: Any,
+        learning_rate: Any,
+        corrections: Corrections | None = None,
     ) -> None:
         """Update one variable, or its component on this device.
 
@@ -120,25 +149,25 @@ class LayerwiseOptimizer(Optimizer):
             gradient: Dense, of the variable's shape and its state's dtype.
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar.
+            corrections: Of the moments' bias at this step, if they are at hand.
         """
         index = variable_index(self, variable)
         variable = backend_variable(variable)
         weight = self._full_precision(variable)
-        step = compiled(
+        kernel = compiled(
             layerwise_step,
             weight,
             self._rule(),
             self._hyperparameters(index),
             self._adapted[index],
         )
-        step(
+        kernel(
             weight.handle,
             local_component(self._momentums[index], variable).handle,
             local_component(self._velocities[index], variable).handle,
             gradient,
             tf.cast(learning_rate, weight.dtype),
-            # Keras takes longer to trace `iterations + 1`.
-            tf.cast(self.iterations, weight.dtype) + 1,
+            corrections or self._corrections(weight.dtype),
         )
         self._store_weight(variable, weight)
 
@@ -164,7 +193,7 @@ def trust_ratio(
         weight,
         tf.convert_to_tensor(optimizer._momentums[index]),
         tf.convert_to_tensor(optimizer._velocities[index]),
-        tf.cast(optimizer.iterations, weight.dtype),
+        optimizer._corrections(weight.dtype, ahead=0),
     )
 
 

@@ -18,7 +18,7 @@ from tf_optimizers.kernels.compiled import assign, read
 from tf_optimizers.kernels.moments import bias_correction, update_moments
 from tf_optimizers.kernels.norms import norms
 
-# (hyperparameters, weight, gradient, m, v, step) -> a tensor like these
+# (hyperparameters, weight, gradient, m, v, corrections) -> a tensor like these
 Direction = Callable[..., tf.Tensor]
 
 
@@ -31,6 +31,13 @@ class LayerwiseHyperparameters(NamedTuple):
     weight_decay: float
     lower_bound: float | None = None
     upper_bound: float | None = None
+
+
+class Corrections(NamedTuple):
+    """What the moments are multiplied by to correct their bias: scalars."""
+
+    m: tf.Tensor  # 1 / (1 - beta_1^step)
+    root_of_v: tf.Tensor  # 1 / sqrt(1 - beta_2^step)
 
 
 class Rule(NamedTuple):
@@ -56,11 +63,11 @@ def layerwise_step(
     v: tf.Tensor,
     gradient: tf.Tensor,
     learning_rate: tf.Tensor,
-    step: tf.Tensor,
+    corrections: Corrections,
 ) -> None:
     """Update in place the variables behind the handles `weight`, `m`, `v`.
 
-    They have the shape and dtype of `gradient`; `step` counts from 1.
+    They have the shape and dtype of `gradient`.
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
     follow, w_norm = _gradient_to_follow(rule, gradient, w)
@@ -69,7 +76,7 @@ def layerwise_step(
     state = (w, gradient, new_m, new_v)
 
     def directions(w: tf.Tensor, g: tf.Tensor, *moments: tf.Tensor) -> list:
-        values = (w, follow(g), *moments, step)
+        values = (w, follow(g), *moments, corrections)
         return [
             direction(hyperparameters, *values) for direction in rule.directions
         ]
@@ -89,19 +96,27 @@ def layerwise_step(
     assign(weight, w)
 
 
+def corrections_at(
+    beta_1: float, beta_2: float, step: tf.Tensor
+) -> Corrections:
+    """Return those at a step, which counts from 1."""
+    root = tf.sqrt(bias_correction(beta_2, step))
+    return Corrections(1.0 / bias_correction(beta_1, step), 1.0 / root)
+
+
 def momentum_direction(
     hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
     gradient: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
-    step: tf.Tensor,
+    corrections: Corrections,
 ) -> tf.Tensor:
     """Return m^ / (sqrt(v^) + epsilon) + weight_decay w."""
     del gradient
-    m_hat = m * (1.0 / bias_correction(hyperparameters.beta_1, step))
     decay = hyperparameters.weight_decay * weight
-    return m_hat * inverse_denominator(hyperparameters, v, step) + decay
+    inverse = inverse_denominator(hyperparameters, v, corrections)
+    return m * corrections.m * inverse + decay
 
 
 def momentum_ratio(
@@ -109,12 +124,13 @@ def momentum_ratio(
     weight: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
-    step: tf.Tensor,
+    corrections: Corrections,
 ) -> tf.Tensor:
     """Return the trust ratio of `momentum_direction`."""
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
-        return [w, momentum_direction(hyperparameters, w, m, m, v, step)]
+        values = (w, m, m, v, corrections)
+        return [w, momentum_direction(hyperparameters, *values)]
 
     return trust_ratios(hyperparameters, *norms(vectors, weight, m, v))[0]
 
@@ -140,15 +156,17 @@ def trust_ratios(
 
 
 def inverse_denominator(
-    hyperparameters: LayerwiseHyperparameters, v: tf.Tensor, step: tf.Tensor
+    hyperparameters: LayerwiseHyperparameters,
+    v: tf.Tensor,
+    corrections: Corrections,
 ) -> tf.Tensor:
     """Return 1 / (sqrt(v / (1 - beta_2^step)) + epsilon).
 
     Directions that use it share its root and its division.
     """
     # Two roots, since the quotient can overflow where they do not.
-    correction = 1.0 / tf.sqrt(bias_correction(hyperparameters.beta_2, step))
-    return 1.0 / (tf.sqrt(v) * correction + hyperparameters.epsilon)
+    root = tf.sqrt(v) * corrections.root_of_v
+    return 1.0 / (root + hyperparameters.epsilon)
 
 
 def _gradient_to_follow(
