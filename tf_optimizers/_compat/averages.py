@@ -1,4 +1,4 @@
-"""Moving averages of the host, for what Keras does with them in private."""
+"""Moving averages on the host, as Keras's private code expects them."""
 
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
         variable, tf.distribute.DistributedValues
     ):
         return average
-    # Here, for those without a strategy to do without the module.
+    # Imported here, since without a strategy nobody needs the module.
     from tensorflow.python.distribute import values
 
     return values.MirroredVariable(

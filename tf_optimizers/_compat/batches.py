@@ -1,4 +1,4 @@
-"""Private names of Keras that decide what a replica's rows count."""
+"""Private names of Keras that decide how much a replica's rows count."""
 
 import functools
 from collections.abc import Callable
@@ -17,16 +17,16 @@ def hook_batches(
     sum_up: Callable,
     moments: Callable,
 ) -> None:
-    """Let functions decide what a replica's rows of a batch count.
+    """Let hooks decide how much a replica's rows of a batch count.
 
-    Keras does so in functions of a module without a public name and in a
-    private method, and offers no other place. Each hook is called with Keras's
-    function, and then with the arguments of that, from now on in this process.
+    Keras decides this in functions of a module without a public name and in a
+    private method, and offers no other place. From now on, in this process,
+    each hook is called with Keras's function and that function's arguments.
 
     Args:
-        scale: Makes a replica's mean loss its part of the whole.
+        scale: Turns a replica's mean loss into its part of the whole.
         unscale: The reverse, for metrics.
-        reduce: Makes a mean of the losses of elements.
+        reduce: Averages the losses of elements.
         sum_up: Adds up the losses that `compile` was given.
         moments: Returns what `BatchNormalization` takes as mean and variance.
     """
@@ -52,7 +52,7 @@ def _hooked(original: Callable, hook: Callable) -> Callable:
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     """Return the weights of a loss's elements, 0 where they are masked."""
-    # Keras has shapes of its own for it to broadcast, in private.
+    # Keras broadcasts the two by rules of its own, in private.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )

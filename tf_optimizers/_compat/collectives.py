@@ -1,6 +1,6 @@
 """Private names of TensorFlow's collectives, which the strategy depends on.
 
-They stand apart, for the optimizers to do without these modules.
+They are kept apart, so that the optimizers do not need these modules.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        # All ways into the collectives lead through here: those of replicas
-        # in a graph, and those of `merge_call` and of eager mode. In the first
-        # TensorFlow leaves the strategy's options out (2.21).
+        # Every call comes through here: from replicas in a graph, from
+        # `merge_call`, and from eager mode. In a graph, TensorFlow (2.21)
+        # leaves out the strategy's options.
         options = self._options.merge(options)
         return self.all_reduce(reduce_op, value, replica_id, options)
 
@@ -71,9 +71,9 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
     ) -> tf.Tensor:
         """Concatenate tensors of one shape along the first axis.
 
-        The public `all_gather` is for tensors of different shapes, and needs
-        two collectives. Replicas with another `layout`, of 32 bits, do not
-        meet in it.
+        The public `all_gather` allows tensors of different shapes, and takes
+        two collectives for that. Replicas that pass another `layout`, of 32
+        bits, do not meet in it.
         """
         launcher = self._launchers[replica_id]
         return launcher.gather(tensor, options, layout)
@@ -85,7 +85,7 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         return self._launchers[replica_id].all_to_all(tensor, options)
 
     def progress(self) -> list[list[int]]:
-        """Return that of each local replica; see `KeyedLauncher`."""
+        """Return the progress of each local replica; see `KeyedLauncher`."""
         return [own.progress.numpy().tolist() for own in self._launchers]
 
     def device(self, replica_id: int) -> str:

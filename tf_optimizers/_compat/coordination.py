@@ -1,7 +1,7 @@
-"""Private names of TensorFlow by which processes find and tell each other.
+"""Private names of TensorFlow by which processes find and inform each other.
 
-What they tell is in a key-value store. Unlike a collective, it is not part of
-a graph, and has a timeout.
+They do so through a key-value store. Unlike a collective, it is not part of a
+graph, and reading from it has a timeout.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 def has_tensorflow_started() -> bool:
     """Tell whether it is too late to configure collectives.
 
-    TensorFlow itself raises, but with a word of its own inside.
+    TensorFlow itself raises an error, but in its own jargon.
     """
     return context.context()._context_handle is not None
 
@@ -31,7 +31,7 @@ def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
 
 
 def write(key: str, text: str) -> None:
-    """Set what every process can read, once per key."""
+    """Write what every process can read, once per key."""
     context.context().set_config_key_value(key, text)
 
 
@@ -56,7 +56,7 @@ def check_alive(task: str, timeout: float) -> None:
 
 
 def meet(key: str, timeout: float) -> None:
-    """Wait until every process of the cluster has come here."""
+    """Wait until every process of the cluster has arrived here."""
     context.context().wait_at_barrier(key, int(1000 * timeout))
 
 

@@ -1,6 +1,6 @@
-"""Private names of TensorFlow's values, to tell the rows of a whole batch.
+"""Private names of TensorFlow's values, to pass on how many rows a batch has.
 
-They stand apart, for the optimizers to do without these modules.
+They are kept apart, so that the optimizers do not need these modules.
 """
 
 from typing import Any
@@ -10,10 +10,10 @@ from tensorflow.python.distribute import values
 
 
 class Counted(values.PerReplica):
-    """What each replica has of a batch, and the rows of all of it.
+    """Each replica's part of a batch, and how many rows the whole batch has.
 
-    `strategy.run` hands each replica its own part. There is no public way to
-    tell it something about the whole.
+    `strategy.run` hands each replica its own part, and there is no public way
+    to tell it anything about the whole.
     """
 
     def __init__(self, parts: Any, rows: tf.Tensor) -> None:
@@ -42,9 +42,9 @@ class CountedSpec(values.PerReplicaSpec):
         return Counted(parts, rows)
 
     def is_subtype_of(self, other: Any) -> bool:
-        """Tell whether a function of the other's type takes these, too.
+        """Tell whether a function for values of the other type takes these.
 
-        One that asks for the data set's `element_spec` does.
+        A function whose signature is the data set's `element_spec` does.
         """
         if type(other) is values.PerReplicaSpec:
             return values.PerReplicaSpec(*self._serialize()).is_subtype_of(
@@ -54,14 +54,14 @@ class CountedSpec(values.PerReplicaSpec):
 
 
 def with_rows(element: Any, rows: tf.Tensor) -> Any:
-    """Return a batch of which the first tensor tells the rows of all of it."""
+    """Return a batch whose first tensor says how many rows the batch has."""
     leaves = tf.nest.flatten(element)
     leaves[:1] = [Counted(leaf.values, rows) for leaf in leaves[:1]]
     return tf.nest.pack_sequence_as(element, leaves)
 
 
 def rows_of_all(arguments: Any) -> tf.Tensor | None:
-    """Return the rows of the batch among arguments, None if there is none."""
+    """Return how many rows the batch among the arguments has, or None."""
     counted = [
         leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
     ]

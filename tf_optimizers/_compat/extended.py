@@ -1,6 +1,6 @@
 """Private names of TensorFlow's strategies, which ours depends on.
 
-They stand apart, for the optimizers to do without these modules.
+They are kept apart, so that the optimizers do not need these modules.
 """
 
 import itertools
@@ -70,15 +70,15 @@ class MultiWorkerExtendedHooks(
     def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
         self._take_keys()
         if joined_cluster() is not None:
-            # By another strategy: its server and its watch over peers remain.
+            # Another strategy did: its server and its watch over peers remain.
             self._std_server_started = True
             self._enable_check_health = False
         super()._initialize_multi_worker(cluster_resolver)
         self._replace_collectives()
 
     def _take_keys(self) -> None:
-        # Every strategy of TensorFlow's starts at the same group key, so that
-        # one would meet the collectives of another.
+        # All of TensorFlow's strategies start at the same group key, so one
+        # would meet the collectives of another.
         self.number = next(_numbers)
         self._collective_key_base += self.number * _KEYS_PER_STRATEGY
 
@@ -118,8 +118,8 @@ class MultiWorkerExtendedHooks(
     def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
         """Reduce over all replicas, without waiting for other collectives.
 
-        TensorFlow runs those of one group of devices one after another, and
-        has no public way to form a second group.
+        TensorFlow runs the collectives of a group of devices one after another,
+        and has no public way to form a second group.
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
@@ -143,7 +143,7 @@ class MultiWorkerExtendedHooks(
         return tf.reduce_sum(_in_every_replica(gather, len(parts))[0], 0)
 
     def in_replica(self, method: Callable, *args: Any) -> Any:
-        """Return `method(*args, local rank, options)` of the replica that asks.
+        """Return `method(*args, local rank, options)` for the calling replica.
 
         Args:
             method: Of the collectives of some channel.
@@ -169,7 +169,7 @@ class MultiWorkerExtendedHooks(
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum tensors over the replicas of this process, in each of them.
 
-        A replica's public `all_reduce` is over those of all workers.
+        A replica's public `all_reduce` covers the replicas of all workers.
         """
         total = tf.distribute.ReduceOp.SUM
         return self.in_replica(
@@ -202,12 +202,12 @@ class MultiWorkerExtendedHooks(
 
     @property
     def worker_index(self) -> int:
-        """This process's rank among them, the chief's being 0."""
+        """This process's rank among the workers; the chief's is 0."""
         return self._id_in_cluster
 
     @property
     def tasks(self) -> list[str]:
-        """TensorFlow's names of them; no public accessor."""
+        """TensorFlow's names of the workers; no public accessor."""
         cluster = self._cluster_spec
         return [
             f"/job:{job}/replica:0/task:{task}"

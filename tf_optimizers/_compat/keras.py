@@ -14,7 +14,7 @@ VARIABLES = "_variables"
 
 
 class OptimizerHooks(keras.optimizers.Optimizer):
-    """`keras.optimizers.Optimizer` with names of ours for its private steps.
+    """`keras.optimizers.Optimizer` with our own names for its private steps.
 
     Subclasses implement `_accumulate` and `_overwrite_with_averages`, of lists.
     One whose variables do not always mean the same replaces `_variables_name`
@@ -49,12 +49,12 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         return super()._get_current_learning_rate()
 
     def _check_name(self, name: str) -> None:
-        """Raise if what a checkpoint has by a name is not to be read."""
+        """Raise if what a checkpoint has under a name must not be read."""
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        # TensorFlow takes names of what is written from here; there is no
+        # TensorFlow takes the names of what it writes from here; there is no
         # public way to give an attribute another one.
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "checkpoint" and VARIABLES in children:
@@ -124,8 +124,8 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
-    """Tell a variable that its gradient replaces (a float8 scale)."""
-    # Keras gives these no slots, and hands no gradients of them on.
+    """Tell whether a variable is replaced by its gradient (a float8 scale)."""
+    # Keras gives these no slots, and does not pass on their gradients.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -159,7 +159,7 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Let the `fit` that is about to start do so at an epoch."""
+    """Make the `fit` that is about to start begin at an epoch."""
     # Keras reads it after `on_train_begin`, for its own BackupAndRestore; the
     # argument `initial_epoch` has been given by then.
     model._initial_epoch = epoch
@@ -176,13 +176,13 @@ def global_seed() -> list[int] | None:
 
     None if there is none yet: Keras creates it for the first of them.
     """
-    # Keras keeps it under this name, for every thread its own.
+    # Keras keeps it under this name, one for each thread.
     generator = global_state.get_global_attribute("global_seed_generator")
     return None if generator is None else generator.state.numpy().tolist()
 
 
 def set_global_seed(state: list[int]) -> None:
-    """Let unseeded `keras.random` ops go on from a state."""
+    """Make unseeded `keras.random` ops continue from a state."""
     generator = global_state.get_global_attribute("global_seed_generator")
     if generator is None:
         # Given a seed, it draws none from Python's generator.

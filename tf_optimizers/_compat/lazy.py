@@ -1,4 +1,4 @@
-"""Variables that are zero, and take no memory, until they are needed."""
+"""Variables that are zero and take no memory until they are needed."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable that reads as zeros as long as it has no value.
+    """A variable that reads as zeros while it has no value.
 
     To others it has one: they save zeros, and what they restore is kept unless
     it is zeros, too. Ops that take its handle need `allocate` before.

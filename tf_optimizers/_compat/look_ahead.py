@@ -1,4 +1,4 @@
-"""Private names of TensorFlow's distributed data, to agree on a batch ahead.
+"""Private names of TensorFlow's distributed data, to look one batch ahead.
 
 Before every step TensorFlow asks all workers whether anybody has a batch, and
 the step waits for the answer. The iterator of these data sets asks during the

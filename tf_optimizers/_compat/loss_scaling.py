@@ -14,7 +14,7 @@ def agree_on_overflow() -> None:
     are summed: the first; or, where replicas do not merge, each itself, in a
     `tf.cond` of its own in which `iterations` cannot be assigned to. `compile`
     wraps optimizers in this class by itself and takes no other, so that its
-    method must be replaced. One replica does what it did.
+    method must be replaced. With one replica nothing changes.
     """
     keras.optimizers.LossScaleOptimizer._tf_apply = _apply_together
 

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow and Keras by which data are shuffled."""
+"""Private names of TensorFlow and Keras that shuffle data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,9 @@ def tensorflow_seed() -> int | None:
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Return the seeds of all that shuffles in a data set, in a fixed order.
+    """Return the seeds of all shuffles in a data set, in a fixed order.
 
-    TensorFlow tells neither the parts of a data set nor their seeds in public.
+    TensorFlow has no public way to list the parts of a data set or their seeds.
     """
     seeds = []
     if isinstance(dataset, shuffle_op._ShuffleDataset):
@@ -39,14 +39,15 @@ def replace_shuffles(
 ) -> None:
     """Change how data are shuffled, from now on in this process.
 
-    TensorFlow has no hook for it, nor has Keras (3.15). TensorFlow's global
-    seed would do too much: random numbers in `Dataset.map`, Keras's order of
-    arrays among them, would be the same in every epoch.
+    Neither TensorFlow nor Keras (3.15) has a hook for this. To set TensorFlow's
+    global seed would do too much: random numbers in `Dataset.map`, and so the
+    order that Keras gives arrays, would be the same in every epoch.
 
     Args:
         choose_seed: Returns the seed of a `Dataset.shuffle` without one.
         choose_shuffle: Returns what shuffles the rows of arrays in `fit`, in
-            place of `tf.random.shuffle`. None, of either, changes nothing.
+            place of `tf.random.shuffle`. If either returns None, nothing
+            changes.
     """
     shuffle = shuffle_op._shuffle
     adapter = array_data_adapter.ArrayDataAdapter
