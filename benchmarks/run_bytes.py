@@ -14,7 +14,7 @@ import results
 import tables
 import tensorflow as tf
 
-from tf_optimizers.compression.compressor import choose_exchange
+from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.schedule import (
     SparsitySchedule,
     recommended,

@@ -18,7 +18,7 @@ import tasks
 import tensorflow as tf
 import traffic
 
-from tf_optimizers.compression.compressor import choose_exchange
+from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.wire import Wire
 
 

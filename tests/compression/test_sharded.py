@@ -8,7 +8,7 @@ import reference
 import tensorflow as tf
 from programs import scatter, transport
 
-from tf_optimizers.compression.compressor import choose_exchange
+from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.sharded import ShardedExchange, pack_rows

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.compressor import choose_exchange
+from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.wire import Wire, rounded
 
 HALF = ["float16", "bfloat16"]
