@@ -31,7 +31,7 @@ from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.residual import Increment, Residual
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
-from tf_optimizers.compression.sending import send_all, send_largest
+from tf_optimizers.compression.sending import send_all, send_largest, take_out
 from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
 
@@ -139,16 +139,23 @@ class Compressor:
             for i, gradient in zip(indices, gradients, strict=True)
             if self._is_compressed(i, gradient)
         ]
-        if in_xla() and compressed:
+        self._allocate(compressed)
+        for each in zip(indices, gradients, variables, strict=True):
+            self._rows.count(*each)
+
+    def _allocate(self, residuals: Sequence[Residual]) -> None:
+        if in_xla() and residuals:
             raise RuntimeError(
                 f"`{self._name}` cannot run under XLA, which cannot compile a "
                 "selection by value. Received: a step that is compiled by XLA. "
                 "Pass `jit_compile=False` to `compile` or `tf.function`."
             )
-        for residual in compressed:
+        for residual in residuals:
             residual.allocate()
-        for each in zip(indices, gradients, variables, strict=True):
-            self._rows.count(*each)
+
+    def stage(self, optimizer: Any) -> tf.Tensor:
+        """Return the position of this step's stage among the schedule's."""
+        return self.schedule.stage(tf.cast(optimizer.iterations, tf.int64))
 
     def at_stage(
         self, optimizer: Any, gradients: list[Gradient], function: Callable
@@ -159,7 +166,7 @@ class Compressor:
         change variables. `prepare` comes before.
         """
         switch_across_replicas(
-            self.schedule.stage(tf.cast(optimizer.iterations, tf.int64)),
+            self.stage(optimizer),
             [functools.partial(function, s) for s in self.schedule.stages],
             gradients,
         )
@@ -196,7 +203,8 @@ class Compressor:
             way = self._choose(residuals, sparsity)
             step = tf.cast(optimizer.iterations, tf.int32)
             unit = None if rate is None else self.wire.unit(rate)
-            received = send_largest(way, residuals, masked, others, step, unit)
+            sent, received = send_largest(way, residuals, others, step, unit)
+            take_out(sent, residuals, masked)
         else:
             places = [indices[i] for i in chosen]
             shared = [self._shared[i] for i in places if i in self._shared]

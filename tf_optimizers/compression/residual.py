@@ -89,7 +89,7 @@ class Residual:
 
     def everything(self) -> tf.Tensor:
         """Return all of v, of which the sum over replicas is what waits."""
-        return tf.identity(own_component(self.variable))
+        return read(self._handle, self._like)
 
     def empty(self, masked: Sequence[tf.Tensor]) -> None:
         """Let v, and all of `masked`, become 0."""

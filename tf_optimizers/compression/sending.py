@@ -13,23 +13,23 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.residual import Residual
-from tf_optimizers.compression.wire import Exchange, Wire
+from tf_optimizers.compression.wire import Exchange, Selection, Wire
 
 
 def send_largest(
     way: Exchange,
     residuals: Sequence[Residual],
-    masked: Sequence[Sequence[tf.Tensor]],
     others: Sequence[Gradient],
     step: tf.Tensor,
     unit: tf.Tensor | None,
-) -> list[Gradient]:
-    """Return what all replicas have selected, and the sums of other gradients.
+) -> tuple[Sequence[Selection], list[Gradient]]:
+    """Return what was sent of residuals, and the sums of it and of others.
+
+    Nothing changes before `take_out`.
 
     Args:
         way: What exchanges the entries.
         residuals: Of this replica.
-        masked: See above.
         others: What all replicas send whole.
         step: int32 scalar, decides where samples are taken.
         unit: Of `Wire.unit`.
@@ -42,15 +42,23 @@ def send_largest(
         )
     ]
     sent, received = way.sum(selections, others)
-    for residual, selection, handles in zip(
-        residuals, sent, masked, strict=True
-    ):
-        residual.clear(selection, handles)
     count = len(residuals)
     updates = received[:count]
     if unit is not None:
         updates = [_multiplied(update, unit) for update in updates]
-    return [*updates, *received[count:]]
+    return sent, [*updates, *received[count:]]
+
+
+def take_out(
+    sent: Sequence[Selection],
+    residuals: Sequence[Residual],
+    masked: Sequence[Sequence[tf.Tensor]],
+) -> None:
+    """Take what was sent out of residuals."""
+    for selection, residual, handles in zip(
+        sent, residuals, masked, strict=True
+    ):
+        residual.clear(selection, handles)
 
 
 def send_all(
