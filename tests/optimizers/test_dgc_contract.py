@@ -17,9 +17,12 @@ from test_contract import (  # noqa: F401
 
 import tf_optimizers as tfo
 
-CASE = cases.Case(tfo.DGCMomentum, reference.momentum_sgd, {})
+CASES = {
+    name: cases.Case(tfo.DGCMomentum, reference.momentum_sgd, arguments)
+    for name, arguments in {"dgc_momentum": {}, "late": {"delay": 1}}.items()
+}
 
 pytestmark = [
-    pytest.mark.parametrize("case", [CASE], ids=["dgc_momentum"]),
+    pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys()),
     pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic:UserWarning"),
 ]

@@ -21,7 +21,7 @@ from real_workers import report
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.state import State
 
-NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco"]
+NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", "late"]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
 EPOCHS, SAVE_EVERY = 2, 4
 # With one stage of compression, which is traced faster than several.
