@@ -90,6 +90,7 @@ def train_all(strategy, drawn=None):
     return {
         "weights": train(strategy, drawn=drawn),
         "eager": train(strategy, 6, drawn, eager=True),
+        "late": train(strategy, 20, drawn, delay=1),
         # So much that it is sent densely.
         "most": train(strategy, 20, drawn, **most),
         "loco": train(strategy, 40, drawn, **ADAM),
@@ -150,6 +151,7 @@ def balances(strategy):
     """Return those of each kind."""
     return {
         "plain": balance(strategy),
+        "late": balance(strategy, delay=1),
         "loco": loco_balance(strategy),
         "rounded, not masked": balance(
             strategy, value_dtype="float16", momentum_masking=False
