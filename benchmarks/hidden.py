@@ -16,19 +16,18 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hosts
-import keras
 import numpy as np
 import results
 import tables
 import tensorflow as tf
 import tqdm
 from far_hosts import FarGroup, Loopback, far_groups
-from fit import Clock
+from fit import CLASSES, Clock, make_model
 from latency import round_trips_of
 
 import tf_optimizers as tfo
 
-WIDTH, CLASSES = 512, 10
+WIDTH = 512
 STEPS = 12
 CONTENDERS = {
     "DGC": lambda: tfo.DGCMomentum(1e-3),
@@ -40,30 +39,16 @@ CONTENDERS = {
 }
 
 
-def make_model(contender: str) -> keras.Model:
-    model = keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            keras.layers.Dense(WIDTH, "relu"),
-            keras.layers.Dense(WIDTH, "relu"),
-            keras.layers.Dense(CLASSES),
-        ]
-    )
-    model.compile(
-        optimizer=CONTENDERS[contender](),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    return model
-
-
 class Training:
     """One worker's part: steps of every contender."""
 
     def __init__(self) -> None:
         self.strategy = tfo.SparseMultiWorkerMirroredStrategy()
         with self.strategy.scope():
-            self.models = {name: make_model(name) for name in CONTENDERS}
+            self.models = {
+                name: make_model(WIDTH, make_optimizer())
+                for name, make_optimizer in CONTENDERS.items()
+            }
 
     def measure(self, contender: str, batch: int) -> list[float]:
         """Return the milliseconds of each step."""

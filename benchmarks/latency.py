@@ -49,6 +49,7 @@ STRATEGIES = {"stock": STOCK, "ours": OURS}
 OPTIMIZERS = {
     "dense": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "DGC": lambda: tfo.DGCMomentum(1e-3),
+    "DGC, delay=1": lambda: tfo.DGCMomentum(1e-3, delay=1),
     "DGC, float16": lambda: tfo.DGCMomentum(1e-3, value_dtype="float16"),
 }
 
@@ -70,7 +71,12 @@ CONTENDERS = {
     for optimizer in OPTIMIZERS
 }
 
-QUICK = ("stock, dense, custom loop", "dense, fit", "DGC, fit")
+QUICK = (
+    "stock, dense, custom loop",
+    "dense, fit",
+    "DGC, fit",
+    "DGC, delay=1, fit",
+)
 
 
 class Training:
