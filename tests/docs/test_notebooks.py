@@ -67,7 +67,7 @@ def test_runs_at_reduced_size(path, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-5000:]
 
