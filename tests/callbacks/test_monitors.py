@@ -193,7 +193,10 @@ def read_events(folder):
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    ["lamb", "dgc", "offload", pytest.param("lans", marks=pytest.mark.long)],
+)
 def test_figures_reach_logs_and_tensorboard_at_their_steps(name, tmp_path):
     optimizer, monitor = CASES[name]
     model = make_model(optimizer())

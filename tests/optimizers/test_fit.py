@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.parametrize(
-    "case", cases.CASES.values(), ids=cases.CASES.keys()
-)
+pytestmark = cases.EACH_KIND
 
 X = np.random.default_rng(0).standard_normal((32, 4)).astype("float32")
 Y = np.random.default_rng(1).standard_normal((32, 3)).astype("float32")

@@ -7,9 +7,7 @@ import pytest
 import reference
 import tensorflow as tf
 
-pytestmark = pytest.mark.parametrize(
-    "case", cases.CASES.values(), ids=cases.CASES.keys()
-)
+pytestmark = cases.EACH_KIND
 
 # Float32 sums of two replicas' gradients, over some steps of 2e-2.
 TOLERANCE = 2e-6

@@ -56,6 +56,15 @@ CASES = {
     ),
 }
 
+# What Lamb and LANS have in common, `tox` tries with one of them.
+EACH_KIND = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.long] * (name == "lans"))
+        for name, case in CASES.items()
+    ],
+)
+
 SHAPES = {"kernel": (4, 5), "bias": (3,)}
 
 
