@@ -175,6 +175,7 @@ def test_steps_leave_no_threads_behind(transports):
         assert result["new_threads"] < transport.STEPS
 
 
+@pytest.mark.long
 def test_golden_of_four_replicas(tmp_path):
     """In one process, where each has a memory of its own.
 

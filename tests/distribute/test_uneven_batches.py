@@ -89,7 +89,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+# Of these, others tell, too.
+LONG = ["masked by weight", "outputs", "even but masked"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.long] * (name in LONG))
+        for name, case in CASES.items()
+    ],
+)
 def test_uneven_batches_equal_one_process(ours, case):
     expected, expected_logs = fit(**case)
     with ours.scope():

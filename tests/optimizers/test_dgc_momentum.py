@@ -177,7 +177,18 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+# Of these, others tell, too.
+LONG = ["l1", "l1l2, clip, nesterov", "warm-up", "rate outside"]
+LONG += ["there and back, nesterov, no masking"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(pair, id=name, marks=[pytest.mark.long] * (name in LONG))
+        for name, pair in SETTINGS.items()
+    ],
+)
 def test_two_replicas_match_reference(mirrored, settings):
     ours, theirs = settings
     assert run_both(mirrored, ours=ours, theirs=theirs) < 1e-5

@@ -378,12 +378,19 @@ def train(model, epochs):
     return [cases.as_numpy(w) for w in model.weights]
 
 
-SOURCES = [
-    (place, dtype) for place in PLACES for dtype in ("float32", "bfloat16")
-]
+SOURCES = [("host", "float32"), ("host", "bfloat16")]
+SOURCES += [("device", "bfloat16"), ("one device", "float32")]
+LONG = [("device", "float32"), ("one device", "bfloat16")]
 
 
-@pytest.fixture(scope="module", params=SOURCES, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *SOURCES,
+        *(pytest.param(source, marks=pytest.mark.long) for source in LONG),
+    ],
+    ids="-".join,
+)
 def source(request, tmp_path_factory):
     """A model's place, dtype and files, and its weights an epoch later."""
     place, dtype = request.param
