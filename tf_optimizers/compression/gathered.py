@@ -1,12 +1,12 @@
 """Entries that every replica receives from all, or as a dense tensor.
 
-In a ring of N replicas, each passes on the entries of all but one, N - 1
-shares in all. The sum of dense tensors costs each 2 (N - 1) / N tensors,
-however many entries are not 0. So entries of S bytes travel densely if
+In a ring of N replicas, each passes on the entries of all but one: N - 1
+shares. To sum dense tensors costs each replica 2 (N - 1) / N tensors, however
+many entries are not 0. So entries of S bytes travel densely if
 
     N S > 2 (bytes of the dense tensor)
 
-which depends on nothing that replicas do not have in common.
+Both sides are the same on all replicas, so all of them decide alike.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class GatheredExchange(Exchange):
     def _part(self, i: int, selection: Selection) -> Entries | tf.Tensor:
         """Return what this replica sends of a selection, dense or not.
 
-        `Entries` have zeros at position 0 first, if there are fewer to send.
+        If there are fewer to send, `Entries` begin with zeros at position 0.
         """
         values, positions = map(
             self.wire.own_share, (selection.values, selection.positions)

@@ -25,9 +25,9 @@ class SparsitySchedule:
         s = d + e - 1         0: everything that is left is sent
         s >= d + e            dense
 
-    The stages before the last one are walked back, each as long, and one step
-    more sends the rest. A single stage has none before it, and stays till then.
-    Without d there is no way back.
+    On the way back, the stages before the last one come in reverse order, each
+    equally long, and one more step sends the rest. A single stage has none
+    before it, so it lasts until then. Without d there is no way back.
 
     Args:
         sparsity: Shares in [0, 1) held back, none less than the one before.

@@ -8,9 +8,9 @@
     the largest sums of each tensor      likewise
         └──────────────────── all-gather ────────────────┘
 
-What is sent does not grow with the number of replicas. A replica sends to a
-shard as many entries as it has capacity for, the largest, and takes those out
-of v and u that fitted, and whose sums came back. All others wait there.
+What is sent does not grow with the number of replicas. A replica sends each
+shard its largest entries, as many as that has capacity for. It takes out of v
+and u those that fitted and whose sums came back; all others wait there.
 """
 
 import itertools
@@ -53,8 +53,8 @@ class ShardedExchange(Exchange):
     def capacity(self) -> int:
         """How many entries a shard takes of a residual, at most.
 
-        As many as it should get if addresses were drawn by chance, and three
-        deviations.
+        As many as it would get on average if addresses were random, plus three
+        standard deviations.
         """
         mean = sum(self.counts) / self.wire.replicas
         each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)
@@ -130,7 +130,7 @@ class ShardedExchange(Exchange):
         return self.shards.entries(values, groups), fits
 
     def _own_rows(self, slots: tf.Tensor) -> tf.Tensor:
-        """Return this replica's of its worker's slots: [N, capacity]."""
+        """Return this replica's share of its worker's slots, [N, capacity]."""
         devices = self.wire.devices
         rows = tf.reshape(slots, [self.wire.replicas, devices, -1])
         return rows[:, local_rank(devices)]
@@ -174,6 +174,6 @@ def pack_rows(entries: Entries, replicas: int) -> tf.Tensor:
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Tell of each key whether it is among others."""
+    """Tell for each key whether it is among others."""
     nearest = tf.searchsorted(rising_keys[:-1], keys)
     return tf.gather(rising_keys, nearest) == keys

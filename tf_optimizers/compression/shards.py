@@ -1,8 +1,8 @@
 """Which replica sums which entries of several tensors, and what it sends on.
 
 Groups of N consecutive positions have one entry for each of N shards, and are
-numbered through all tensors. In every group the shards are rotated, so that
-what is regular (a dead column) is not all in one shard. Of 3:
+numbered through all tensors. In every group the shards are rotated, so that a
+regular pattern (a dead column) does not end up in one shard. With 3 shards:
 
     position    0  1  2    3  4  5    6  7  8    9
     group          0          1          2       3
@@ -118,12 +118,12 @@ class Shards(NamedTuple):
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:
-    """Return a number below 2^16 that looks like chance."""
+    """Return a number below 2^16 that looks random."""
     return group * _FACTOR // (1 << 16) % (1 << 16)
 
 
 def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return rising groups, with the sum at the last of those that are equal.
+    """Return rising groups, with the sum at the last of several equal ones.
 
     The others have 0.
     """

@@ -56,8 +56,8 @@ def _row(dense: int, sent: int) -> dict[str, float]:
 class SentRows:
     """Counts the bytes of gradients that are `tf.IndexedSlices`.
 
-    Which are is seen when a step is traced; how many rows they have, in every
-    step. Of several replicas of a process, the first one counts.
+    Which gradients these are shows when a step is traced; how many rows they
+    have, in every step. Of several replicas of a process, the first one counts.
     """
 
     def __init__(self, wire: Wire) -> None:

@@ -50,11 +50,11 @@ class Wire(NamedTuple):
         return self.value_dtype
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return what values that grow with a rate are counted in.
+        """Return the unit of values that grow with a rate.
 
-        That is the largest power of two up to the rate, or 1 if it is 0: all
-        know it, and to divide by it is exact. None where values are not
-        rounded, so that none can vanish.
+        It is the largest power of two up to the rate, or 1 if that is 0: all
+        replicas know it, and dividing by it is exact. None where values are
+        not rounded, so that none can vanish.
         """
         if self.value_dtype == tf.float32:
             return None
@@ -141,10 +141,10 @@ def position_dtype(size: int) -> tf.DType:
 
 
 def rounded(values: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the values in another dtype, and what is missing of them.
+    """Return the values in another dtype, and what rounding has taken off them.
 
-    Finite values beyond the range become the largest there is. Of what is not
-    finite nothing is missing.
+    Finite values beyond the range become the largest there is. Nothing is
+    taken off values that are not finite.
     """
     if dtype == values.dtype:
         return values, tf.zeros_like(values)
