@@ -28,7 +28,7 @@ class Outcome:
 
 
 def run(
-    program, folder, workers, *arguments, devices=1, restarts=0, timeout=900
+    program, folder, workers, *arguments, devices=1, restarts=0, timeout=1800
 ):
     """Run `program.py arguments...`; fail if it takes too long."""
     command = [
