@@ -69,10 +69,11 @@ class CompressedMomentum(Optimizer):
             return
 
         def update(sparsity: float | None, gradients: list[Gradient]) -> None:
-            rate, inside = self._rates()
+            rate = keras.ops.convert_to_tensor(self.learning_rate)
             updates = self._compressor.exchange(
                 *(self, sparsity, gradients, variables),
-                *(self._weights(variables), inside),
+                self._weights(variables),
+                rate if self.rate_in_momentum else None,
             )
             self._step_at(rate, updates, variables)
 
@@ -86,26 +87,26 @@ class CompressedMomentum(Optimizer):
     ) -> None:
         """Update the variables by what the step before has left."""
 
-        def send(sparsity: float | None) -> Sent:
-            _, inside = self._rates()
-            return compressor.send(self, sparsity, variables, inside)
+        def send(sparsity: float | None) -> tuple[tf.Tensor, Sent]:
+            # Asked for once a step: a callable may change it each time.
+            rate = keras.ops.convert_to_tensor(self.learning_rate)
+            inside = rate if self.rate_in_momentum else None
+            return rate, compressor.send(self, sparsity, variables, inside)
 
         def update(
-            sparsity: float | None, sent: Sent, gradients: list[Gradient]
+            sparsity: float | None,
+            sent: tuple[tf.Tensor, Sent],
+            gradients: list[Gradient],
         ) -> None:
-            rate, inside = self._rates()
+            rate, exchanged = sent
             updates = compressor.take_up(
-                *(self, sparsity, sent, gradients, variables),
-                *(self._weights(variables), inside),
+                *(self, sparsity, exchanged, gradients, variables),
+                self._weights(variables),
+                rate if self.rate_in_momentum else None,
             )
             self._step_at(rate, updates, variables)
 
         compressor.at_stage_apart(self, gradients, send, update)
-
-    def _rates(self) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return the rate of this step, and that inside the momentum."""
-        rate = keras.ops.convert_to_tensor(self.learning_rate)
-        return rate, rate if self.rate_in_momentum else None
 
     def _weights(self, variables: list[tf.Variable]) -> list[tf.Variable]:
         """Return this replica's, in full precision."""
