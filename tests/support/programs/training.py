@@ -73,10 +73,7 @@ class Hashes(keras.callbacks.Callback):
 
 
 def fit(strategy, name, *, measured=False, **kwargs):
-    """Return everything that a user sees of a training.
-
-    Whether to validate, evaluate and predict, too, says `measured`.
-    """
+    """Return what a user sees of a training, and of its model if `measured`."""
     normalized = kwargs.pop("normalized", False)
     callbacks = kwargs.pop("callbacks", [])
     execution = {
