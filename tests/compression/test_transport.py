@@ -66,8 +66,8 @@ def test_transport_never_changes_the_mathematics(transports, expected):
 def test_several_dtypes_are_summed_on_a_worker_at_once(transports, expected):
     for kind, results in transports.items():
         for result in results:
-            assert result["mixed"] == expected[kind]["mixed"], kind
-        assert np.ptp(expected[kind]["mixed"][2]) > 0.1
+            assert result["mixed"] == expected["mixed"], kind
+    assert np.ptp(expected["mixed"][2]) > 0.1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

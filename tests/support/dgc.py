@@ -33,7 +33,7 @@ class Run:
         dtypes = dict.fromkeys(values, "float32") | dict(dtypes)
         with strategy.scope():
             self.variables = [
-                keras.Variable(np.array(value), dtypes[name], name=name)
+                keras.Variable(np.array(value), dtype=dtypes[name], name=name)
                 for name, value in values.items()
             ]
             kwargs = {"min_compress_size": 1} | kwargs
