@@ -70,10 +70,9 @@ arguments = st.dictionaries(
 
 @pytest.fixture
 def without_kernels():
-    """Each example has constants of its own, and would compile kernels."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+    """Each example has constants of its own."""
+    with cases.without_kernels():
+        yield
 
 
 @every_optimizer

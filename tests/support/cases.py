@@ -1,5 +1,6 @@
 """The optimizers under test, one row each, and small helpers over them."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -102,6 +103,16 @@ def run_reference(step_function, steps, learning_rate=0.02, values=None):
             for w, g, state in zip(weights, gradients, states, strict=True)
         ]
     return weights
+
+
+@contextlib.contextmanager
+def without_kernels():
+    """Run op by op what would be compiled for settings that few tests share."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def as_numpy(variable):
