@@ -69,13 +69,18 @@ def test_where_nothing_waits_it_is_keras_sgd(mirrored, settings, nesterov):
         assert dgc.worst(run.weights(), weights) < 3e-7
     other = keras_sgd(schedule(), nesterov=not nesterov)
     assert dgc.worst(run.weights(), other[-1]) > 1e-2
-    outside = dgc.Run(
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_other_rule_is_told_from_keras_sgd(mirrored, nesterov):
+    expected = keras_sgd(schedule(), nesterov=nesterov)
+    run = dgc.Run(
         *(mirrored, start(), schedule()),
-        **{"nesterov": nesterov, "rate_in_momentum": False} | settings,
+        **{"nesterov": nesterov, "rate_in_momentum": False} | WHOLE,
     )
     for step in range(len(RATES)):
-        outside.step(gradients_of(step))
-    assert dgc.worst(outside.weights(), expected[-1]) > 1e-2
+        run.step(gradients_of(step))
+    assert dgc.worst(run.weights(), expected[-1]) > 1e-2
 
 
 def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
