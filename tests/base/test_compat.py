@@ -31,9 +31,11 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
+from tf_optimizers._compat.callbacks import call_first
 from tf_optimizers._compat.keras import (
     VARIABLES,
     global_seed,
+    layers_of,
     set_global_seed,
     start_at_epoch,
 )
@@ -61,7 +63,7 @@ ATTRIBUTES = [
     "_trainable_variables",
 ]
 VARIABLE = ["_constraint", "_name", "_path", "_value"]
-MODEL = ["_initial_epoch", "_symbolic_build"]
+MODEL = ["_flatten_layers", "_initial_epoch", "_symbolic_build"]
 LOSS_SCALING = [
     "_stateful_handle_finite_grads",
     "_stateful_handle_non_finite_grads",
@@ -226,6 +228,51 @@ def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
     data = tf.zeros([2, 1])
     model.fit(data, data, epochs=4, verbose=0, callbacks=[Start()])
     assert Start.epochs == [2, 3]
+
+
+def test_keras_still_tells_lists_of_callbacks_the_model(monkeypatch):
+    """In `fit`, where a validation has the same list, and elsewhere."""
+    owner = keras.callbacks.CallbackList
+    monkeypatch.setattr(owner, "set_model", owner.set_model)
+    events = []
+
+    class Note(keras.callbacks.Callback):
+        def __init__(self, name="ours"):
+            super().__init__()
+            self.name = name
+
+        def on_test_begin(self, logs=None):
+            events.append((self.name, "test"))
+
+        def on_predict_begin(self, logs=None):
+            events.append((self.name, "predict"))
+
+        def on_epoch_end(self, epoch, logs=None):
+            events.append((self.name, "epoch"))
+
+    class Ours(Note):
+        pass
+
+    call_first(Ours, lambda model: model.name == "chosen")
+    data = tf.zeros([2, 1])
+    for name in ("chosen", "other"):
+        layers = [keras.Input((1,)), keras.layers.Dense(1)]
+        model = keras.Sequential(layers, name=name)
+        model.compile("sgd", "mse")
+        theirs = Note("theirs")
+        for arguments in ({"validation_data": (data, data)}, {}):
+            call = model.fit if arguments else model.evaluate
+            call(data, data, verbose=0, callbacks=[theirs], **arguments)
+        model.predict(data, verbose=0, callbacks=[theirs])
+    happened = ["test", "epoch", "test", "predict"]
+    both = [(who, e) for e in happened for who in ("ours", "theirs")]
+    assert events == both + [("theirs", event) for event in happened]
+
+
+def test_layers_inside_of_others_are_found():
+    inner = keras.Sequential([keras.layers.Dense(1, name="dense")])
+    model = keras.Sequential([keras.Input((1,)), inner])
+    assert "dense" in [layer.name for layer in layers_of(model)]
 
 
 def test_keras_still_draws_from_the_global_seed():

@@ -171,6 +171,12 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Return all layers of a model, those inside of others too."""
+    # `model.layers` has those of the first level only.
+    return model._flatten_layers(include_self=False)
+
+
 def global_seed() -> list[int] | None:
     """Return the state of the generator behind unseeded `keras.random` ops.
 
