@@ -1,42 +1,35 @@
 """SparseLoCo: compresses the updates of any optimizer."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import (
-    is_overwritten,
-    strategy_of,
-    variable_index,
-)
-from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.replicas import backend_variable, own_component
-from tf_optimizers.checks import check_number, check_positive
+from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers.checks import check_integer, check_number, check_positive
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.residual import subtract
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.loco.checks import (
+    check_averaged,
     check_inner,
-    check_sync_every,
-    check_under,
+    check_outside,
+    check_saved,
 )
-from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
-from tf_optimizers.loco.wrapper import Wrapper
+from tf_optimizers.loco.common_weights import synchronize_in_fit
+from tf_optimizers.loco.optimizer import LocalOptimizer
+from tf_optimizers.loco.rounds import average
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
-class SparseLoCo(Wrapper):
+class SparseLoCo(LocalOptimizer):
     """Compresses the updates of any optimizer, for slow networks.
 
     For variable w on N workers, each with a residual e_i and an inner
     optimizer that has its own state:
 
-        w_i <- the inner optimizer's step from w by worker i's own gradient
+        w_i <- w, then `sync_every` times: the inner optimizer's step of w_i by
+               worker i's own gradient
         e_i <- residual_decay e_i + (w - w_i) / N
         send the k entries of largest |e_i|; e_i becomes 0 there
         w   <- w - outer_learning_rate (sum of what all workers sent)
@@ -50,29 +43,35 @@ class SparseLoCo(Wrapper):
     (embeddings). For half-precision variables the inner optimizer updates
     float32 master weights.
 
+    With `sync_every` > 1, the weights of a model are each worker's own between
+    two synchronizations. `fit`, `evaluate` and `predict` synchronize before
+    weights are read, and average the statistics of `BatchNormalization`; in a
+    loop of your own, call `synchronize`.
+
     The inner optimizer may be any of Keras, `tfo.Lamb`, `tfo.LANS` or, if the
     process has one replica, `tfo.AdamOffload`. Its learning rate, schedule,
     weight decay and clipping apply to each worker separately; constraints apply
     to w. Strategies are supported as by `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
-    optimizer's state. During a step also a copy of w, and the update. Read
-    outside of replicas, e_i is the sum over i and the inner state is the mean;
-    checkpoints hold these.
-    Traffic: as `DGCMomentum`'s; dense for variables with sparse gradients.
+    optimizer's state. During a step also a copy of w, and the update; with
+    `sync_every` > 1 the copy is kept. Read outside of replicas, e_i is the sum
+    over i and the inner state is the mean; checkpoints hold these.
+    Traffic: as `DGCMomentum`'s, in one of `sync_every` steps; dense for
+    variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed.
     Not finite: a NaN or inf is always sent, and reaches w.
-    Differs from the paper: workers exchange after every step; k is per
-    variable, not per block; values have at least 16 bits; e_i does not decay by
-    default.
+    Differs from the paper: workers exchange after every step by default; k is
+    per variable, not per block; values have at least 16 bits; e_i does not
+    decay by default.
 
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
             `loss_scale_factor` and `gradient_accumulation_steps` to
             `SparseLoCo` instead. `tfo.DGCMomentum` exchanges gradients itself
             and is refused, as is `LossScaleOptimizer`, which belongs outside.
-        sync_every: int. Steps between exchanges; only 1 is supported yet.
-            Defaults to `1`.
+        sync_every: int >= 1. Local steps per exchange. Above 1, `use_ema` is
+            refused. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. The share of
             entries held back, stage by stage. Defaults to `(0.999,)`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
@@ -82,9 +81,10 @@ class SparseLoCo(Wrapper):
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             Where the stages are walked back. Defaults to `None`: nowhere.
         rampdown_step: int >= 1. Steps from there to dense exchange. In the
-            last of them, all that is left is sent. Defaults to `1`.
-        residual_decay: float in [0, 1]. Multiplies e_i in every step. Below 1,
-            updates are lost. Defaults to `1.0`.
+            last of them, or at the next synchronization, all that is left is
+            sent. Defaults to `1`.
+        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
+            1, updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sum of the sent entries.
             Defaults to `1.0`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
@@ -99,7 +99,8 @@ class SparseLoCo(Wrapper):
     Raises:
         TypeError: If an argument is of the wrong kind.
         ValueError: If an argument is outside its range, or refused.
-        RuntimeError: If a step is compiled by XLA.
+        RuntimeError: If a step is compiled by XLA; if a model is saved in the
+            middle of local steps.
 
     Example:
         >>> import keras
@@ -128,14 +129,15 @@ class SparseLoCo(Wrapper):
         value_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
-        check_inner(inner_optimizer, _REFUSED)
-        sync_every = check_sync_every(sync_every)
+        check_inner(inner_optimizer, self._refused)
+        sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
             sparsity,
             rampup_begin_step,
             rampup_step,
             rampdown_begin_step,
             rampdown_step,
+            sync_every,
         )
         residual_decay = check_number(
             "residual_decay",
@@ -149,6 +151,9 @@ class SparseLoCo(Wrapper):
             sends_rows=False,
         )
         super().__init__(inner_optimizer, **kwargs)
+        check_averaged(sync_every, self.use_ema)
+        if sync_every > 1:
+            synchronize_in_fit()
         self.sync_every = sync_every
         self.sparsity = schedule.sparsity
         self.rampup_begin_step = schedule.rampup_begin_step
@@ -161,73 +166,6 @@ class SparseLoCo(Wrapper):
         self.value_dtype = value_dtype
         self._compressor = compressor
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the residuals and the inner optimizer's state."""
-        if self.built:
-            return
-        strategy = strategy_of(self)
-        checked = self.inner_optimizer, strategy, variables[0], _REFUSED
-        check_under(*checked)
-        super().build(variables)
-        if strategy.num_replicas_in_sync == 1:
-            warnings.warn(
-                "SparseLoCo saves traffic between replicas. Received: one "
-                "replica, which has none. Use the inner optimizer alone there.",
-                stacklevel=2,
-            )
-        self._compressor.build(strategy)
-        wire = self._compressor.wire
-        movement = Movement(self.residual_decay, wire.replicas, wire.devices)
-        for variable in variables:
-            if not is_overwritten(self, variable):
-                self._compressor.add(self, variable, movement)
-        self._steps = LocalSteps(
-            self.inner_optimizer,
-            self._masters.in_place_of(variables),
-            variables,
-        )
-        self._steps.build(strategy)
-        check_under(*checked)
-
-    def _update(
-        self, gradients: list[Gradient], variables: list[tf.Variable]
-    ) -> None:
-        """Step locally, exchange what the weights moved by, and apply that."""
-
-        def weights() -> list[tf.Variable]:
-            return [self._full_precision(own_component(v)) for v in variables]
-
-        def update(sparsity: float | None, movements: list[Gradient]) -> None:
-            updates = self._compressor.exchange(
-                self, sparsity, movements, variables, weights()
-            )
-            rate = tf.constant(self.outer_learning_rate, tf.float64)
-            self._step_at(rate, updates, variables)
-
-        self._compressor.prepare(self, gradients, variables)
-        movements = self._steps.movements(
-            worker_means(self._compressor, densify(gradients, variables)),
-            weights(),
-            [variable_index(self, v) for v in variables],
-        )
-        self._compressor.at_stage(self, movements, update)
-
-    def update_step(
-        self, gradient: Gradient, variable: Any, learning_rate: Any
-    ) -> None:
-        """Subtract what was received from a variable, or its component.
-
-        Args:
-            gradient: The sum of what was sent: dense, or `tf.IndexedSlices` of
-                the flattened variable.
-            variable: A variable that the optimizer was built with.
-            learning_rate: Scalar, the outer one.
-        """
-        variable = backend_variable(variable)
-        weight = self._full_precision(variable)
-        subtract(weight, gradient, tf.cast(learning_rate, weight.dtype))
-        self._store_weight(variable, weight)
-
     @classmethod
     def for_steps(
         cls,
@@ -237,7 +175,8 @@ class SparseLoCo(Wrapper):
     ) -> "SparseLoCo":
         """Return an optimizer with the settings we recommend, for a whole run.
 
-        They are those of `DGCMomentum.for_steps`.
+        They are those of `DGCMomentum.for_steps`, which holds less back the
+        fewer exchanges there are.
 
         Args:
             steps: int >= 2. Updates of the run: of `fit`, the batches of an
@@ -248,10 +187,11 @@ class SparseLoCo(Wrapper):
         Raises:
             TypeError, ValueError: As the class.
         """
-        return cls(inner_optimizer, **recommended(steps) | kwargs)
+        every = check_integer("sync_every", kwargs.get("sync_every", 1), 1)
+        return cls(inner_optimizer, **recommended(steps, every) | kwargs)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
-        """Return what one replica sends at a step, in bytes.
+        """Return what one replica sends at a step that exchanges, in bytes.
 
         The result is that of `DGCMomentum.communication_summary`. Which
         variables have sparse gradients is known after the first step only.
@@ -263,6 +203,46 @@ class SparseLoCo(Wrapper):
             RuntimeError: If the optimizer is not built.
         """
         return self._compressor.traffic_summary(self, step)
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether all replicas have the same weights now."""
+        return self._rounds is None or self._rounds.taken == 0
+
+    def synchronize(self, statistics: Sequence[Any] = ()) -> None:
+        """Give all replicas the same weights, also in the middle of a round.
+
+        As at the end of a round, the largest entries are sent and the others
+        kept; a new round begins. `fit`, `evaluate` and `predict` call it
+        wherever weights are read. In a loop of your own, call it on every
+        worker before you evaluate or save a model.
+
+        Args:
+            statistics: Variables that replicas update without an optimizer,
+                such as the `non_trainable_variables` of a
+                `BatchNormalization`. They become their mean over replicas.
+
+        Raises:
+            RuntimeError: If called inside of `strategy.run` or `tf.function`.
+        """
+        check_outside()
+        strategy = strategy_of(self)
+        with strategy.scope():
+            average(strategy, statistics)
+            rounds = self._rounds
+            if rounds is not None and not self.is_synchronized:
+                rounds.end_early(strategy, lambda: self._end_round(rounds))
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Give all replicas the same weights, as `fit` does at its end."""
+        self.synchronize()
+        super().finalize_variable_values(var_list)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the state, as Keras does, if the weights are common."""
+        if self._rounds is not None:
+            check_saved(self._rounds.taken, self._rounds.steps)
+        super().save_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -276,4 +256,4 @@ class SparseLoCo(Wrapper):
         }
 
 
-_REFUSED = (DGCMomentum, SparseLoCo)
+SparseLoCo._refused = (DGCMomentum, SparseLoCo)

@@ -58,7 +58,7 @@ def expected(mirrored, devices):
 def test_transport_never_changes_the_mathematics(transports, expected):
     for kind, results in transports.items():
         for result in results:
-            for way in ("weights", "eager", "late", "loco"):
+            for way in ("weights", "eager", "late", "loco", "rounds"):
                 found = error(result[way], expected[way])
                 assert found < 1e-6, (kind, way)
 
@@ -96,7 +96,7 @@ def test_much_is_sent_densely(transports, devices, expected):
 
 def test_workers_agree_to_the_bit(transports):
     for kind, (first, *others) in transports.items():
-        for way in ("weights", "late", "loco"):
+        for way in ("weights", "late", "loco", "rounds"):
             assert [other[way] for other in others] == [first[way]], kind
 
 
@@ -115,7 +115,7 @@ def balances(mirrored):
 
 
 @pytest.mark.parametrize(
-    "settings", ["plain", "late", "loco", "rounded, not masked"]
+    "settings", ["plain", "late", "loco", "rounds", "rounded, not masked"]
 )
 def test_nothing_is_lost_by_any_transport(transports, balances, settings):
     """Sum of everything sent + sum of v = sum of everything accumulated."""
@@ -157,6 +157,14 @@ def test_a_step_is_one_all_gather(transports, devices):
         assert result["collectives"] == {"CollectiveGatherV2": gathers}
     for result in transports.get("stock", []):
         assert result["collectives"]["CollectiveGatherV2"] >= 6
+
+
+def test_local_steps_exchange_nothing(transports):
+    """All that workers tell each other is in branches of the graph."""
+    for result in transports["sparse"]:
+        found = result["bytes outside of rounds"]
+        assert found["sent"] == {}
+        assert found["collectives"]["CollectiveGatherV2"] > 0
 
 
 def test_logs_of_a_step_are_reduced_together(transports, devices):

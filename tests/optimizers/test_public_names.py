@@ -15,7 +15,12 @@ OPTIMIZERS = {
     tfo.LANS: (),
     tfo.AdamOffload: ("memory_summary",),
     tfo.DGCMomentum: ("communication_summary", "for_steps"),
-    tfo.SparseLoCo: ("communication_summary", "for_steps"),
+    tfo.SparseLoCo: (
+        "communication_summary",
+        "for_steps",
+        "is_synchronized",
+        "synchronize",
+    ),
 }
 
 

@@ -248,9 +248,11 @@ class LateDGC(DGC):
 
 
 class SparseLoCo:
-    """SparseLoCo (arXiv:2508.15706), synchronised every step, of one parameter.
+    """SparseLoCo (arXiv:2508.15706) of one parameter.
 
-    `inner(w, g, state, lr)` is a step of the inner optimizer; else as `DGC`.
+    `inner(w, g, state, lr)` is a step of the inner optimizer, of which there
+    are `every` per round; else as `DGC`. Where these are several, `sparsity` is
+    that at the step which ends a round.
     """
 
     def __init__(
@@ -263,25 +265,36 @@ class SparseLoCo:
         decay=1.0,
         outer_lr=1.0,
         compressed=True,
+        every=1,
     ):
         self.w, self.inner, self.lr = w.astype("float64"), inner, lr
         self.sparsity, self.decay, self.outer_lr = sparsity, decay, outer_lr
-        self.compressed = compressed
+        self.compressed, self.every = compressed, every
+        self.local = [self.w] * workers
         self.states = [{} for _ in range(workers)]
         self.v = np.zeros((workers, *w.shape))
-        self.steps = 0
+        self.steps = self.taken = 0
 
     def step(self, gradients):
         """Take a step from a list of the workers' gradients."""
         workers = len(gradients)
-        sparsity = self.sparsity(self.steps) if self.compressed else None
+        self.local = [
+            self.inner(w, workers * g, state, self.lr)
+            for w, g, state in zip(
+                self.local, gradients, self.states, strict=True
+            )
+        ]
+        self.taken += 1
+        if self.taken == self.every:
+            self.synchronize()
         self.steps += 1
+
+    def synchronize(self):
+        """End the round."""
+        sparsity = self.sparsity(self.steps) if self.compressed else None
         total = np.zeros_like(self.w)
-        for i, (g, state) in enumerate(
-            zip(gradients, self.states, strict=True)
-        ):
-            local = self.inner(self.w, workers * g, state, self.lr)
-            moved = (self.w - local) / workers
+        for i, local in enumerate(self.local):
+            moved = (self.w - local) / len(self.local)
             if sparsity is None:
                 total = total + moved
                 continue
@@ -292,6 +305,7 @@ class SparseLoCo:
             total.reshape(-1)[sent] += v[sent]
             v[sent] = 0
         self.w = self.w - self.outer_lr * total
+        self.local, self.taken = [self.w] * len(self.local), 0
 
 
 class ShardedDGC:

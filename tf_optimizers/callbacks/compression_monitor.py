@@ -9,6 +9,7 @@ from tf_optimizers._compat.keras import built_variables, strategy_of
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
+from tf_optimizers.distribute.local_steps import is_synchronized
 from tf_optimizers.sparse_loco import SparseLoCo
 
 
@@ -21,7 +22,8 @@ class CompressionMonitor(Monitor):
     `residual_age`, how many steps an amount waits in v before it is sent. The
     age is what waits, divided by what is sent in a step: sum |v_i| / |sum of
     what is sent| in L1 norms. In a steady state that is the mean waiting time
-    (Little's law).
+    (Little's law). Of `SparseLoCo` with several local steps, a round of them
+    is measured instead of a step.
 
     Measuring takes a copy of the weights, and an exchange of two numbers.
 
@@ -49,6 +51,10 @@ class CompressionMonitor(Monitor):
         super().on_train_begin(logs)
         self._measure = tf.function(self._sums, autograph=False)
 
+    def is_ready(self) -> bool:
+        """Whether all replicas have the same weights; see `SparseLoCo`."""
+        return is_synchronized(self.optimizer)
+
     def before_step(self) -> tuple[float, dict[int, tf.Tensor]]:
         """Return what v is multiplied by, and a copy of compressed weights."""
         if isinstance(self.optimizer, SparseLoCo):
@@ -70,6 +76,7 @@ class CompressionMonitor(Monitor):
         if weights:
             held, squares, moved = map(float, self._measure(weights))
         age = held and (held * rate / moved if moved else math.inf)
+        age *= getattr(self.optimizer, "sync_every", 1)
         figures = {
             "sparsity": summary["sparsity"],
             "sent_bytes": summary["total"]["sent_bytes"],

@@ -54,6 +54,10 @@ class Monitor(keras.callbacks.Callback):
         """Return figures for the logs, and details for TensorBoard."""
         raise NotImplementedError
 
+    def is_ready(self) -> bool:
+        """Whether a measurement may begin, or end, between these steps."""
+        return True
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the model can be measured."""
         name = type(self).__name__
@@ -77,7 +81,7 @@ class Monitor(keras.callbacks.Callback):
                 f"log_dir={self.log_dir!r}, but TensorBoard is not installed. "
                 "Run `pip install tensorboard`."
             )
-        self._calls = 0
+        self._calls, self._is_due = 0, False
         self._pending: tuple[int, Any] | None = None
         workers = Workers(self.model.distribute_strategy)
         if self.log_dir is not None and workers.is_first:
@@ -88,16 +92,18 @@ class Monitor(keras.callbacks.Callback):
     ) -> None:
         """Call `before_step` if the step will be measured."""
         self._calls += 1
-        is_due = self._calls % self.every == 0
-        if is_due and self._pending is None and self.optimizer.built:
+        self._is_due |= self._calls % self.every == 0
+        if self._pending is None and self._is_due and self._can_measure():
             self._pending = self._step(), self.before_step()
+            self._is_due = False
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Measure the step, unless it only accumulated gradients."""
-        if self._pending is not None and self._step() > self._pending[0]:
-            figures, details = self.after_step(self._pending[1])
+        pending = self._pending
+        if pending and self._can_measure() and self._step() > pending[0]:
+            figures, details = self.after_step(pending[1])
             self._pending = None
             self._latest = {name: float(figures[name]) for name in figures}
             self._write(self._latest | details)
@@ -116,6 +122,9 @@ class Monitor(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _can_measure(self) -> bool:
+        return self.optimizer.built and self.is_ready()
 
     def _step(self) -> int:
         return int(tf.convert_to_tensor(self.optimizer.iterations))

@@ -157,19 +157,32 @@ class Compressor:
         """Return the position of this step's stage among the schedule's."""
         return self.schedule.stage(tf.cast(optimizer.iterations, tf.int64))
 
+    def allocate(self) -> None:
+        """Prepare for an exchange of all variables, whoever has a gradient."""
+        self._allocate([self._residuals[i] for i in self.compressed])
+
     def at_stage(
-        self, optimizer: Any, gradients: list[Gradient], function: Callable
+        self,
+        optimizer: Any,
+        gradients: list[Gradient],
+        function: Callable,
+        is_due: tf.Tensor | None = None,
     ) -> None:
         """Call `function(sparsity, gradients)` at the stage of this step.
 
         It is traced once per stage of the schedule, and may exchange and
-        change variables. `prepare` comes before.
+        change variables. `prepare` comes before. If there is an `is_due`, a
+        bool that all replicas have in common, it is not called unless that is
+        true.
         """
-        switch_across_replicas(
-            self.stage(optimizer),
-            [functools.partial(function, s) for s in self.schedule.stages],
-            gradients,
-        )
+        calls: list[Callable] = [
+            functools.partial(function, s) for s in self.schedule.stages
+        ]
+        stage = self.stage(optimizer)
+        if is_due is not None:
+            stage = tf.where(is_due, stage, len(calls))
+            calls.append(lambda gradients: None)
+        switch_across_replicas(stage, calls, gradients)
 
     def exchange(
         self,

@@ -28,6 +28,8 @@ class SparsitySchedule:
     On the way back, the stages before the last one come in reverse order, each
     equally long, and one more step sends the rest. A single stage has none
     before it, so it lasts until then. Without d there is no way back.
+    If replicas exchange in one of `sync_every` steps only, the stage of 0 has
+    as many, so that an exchange falls into it.
 
     Args:
         sparsity: Shares in [0, 1) held back, none less than the one before.
@@ -35,6 +37,7 @@ class SparsitySchedule:
         rampup_step: int >= 1. Steps from there to the end of the last stage.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
         rampdown_step: int >= 1. Steps from there until all is dense.
+        sync_every: int >= 1. At most so many steps between two exchanges.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class SparsitySchedule:
         rampup_step: Any = 1,
         rampdown_begin_step: Any = None,
         rampdown_step: Any = 1,
+        sync_every: int = 1,
     ) -> None:
         self.sparsity = _check_sparsity(sparsity)
         self.rampup_begin_step = check_integer(
@@ -57,6 +61,7 @@ class SparsitySchedule:
             )
         self.rampdown_begin_step = rampdown_begin_step
         self._check_rampdown()
+        self._sync_every = sync_every
         plan = [*self._way_up(), *self._way_down()]
         self.stages = list(dict.fromkeys(share for _, share in plan))
         self._starts = [start for start, _ in plan]
@@ -98,7 +103,7 @@ class SparsitySchedule:
         for i, share in enumerate(back):
             yield begin + -(-i * last // len(back)), share
         yield begin + last, 0.0
-        yield begin + last + 1, None
+        yield begin + last + self._sync_every, None
 
     def _check_rampdown(self) -> None:
         begin, end = self.rampdown_begin_step, self.rampup_step
@@ -117,16 +122,18 @@ class SparsitySchedule:
             )
 
 
-def recommended(steps: Any) -> dict[str, Any]:
+def recommended(steps: Any, sync_every: int = 1) -> dict[str, Any]:
     """Return the arguments of a schedule for a run of so many steps.
 
     A stage of the way up is a fortieth of it, and so is one of the way down.
     The last one lets a replica send every entry twice, on average: what comes
-    seldomer is out of date.
+    seldomer is out of date. It exchanges in one of `sync_every` steps.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
-        share for share in PAPERS if steps * (1 - Fraction(str(share))) >= 2
+        share
+        for share in PAPERS
+        if steps // sync_every * (1 - Fraction(str(share))) >= 2
     )
     sparsity = sparsity or PAPERS[:1]
     rampdown_step = max(1, (len(sparsity) - 1) * steps // 40)

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tf_optimizers._compat.keras import strategy_of
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
-from tf_optimizers.checks import check_integer
 from tf_optimizers.offload.optimizer import HostOptimizer
 
 _OF_THE_OUTER = (
@@ -114,12 +113,36 @@ def check_excluded(variables: Sequence[Any]) -> None:
             )
 
 
-def check_sync_every(value: Any) -> int:
-    """Return `value` as an int, which is 1."""
-    if check_integer("sync_every", value, 1) > 1:
+def check_averaged(sync_every: int, use_ema: bool) -> None:
+    """Refuse averages of weights that are not common in every step."""
+    if sync_every > 1 and use_ema:
         raise ValueError(
-            "`sync_every` must be 1: several local steps per exchange are not "
-            f"supported yet. Received: sync_every={value!r}. Leave it out, and "
-            "raise `sparsity` to send less."
+            "`use_ema` needs weights that are common to all replicas in every "
+            f"step. Received: use_ema=True, sync_every={sync_every}. Leave it "
+            "out, or pass `sync_every=1`."
         )
-    return int(value)
+
+
+def check_outside() -> None:
+    """Refuse to synchronize in a replica, or in a function being traced."""
+    if not tf.executing_eagerly() or (
+        tf.distribute.has_strategy()
+        and not tf.distribute.in_cross_replica_context()
+    ):
+        raise RuntimeError(
+            "`synchronize` must be called between steps. Received a call "
+            "inside of `strategy.run` or `tf.function`. Call it after these, "
+            "on every worker."
+        )
+
+
+def check_saved(taken: int, sync_every: int) -> None:
+    """Refuse to save weights of which every replica has its own."""
+    if taken:
+        raise RuntimeError(
+            "Weights must be common to all replicas to be saved. Received: a "
+            f"save after {taken} of {sync_every} local steps. Call "
+            "`optimizer.synchronize()` before, on every worker; save at the "
+            "end of an epoch; or back up with "
+            "`tfo.callbacks.BackupAndRestore`, anywhere."
+        )

@@ -54,6 +54,23 @@ class LocalSteps:
             for other in others:
                 other.assign(first)
 
+    def step(
+        self,
+        gradients: Sequence[tf.Tensor],
+        weights: Sequence[tf.Variable],
+        indices: Sequence[int],
+    ) -> None:
+        """Update this replica's weights; the arguments are as below."""
+        variables = [self._variables[i] for i in indices]
+        with self._alone(variables):
+            self._optimizer.apply(
+                gradients,
+                [
+                    variable if isinstance(variable, keras.Variable) else weight
+                    for variable, weight in zip(variables, weights, strict=True)
+                ],
+            )
+
     def movements(
         self,
         gradients: Sequence[tf.Tensor],
@@ -67,16 +84,8 @@ class LocalSteps:
             weights: This replica's components of the variables.
             indices: Positions of the variables among all.
         """
-        variables = [self._variables[i] for i in indices]
         before = [weight.read_value() for weight in weights]
-        with self._alone(variables):
-            self._optimizer.apply(
-                gradients,
-                [
-                    variable if isinstance(variable, keras.Variable) else weight
-                    for variable, weight in zip(variables, weights, strict=True)
-                ],
-            )
+        self.step(gradients, weights, indices)
         changes = [
             old - weight.read_value()
             for weight, old in zip(weights, before, strict=True)

@@ -94,6 +94,7 @@ def train_all(strategy, drawn=None):
         # So much that it is sent densely.
         "most": train(strategy, 20, drawn, **most),
         "loco": train(strategy, 40, drawn, **ADAM),
+        "rounds": train(strategy, 40, drawn, **ADAM, sync_every=4),
         "mixed": train_mixed(strategy, drawn),
         "half": {
             dtype: train(strategy, 20, drawn, value_dtype=dtype)
@@ -115,10 +116,11 @@ def balance(strategy, steps=STEPS, **settings):
     return balance_of(run, accumulated)
 
 
-def loco_balance(strategy, steps=STEPS):
+def loco_balance(strategy, steps=STEPS, **settings):
     """Return the same of SparseLoCo around SGD, which moves by gradients."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    run = dgc.Run(strategy, zeros, 1.0, around(keras.optimizers.SGD), **FEW)
+    inner = around(keras.optimizers.SGD)
+    run = dgc.Run(strategy, zeros, 1.0, inner, **FEW | settings)
     accumulated = [np.zeros(SHAPES[name]) for name in ("kernel", "cube")]
     for step in range(steps):
         gradients = make_gradients(strategy, step)
@@ -153,6 +155,7 @@ def balances(strategy):
         "plain": balance(strategy),
         "late": balance(strategy, delay=1),
         "loco": loco_balance(strategy),
+        "rounds": loco_balance(strategy, sync_every=4),
         "rounded, not masked": balance(
             strategy, value_dtype="float16", momentum_masking=False
         ),
@@ -253,6 +256,10 @@ def observe(kind):
     if kind == "sparse":
         result["logs"] = reduce_scalars(strategy)
         result["bytes"] = count_bytes(strategy)
+        inner = around(keras.optimizers.SGD)
+        result["bytes outside of rounds"] = count_bytes(
+            strategy, make=inner, sync_every=4
+        )
         result["bytes of most"] = count_bytes(strategy, sparsity=MOST)
         if len(strategy.extended.worker_devices) == 1:
             result["hosted"] = train(strategy, 10, **HOSTED)

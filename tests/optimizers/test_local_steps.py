@@ -1,0 +1,603 @@
+"""SparseLoCo with several local steps per exchange."""
+
+import functools
+import warnings
+
+import cases
+import dgc
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from cases import error
+from test_sparse_loco import (
+    INNER,
+    NONE,
+    RATE,
+    SETTINGS,
+    SHAPES,
+    around,
+    copies,
+    gradients_of,
+    movement,
+    start,
+    train,
+)
+
+import tf_optimizers as tfo
+
+EVERY = 4
+X = np.random.default_rng(0).random((48, 6)).astype("float32")
+Y = X[:, :3] ** 2
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic:UserWarning"),
+    pytest.mark.filterwarnings("ignore:A run of `SparseLoCo`:UserWarning"),
+]
+
+
+class Rounds:
+    """A run of rounds, and one oracle per variable."""
+
+    def __init__(self, strategy, settings, **kwargs):
+        inner, oracle, ours, theirs = settings
+        self.strategy = strategy
+        self.replicas = strategy.num_replicas_in_sync
+        rounds = {"sync_every": EVERY} | kwargs
+        self.run = dgc.Run(
+            strategy, start(), RATE, around(inner), **ours | rounds
+        )
+        self.oracles = [
+            reference.SparseLoCo(
+                *(value, self.replicas, oracle, RATE),
+                every=rounds["sync_every"],
+                **theirs,
+            )
+            for value in start().values()
+        ]
+        self.steps = 0
+
+    def step(self, eager=False):
+        gradients = gradients_of(self.steps, self.replicas)
+        self.steps += 1
+        self.run.step(gradients, eager)
+        for i, oracle in enumerate(self.oracles):
+            oracle.step([own[i].astype("float64") for own in gradients])
+
+    def synchronize(self):
+        self.run.optimizer.synchronize()
+        for oracle in self.oracles:
+            if oracle.taken:
+                oracle.synchronize()
+
+    def local(self):
+        """Return the weights of each replica."""
+        parts = [copies(self.strategy, v) for v in self.run.variables]
+        return list(zip(*parts, strict=True))
+
+    def error(self):
+        """Return the largest of any replica's weights, and of residuals."""
+        errors = [
+            dgc.worst(
+                movement(own), movement(each.local[i] for each in self.oracles)
+            )
+            for i, own in enumerate(self.local())
+        ]
+        # There is none of what is not compressed.
+        memory = self.run.memory("residual")
+        for parts, each in zip(memory, self.oracles, strict=False):
+            errors += [dgc.worst(parts, each.v)] if each.v.any() else []
+        return max(errors)
+
+
+@pytest.mark.parametrize("name", set(SETTINGS) - {"there and back"})
+def test_two_replicas_match_reference(mirrored, name):
+    rounds = Rounds(mirrored, SETTINGS[name])
+    for step in range(1, 14):
+        rounds.step()
+        assert rounds.error() < 1e-4, step
+        first, second = rounds.local()
+        assert (error(first, second) > 1e-3) == (step % EVERY > 0)
+        assert rounds.run.optimizer.is_synchronized == (step % EVERY == 0)
+        if step % EVERY == 0:
+            for a, b in zip(first, second, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_eager_matches_reference(mirrored):
+    rounds = Rounds(mirrored, SETTINGS["adamw"], sync_every=2)
+    for _ in range(5):
+        rounds.step(eager=True)
+        assert rounds.error() < 1e-4
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3, 4])
+def test_a_round_may_end_early(mirrored, taken):
+    """What is held back stays, and the next round has all of its steps."""
+    rounds = Rounds(mirrored, SETTINGS["adamw"])
+    for step in range(1, 12):
+        rounds.step()
+        if step == EVERY + taken:
+            rounds.synchronize()
+            # Once more changes nothing.
+            before = rounds.local()
+            rounds.run.optimizer.synchronize()
+            np.testing.assert_equal(rounds.local(), before)
+            assert error(*before) == 0.0
+        assert rounds.error() < 1e-4, step
+    for parts in rounds.run.memory("residual"):
+        assert np.abs(parts).max() > 1e-5
+
+
+def test_one_replica_makes_local_steps(mirrored):
+    rounds = Rounds(NONE, SETTINGS["adamw"])
+    for _ in range(10):
+        rounds.step()
+        assert rounds.error() < 1e-4
+    assert max(np.abs(v).max() for v in rounds.run.memory("residual")) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Nadam", "tfo.LANS"])
+def test_any_optimizer_makes_local_steps(mirrored, name):
+    run = train(
+        mirrored, around(INNER[name]), steps=5, sparsity=(0.5,), sync_every=2
+    )
+    for variable in run.variables:
+        first, second = copies(mirrored, variable)
+        assert not np.array_equal(first, second)
+    run.optimizer.synchronize()
+    for variable, before in zip(run.variables, start().values(), strict=True):
+        first, second = copies(mirrored, variable)
+        np.testing.assert_array_equal(first, second)
+        assert np.abs(first - before).max() > 1e-5
+    assert run.optimizer.iterations.numpy() == 5
+    assert run.optimizer.inner_optimizer.iterations.numpy() == 5
+
+
+def test_nothing_is_lost(mirrored):
+    """Sent and held back are what both replicas' optimizers have moved."""
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    inner = around(functools.partial(keras.optimizers.SGD, momentum=0.9))
+    run = dgc.Run(mirrored, zeros, 0.1, inner, sparsity=(0.9,), sync_every=3)
+    velocity = [[np.zeros(s) for s in SHAPES.values()] for _ in range(2)]
+    moved = [np.zeros(s) for s in SHAPES.values()]
+    for step in range(250):
+        gradients = gradients_of(step, 2)
+        run.step(gradients)
+        for own, replica in zip(velocity, gradients, strict=True):
+            for i, g in enumerate(replica):
+                own[i] = 0.9 * own[i] + 0.1 * g
+                moved[i] += own[i]
+    run.optimizer.synchronize()
+    balance = {
+        "sent": [-weight for weight in run.weights()],
+        "unsent": [sum(parts) for parts in run.memory("residual")],
+        "accumulated": moved,
+    }
+    dgc.assert_nothing_is_lost([balance], atol=2e-4)
+
+
+def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored):
+    """The last stage waits for a synchronization; all after it is dense."""
+    settings = {"sparsity": (0.5, 0.9), "rampup_step": 2}
+    settings |= {"rampdown_begin_step": 4, "rampdown_step": 2}
+    for early in (6, 7):
+        run = dgc.Run(
+            *(mirrored, start(), RATE, around(INNER["AdamW"])),
+            **settings,
+            sync_every=EVERY,
+        )
+        waiting = []
+        for step in range(1, 13):
+            run.step(gradients_of(step, 2))
+            if step == early:
+                run.optimizer.synchronize()
+            held = run.memory("residual")
+            waiting.append(max(np.abs(parts).max() for parts in held))
+        assert waiting[4 - 1] > 1e-4
+        assert waiting[early + EVERY - 1 :] == [0.0] * (13 - early - EVERY)
+
+
+def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
+    """In rounds of its own, as where two losses take turns."""
+    names = list(SHAPES)
+    run = dgc.Run(
+        *(mirrored, start(), RATE, around(INNER["Adam"])), sync_every=2
+    )
+    for step in range(6):
+        chosen = run.variables[step // 2 % 2 :: 2]
+        ones = [tf.ones(v.shape) for v in chosen]
+        mirrored.run(run.optimizer.apply, (ones, chosen))
+        if step == 1:
+            moved = [np.abs(m).max() > 0 for m in movement(run.weights())]
+            assert moved == [True, False, True], names
+    assert all(np.abs(m).max() > 0 for m in movement(run.weights()))
+    for variable in run.variables:
+        np.testing.assert_array_equal(*copies(mirrored, variable))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_trains_as_its_float32_twin(mirrored, dtype):
+    """By steps that are less than its rounding."""
+    value = tf.reshape(tf.cast(tf.linspace(1.0, 2.0, 64), dtype), [8, 8])
+    value = tf.cast(value, tf.float32).numpy()
+
+    def trained(dtype):
+        with mirrored.scope():
+            variable = keras.Variable(value, dtype=dtype, name="kernel")
+            inner = keras.optimizers.AdamW(1e-4)
+            optimizer = tfo.SparseLoCo(
+                inner, sync_every=EVERY, min_compress_size=10**6
+            )
+            optimizer.build([variable])
+        signs = tf.constant([1.0, 0.25])
+
+        def replica():
+            place = tf.distribute.get_replica_context()
+            sign = signs[place.replica_id_in_sync_group]
+            gradient = tf.fill([8, 8], tf.cast(sign, variable.dtype))
+            optimizer.apply([gradient], [variable])
+
+        step = tf.function(lambda: mirrored.run(replica))
+        for _ in range(60):
+            step()
+        return tf.cast(variable.value, tf.float32).numpy()
+
+    exact, rounded = trained("float32"), trained(dtype)
+    assert np.abs(exact - value).max() > 3e-3
+    np.testing.assert_array_equal(
+        rounded, tf.cast(tf.cast(exact, dtype), tf.float32)
+    )
+
+
+def test_embedding_touched_by_one_replica_moves_by_half(mirrored):
+    values = {"table": np.ones((50, 4), "float32")}
+    run = dgc.Run(mirrored, values, 0.5, around(INNER["SGD"]), sync_every=2)
+    table = run.variables[0]
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        place = tf.get_static_value(context.replica_id_in_sync_group)
+        rows = tf.constant([[3, 3], [7, 9]][place])
+        slices = tf.IndexedSlices(tf.ones([2, 4]), rows, [50, 4])
+        run.optimizer.apply([slices], [table])
+
+    for _ in range(2):
+        mirrored.run(replica)
+    expected = np.ones((50, 4))
+    # A worker's gradient is twice its share; two steps, of which half counts.
+    expected[[3, 7, 9]] -= 0.5 * np.array([[4], [2], [2]])
+    np.testing.assert_array_equal(table.numpy(), expected)
+
+
+def test_constraint_holds_for_local_and_common_weights(mirrored):
+    with mirrored.scope():
+        variable = keras.Variable([0.5, 0.5])
+        variable.constraint = keras.constraints.NonNeg()
+        optimizer = tfo.SparseLoCo(keras.optimizers.SGD(1.0), sync_every=2)
+        optimizer.build([variable])
+    gradients = np.array([[1.5, 0.0], [-1.0, 0.125]], "float32")
+
+    def replica():
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group
+        own = gradients[tf.get_static_value(place)]
+        optimizer.apply([tf.constant(own)], [variable])
+
+    mirrored.run(replica)
+    np.testing.assert_array_equal(
+        copies(mirrored, variable), [[0.0, 0.5], [2.5, 0.25]]
+    )
+    optimizer.synchronize()
+    np.testing.assert_array_equal(variable, [1.25, 0.375])
+
+
+def test_weight_assigned_between_rounds_is_where_the_next_begins(mirrored):
+    run = train(mirrored, around(INNER["SGD"]), steps=2, sync_every=2)
+    for variable, value in zip(run.variables, start(9).values(), strict=True):
+        variable.assign(value)
+    held = [sum(parts) for parts in run.memory("residual")]
+    zero = [np.zeros_like(g) for g in gradients_of(0, 1)[0]]
+    for _ in range(2):
+        run.step([zero, zero])
+    left = [sum(parts) for parts in run.memory("residual")]
+    for weight, value, before, after in zip(
+        run.weights(), start(9).values(), held, left, strict=True
+    ):
+        # What was held back before is all that has moved.
+        np.testing.assert_allclose(
+            weight - value, after - before, rtol=1e-4, atol=1e-6
+        )
+
+
+def make_model(strategy, batch_norm=False, **kwargs):
+    keras.utils.set_random_seed(1)
+    norm = [keras.layers.BatchNormalization(momentum=0.5)]
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="tanh"),
+                *(norm if batch_norm else []),
+                keras.layers.Dense(3),
+            ]
+        )
+        settings = {"sync_every": EVERY, "sparsity": (0.5,)}
+        optimizer = tfo.SparseLoCo(
+            keras.optimizers.Adam(0.01),
+            min_compress_size=10,
+            **settings | kwargs,
+        )
+        model.compile(optimizer, "mse")
+    return model
+
+
+def fit(model, *callbacks, epochs=2, **kwargs):
+    """Six steps an epoch: an epoch ends in the middle of a round."""
+    return model.fit(
+        *(X, Y),
+        batch_size=8,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+        **kwargs,
+    )
+
+
+class Look(keras.callbacks.Callback):
+    """Notes whether weights are common, where others read them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def note(self, when):
+        strategy = self.model.distribute_strategy
+        parts = [copies(strategy, v) for v in self.model.weights]
+        alike = all(np.array_equal(a, b) for a, b in parts)
+        self.seen.setdefault(when, []).append(alike)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.note("step")
+
+    def on_test_begin(self, logs=None):
+        self.note("test")
+
+    def on_predict_begin(self, logs=None):
+        self.note("predict")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.note("epoch")
+
+    def on_train_end(self, logs=None):
+        self.note("train")
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["alone", "scaled"])
+def test_fit_reads_common_weights_everywhere(mirrored, wrap):
+    model, look = make_model(mirrored, batch_norm=True), Look()
+    if wrap:
+        with mirrored.scope():
+            scaled = keras.optimizers.LossScaleOptimizer(model.optimizer)
+            model.compile(scaled, "mse")
+    fit(model, look, validation_data=(X, Y))
+    # A validation ends the round of the epoch's last two steps.
+    assert look.seen == {
+        "step": [False] * 12,
+        "test": [True] * 2,
+        "epoch": [True] * 2,
+        "train": [True],
+    }
+
+
+def test_steps_end_rounds_of_weights_not_of_statistics(mirrored):
+    model, look = make_model(mirrored), Look()
+    fit(model, look)
+    assert look.seen["step"] == [False, False, False, True, False, False] * 2
+
+
+def test_statistics_are_the_mean_over_replicas(mirrored):
+    """Which is linear in what each has seen, whenever it is taken."""
+    seen = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            model_copies = [
+                copies(mirrored, v) for v in self.model.non_trainable_variables
+            ]
+            seen.append(model_copies)
+
+    model = make_model(mirrored, batch_norm=True)
+    fit(model, Note(), epochs=1)
+    assert len(seen[-1]) == 2
+    for variable, parts in zip(
+        model.non_trainable_variables, seen[-1], strict=True
+    ):
+        assert error(*[[part] for part in parts]) > 1e-3
+        for part in copies(mirrored, variable):
+            np.testing.assert_allclose(part, np.mean(parts, 0), rtol=1e-6)
+
+
+def step_alone(model):
+    """A step with other gradients on each replica, which nobody is told of."""
+    strategy, variables = model.distribute_strategy, model.trainable_variables
+    signs = tf.constant([1.0, -0.5])
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        sign = signs[context.replica_id_in_sync_group]
+        gradients = [tf.fill(v.shape, sign) for v in variables]
+        model.optimizer.apply(gradients, variables)
+
+    with strategy.scope():
+        model.optimizer.build(variables)
+    tf.function(lambda: strategy.run(replica))()
+
+
+@pytest.mark.parametrize("read", ["evaluate", "predict"])
+def test_evaluate_and_predict_synchronize(mirrored, read):
+    model, look = make_model(mirrored), Look()
+    step_alone(model)
+    assert not model.optimizer.is_synchronized
+    arguments = (X, Y) if read == "evaluate" else (X,)
+    getattr(model, read)(*arguments, verbose=0, callbacks=[look])
+    assert list(look.seen.values()) == [[True]]
+    assert model.optimizer.is_synchronized
+
+
+@pytest.mark.parametrize("end", ["synchronize", "finalize_variable_values"])
+@pytest.mark.parametrize("name", ["a.keras", "a.weights.h5"])
+def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
+    model = make_model(mirrored)
+    step_alone(model)
+    save = model.save if name == "a.keras" else model.save_weights
+    with pytest.raises(RuntimeError, match="after 1 of 4 local steps"):
+        save(tmp_path / name)
+    arguments = [] if end == "synchronize" else [model.trainable_variables]
+    getattr(model.optimizer, end)(*arguments)
+    save(tmp_path / name)
+    if name == "a.keras":
+        loaded = keras.saving.load_model(tmp_path / name)
+        assert loaded.optimizer.sync_every == EVERY
+    else:
+        loaded = make_model(NONE)
+        loaded.optimizer.build(loaded.trainable_variables)
+        loaded.load_weights(tmp_path / name)
+    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"run_eagerly": True}, {"steps_per_execution": 3}],
+    ids=lambda kwargs: next(iter(kwargs)),
+)
+def test_modes_of_fit_agree(mirrored, kwargs):
+    # Keras has no others under this strategy.
+    strategy = NONE if "steps_per_execution" in kwargs else mirrored
+
+    def trained(**kwargs):
+        model = make_model(strategy)
+        with strategy.scope():
+            model.compile(model.optimizer, "mse", **kwargs)
+        fit(model)
+        return model.get_weights()
+
+    expected = trained()
+    assert error(trained(**kwargs), expected) < 1e-5
+    before = make_model(strategy).get_weights()
+    assert error(before, expected) > 1e-2
+
+
+def test_accumulated_gradients_make_one_local_step(mirrored):
+    once = train(mirrored, around(INNER["Adam"]), steps=0, sync_every=2)
+    twice = train(
+        *(mirrored, around(INNER["Adam"])),
+        steps=0,
+        sync_every=2,
+        gradient_accumulation_steps=2,
+    )
+    for step in range(6):
+        pair = [gradients_of(2 * step + i, 2) for i in range(2)]
+        for gradients in pair:
+            twice.step(gradients)
+        once.step(
+            [
+                [(a + b) / 2 for a, b in zip(*own, strict=True)]
+                for own in zip(*pair, strict=True)
+            ]
+        )
+        assert twice.optimizer.is_synchronized == (step % 2 == 1)
+    assert error(twice.weights(), once.weights()) < 1e-6
+
+
+def test_overflow_on_one_replica_is_no_local_step(mirrored):
+    run = dgc.Run(mirrored, start(), RATE, around(INNER["SGD"]), sync_every=2)
+    inner = run.optimizer
+    with mirrored.scope():
+        run.optimizer = keras.optimizers.LossScaleOptimizer(inner)
+        run.optimizer.build(run.variables)
+    gradients = gradients_of(0, 2)
+    run.step(gradients)
+    assert not inner.is_synchronized
+    before = [copies(mirrored, v) for v in run.variables]
+    gradients[1][0] = np.full_like(gradients[1][0], np.inf)
+    run.step(gradients)
+    assert not inner.is_synchronized
+    np.testing.assert_equal(
+        [copies(mirrored, v) for v in run.variables], before
+    )
+    run.step(gradients_of(1, 2))
+    assert inner.is_synchronized
+
+
+def test_monitor_measures_rounds(mirrored):
+    model = make_model(mirrored, sparsity=(0.8,))
+    monitor = tfo.callbacks.CompressionMonitor(every=5)
+    history = fit(model, monitor, epochs=4).history
+    assert history["sparsity"][-1] == 0.8
+    assert history["residual_norm"][-1] > 1e-3
+    # In steps, of which a round has four.
+    assert 0.5 * EVERY < history["residual_age"][-1] < 20 * EVERY
+
+
+@pytest.mark.parametrize(("epochs", "rounds"), [(49, 98), (50, None)])
+@pytest.mark.parametrize("known", [True, False])
+def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
+    """Two rounds an epoch, of which the second ends early."""
+    model = make_model(NONE)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    if not known:
+        data = data.filter(lambda x, y: True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(data, epochs=epochs, verbose=0)
+    found = [str(w.message) for w in caught if "A run of" in str(w.message)]
+    assert len(found) == (rounds is not None)
+    assert all(f"Received: {rounds}, with sync_every=4" in m for m in found)
+
+
+def test_synchronize_is_refused_within_a_step(mirrored):
+    run = train(mirrored, around(INNER["SGD"]), steps=1, sync_every=2)
+    calls = [
+        lambda: mirrored.run(run.optimizer.synchronize),
+        tf.function(run.optimizer.synchronize, autograph=False),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="must be called between steps"):
+            call()
+    assert not run.optimizer.is_synchronized
+
+
+def test_averages_of_local_weights_are_refused():
+    with pytest.raises(ValueError, match="`use_ema` needs weights"):
+        tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2, use_ema=True)
+
+
+def test_synchronize_does_nothing_without_local_steps(mirrored):
+    run = train(mirrored, around(INNER["SGD"]), steps=1, sparsity=(0.5,))
+    before = run.weights()
+    run.optimizer.synchronize()
+    np.testing.assert_equal(run.weights(), before)
+    assert run.optimizer.is_synchronized
+    assert tfo.SparseLoCo(INNER["SGD"](), sync_every=3).is_synchronized
+
+
+@pytest.mark.parametrize(
+    ("steps", "sparsity"), [(4000, 0.996), (1016, 0.9375), (8, 0.75)]
+)
+def test_recommended_settings_count_rounds(steps, sparsity):
+    """Of eight steps, one of which exchanges."""
+    optimizer = tfo.SparseLoCo.for_steps(steps, INNER["SGD"](), sync_every=8)
+    assert optimizer.sparsity[-1] == sparsity
+    # The end of `fit` is a synchronization, where all is sent.
+    schedule = optimizer._compressor.schedule
+    assert schedule.stages[schedule.stage(steps)] == 0.0
+
+
+def test_config_keeps_the_rounds():
+    optimizer = tfo.SparseLoCo(INNER["SGD"](), sync_every=7)
+    config = keras.optimizers.serialize(optimizer)
+    assert keras.optimizers.deserialize(config).sync_every == 7
+    assert cases.as_numpy(optimizer.iterations) == 0

@@ -1,0 +1,106 @@
+"""What lets `fit`, `evaluate` and `predict` read weights in common."""
+
+import functools
+import math
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.callbacks import call_first
+from tf_optimizers._compat.keras import layers_of
+from tf_optimizers.distribute.local_steps import optimizers_with_local_steps
+from tf_optimizers.distribute.workers import Workers
+
+# With fewer, much is still held back at the end of a run.
+_ENOUGH = 100
+
+
+@functools.cache
+def synchronize_in_fit() -> None:
+    """Let Keras call `CommonWeights`, for models with local steps."""
+    call_first(
+        CommonWeights,
+        lambda model: any(optimizers_with_local_steps(_optimizer_of(model))),
+    )
+
+
+class CommonWeights(keras.callbacks.Callback):
+    """Synchronizes weights before Keras or other callbacks read them.
+
+    The moving statistics of `BatchNormalization` become their mean over
+    replicas.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Warn of a run that is too short, if its length is known."""
+        self._rounds, self._updates = 0, self._count()
+        self._batches = self.params.get("steps")
+        if self._batches is not None:
+            each = self._optimizer.gradient_accumulation_steps or 1
+            rounds = self._rounds_of(self._batches // each)
+            self._check(rounds * self.params.get("epochs", 1))
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Synchronize, before other callbacks read weights."""
+        updates, self._updates = self._updates, self._count()
+        self._rounds += self._rounds_of(self._updates - updates)
+        self._synchronize()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Warn of a run that was too short, if nobody could know before."""
+        if self._batches is None:
+            self._check(self._rounds)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Synchronize, before an evaluation, that of `fit` too."""
+        self._synchronize()
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Synchronize, before a prediction."""
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        for optimizer in optimizers_with_local_steps(self.model.optimizer):
+            optimizer.synchronize(_statistics(self.model))
+
+    @property
+    def _optimizer(self) -> Any:
+        return next(optimizers_with_local_steps(self.model.optimizer))
+
+    def _count(self) -> int:
+        return int(tf.convert_to_tensor(self._optimizer.iterations))
+
+    def _rounds_of(self, updates: int) -> int:
+        """Return how many rounds there are in an epoch of so many updates."""
+        return math.ceil(updates / self._optimizer.sync_every)
+
+    def _check(self, rounds: int) -> None:
+        """Warn if entries have too few chances to be sent."""
+        is_first = Workers(self.model.distribute_strategy).is_first
+        if rounds < _ENOUGH and is_first:
+            warnings.warn(
+                "A run of `SparseLoCo` should have at least 100 "
+                f"synchronizations. Received: {rounds}, with sync_every="
+                f"{self._optimizer.sync_every}. Much is held back at its end: "
+                "lower `sync_every` or `sparsity`, or train for longer.",
+                stacklevel=2,
+            )
+
+
+def _optimizer_of(model: keras.Model) -> Any:
+    return getattr(model, "optimizer", None)
+
+
+def _statistics(model: keras.Model) -> list[keras.Variable]:
+    """Return the statistics of `BatchNormalization`, if they change."""
+    return [
+        variable
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        for variable in layer.non_trainable_variables
+    ]

@@ -1,0 +1,199 @@
+"""How replicas step, each by itself, and exchange what that has moved."""
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import (
+    is_overwritten,
+    strategy_of,
+    variable_index,
+)
+from tf_optimizers.base.gradients import densify
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.replicas import backend_variable, own_component
+from tf_optimizers.checks import check_unused
+from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.compression.residual import subtract
+from tf_optimizers.loco.checks import check_excluded, check_under
+from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
+from tf_optimizers.loco.rounds import Rounds
+
+# Arguments that the inner optimizer takes in the wrapper's place.
+_OF_THE_INNER = (
+    "learning_rate",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+)
+
+
+class LocalOptimizer(Optimizer):
+    """Wraps an optimizer, and compresses what that moves the weights by.
+
+    `SparseLoCo` has settings. Learning rate and decay are the inner one's.
+
+    Args:
+        inner_optimizer: The wrapped optimizer.
+        **kwargs: See `keras.optimizers.Optimizer`; those of the inner optimizer
+            are refused.
+    """
+
+    _refused: tuple[type, ...]  # As the inner optimizer.
+    sync_every: int
+    residual_decay: float
+    outer_learning_rate: float
+    _compressor: Compressor
+    _rounds: Rounds | None = None  # Of several steps.
+
+    def __init__(
+        self, inner_optimizer: keras.optimizers.Optimizer, **kwargs: Any
+    ) -> None:
+        way_out = "Give it to the inner optimizer."
+        check_unused(
+            type(self).__name__, kwargs, dict.fromkeys(_OF_THE_INNER, way_out)
+        )
+        super().__init__(0.0, **kwargs)
+        self.inner_optimizer = inner_optimizer
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own state, followed by the inner optimizer's."""
+        return [*super().variables, *self.inner_optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[Any] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Exclude variables from the weight decay of the inner optimizer."""
+        check_excluded(var_list or ())
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the residuals and the inner optimizer's state."""
+        if self.built:
+            return
+        strategy = strategy_of(self)
+        checked = self.inner_optimizer, strategy, variables[0], self._refused
+        check_under(*checked)
+        super().build(variables)
+        if strategy.num_replicas_in_sync == 1:
+            warnings.warn(
+                "SparseLoCo saves traffic between replicas. Received: one "
+                "replica, which has none. Use the inner optimizer alone there.",
+                stacklevel=2,
+            )
+        self._compressor.build(strategy)
+        wire = self._compressor.wire
+        movement = Movement(self.residual_decay, wire.replicas, wire.devices)
+        for variable in variables:
+            if not is_overwritten(self, variable):
+                self._compressor.add(self, variable, movement)
+        masters = self._masters.in_place_of(variables)
+        self._steps = LocalSteps(self.inner_optimizer, masters, variables)
+        self._steps.build(strategy)
+        if self.sync_every > 1:
+            self._rounds = Rounds(self, variables, masters, self.sync_every)
+        check_under(*checked)
+
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Step locally and, at the end of a round, exchange movements."""
+        self._compressor.prepare(self, gradients, variables)
+        means = worker_means(self._compressor, densify(gradients, variables))
+        indices = [variable_index(self, v) for v in variables]
+        weights = self._weights(variables)
+        if self._rounds is None:
+            movements = self._steps.movements(means, weights, indices)
+            send = functools.partial(self._send, variables)
+            self._compressor.at_stage(self, movements, send)
+            return
+        self._rounds.begin(self._weights(self._rounds.variables))
+        self._steps.step(means, weights, indices)
+        self._store(variables, weights)
+        self._end_round(self._rounds, self._rounds.count())
+
+    def _end_round(
+        self, rounds: Rounds, is_due: tf.Tensor | None = None
+    ) -> None:
+        """Exchange what weights have moved by in a round, if it is over."""
+        self._compressor.allocate()
+        variables = rounds.variables
+
+        def end(sparsity: float | None, _: list[Gradient]) -> None:
+            weights = self._weights(variables)
+            movements = rounds.end(weights)
+            self._store(variables, weights)
+            self._send(variables, sparsity, movements)
+
+        self._compressor.at_stage(self, [], end, is_due)
+
+    def _send(
+        self,
+        variables: list[tf.Variable],
+        sparsity: float | None,
+        movements: list[Gradient],
+    ) -> None:
+        """Exchange movements, and apply what all replicas have sent."""
+        updates = self._compressor.exchange(
+            *(self, sparsity, movements, variables, self._weights(variables))
+        )
+        rate = tf.constant(self.outer_learning_rate, tf.float64)
+        self._step_at(rate, updates, variables)
+
+    def update_step(
+        self, gradient: Gradient, variable: Any, learning_rate: Any
+    ) -> None:
+        """Subtract what was received from a variable, or its component."""
+        variable = backend_variable(variable)
+        weight = self._full_precision(variable)
+        subtract(weight, gradient, tf.cast(learning_rate, weight.dtype))
+        self._store_weight(variable, weight)
+
+    def _weights(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Return this replica's weights, in full precision."""
+        return [self._full_precision(own_component(v)) for v in variables]
+
+    def _store(
+        self,
+        variables: Sequence[tf.Variable],
+        weights: Sequence[tf.Variable],
+    ) -> None:
+        """Round this replica's weights into half-precision variables."""
+        for variable, weight in zip(variables, weights, strict=True):
+            self._store_weight(own_component(variable), weight)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        config = super().get_config()
+        for name in _OF_THE_INNER:
+            del config[name]
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return config | {"inner_optimizer": inner}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "LocalOptimizer":
+        """Return an optimizer of what `get_config` returned."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        return cls(**config | {"inner_optimizer": inner})
