@@ -26,6 +26,7 @@ LONG = ["lans", "keras-adam"]
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.filterwarnings("ignore:A run of `SparseLoCo`")
 @pytest.mark.parametrize(
     ("name", "replicas", "freq", "step", "execution"),
     [

@@ -25,6 +25,14 @@ OPTIMIZERS = {
         min_compress_size=20,
         **kwargs,
     ),
+    # A round ends neither with an epoch nor with a backup.
+    "rounds": lambda **kwargs: tfo.SparseLoCo(
+        keras.optimizers.Adam(0.01),
+        sync_every=4,
+        sparsity=(0.9,),
+        min_compress_size=20,
+        **kwargs,
+    ),
     "keras-adam": keras.optimizers.Adam,
 }
 WRAPPERS = {

@@ -127,7 +127,7 @@ class Archive:
             for i, variable in enumerate(self._state.sections[section]):
                 values = shares(
                     self._state.is_summed(variable),
-                    self._state.is_averaged(variable),
+                    reader.is_alike(section, i),
                     functools.partial(reader.read, section, i),
                     reader.layout,
                     (count, local),

@@ -47,8 +47,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     of an epoch, batches that were already seen are drawn and dropped. With
     another number of workers or replicas, what replicas keep for themselves
     and add up (`DGCMomentum`'s u and v, gradient accumulators, metrics) is
-    divided evenly, so that its sum is conserved to float32 accuracy. The state
-    inside of `SparseLoCo` is averaged.
+    divided evenly, so that its sum is conserved to float32 accuracy. Other
+    numbers that differ are averaged: the state inside of `SparseLoCo`, the
+    weights in the middle of its local steps, the statistics of
+    `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
     must see the same folder, on a file system that they share. What is equal

@@ -43,7 +43,9 @@ def check_finite(state: State, values: Values, workers: Workers) -> None:
 
 
 def check_weights(state: State, alike: set[str]) -> None:
-    """Raise if weights differ between replicas."""
+    """Raise if weights differ between replicas that have them in common."""
+    if not state.has_common_weights:
+        return
     for i, variable in enumerate(state.sections["lasting"]):
         if variable.trainable and f"lasting.{i}" not in alike:
             raise RuntimeError(

@@ -35,11 +35,15 @@ class Reader:
             )
         )
 
+    def is_alike(self, section: str, number: int) -> bool:
+        """Tell a variable that had the same value on all replicas."""
+        return f"{section}.{number}" in self._alike
+
     def read(self, section: str, number: int, replica: int) -> np.ndarray:
         """Return the value that a variable had on a replica."""
         dtype, shape, *_ = self._content["sections"][section][number]
         name, worker = f"{section}.{number}", 0
-        if name not in self._alike:
+        if not self.is_alike(section, number):
             worker, local_rank = divmod(replica, self.layout[1])
             name = f"{name}.{local_rank}"
         raw = self._open(worker)[name]

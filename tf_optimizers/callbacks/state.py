@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.distribute.local_steps import is_synchronized
 
 # The values that a process has of every variable, by name.
 Values: TypeAlias = dict[str, list[np.ndarray]]
@@ -78,10 +79,13 @@ class State:
         is_accumulator = "gradient_accumulator" in variable.path
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
-    def is_averaged(self, variable: keras.Variable) -> bool:
-        """Tell a variable of which every replica has one to be averaged."""
-        aggregation = backend_variable(variable).aggregation
-        return aggregation == tf.VariableAggregation.MEAN
+    @property
+    def has_common_weights(self) -> bool:
+        """Whether weights are to be equal on all replicas, as they mostly are.
+
+        `SparseLoCo` may be in the middle of its local steps.
+        """
+        return is_synchronized(self._model.optimizer)
 
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""
@@ -118,7 +122,7 @@ class State:
 
 def shares(
     is_summed: bool,
-    is_averaged: bool,
+    is_alike: bool,
     read: Callable[[int], np.ndarray],
     old: tuple[int, int],
     new: tuple[int, int],
@@ -126,14 +130,14 @@ def shares(
 ) -> list[np.ndarray]:
     """Return the values of some replicas, divided again if layouts differ.
 
-    A sum over replicas is conserved, or their mean. Of anything else, the first
-    replica's value is as good as any. Layouts differ even with equally many
-    replicas if fewer workers now have more of them each, since the values on
-    one worker may have to be equal.
+    A sum over replicas is conserved; of other numbers, the mean is. Of
+    integers, the first replica's value is as good as any. Layouts differ even
+    with equally many replicas if fewer workers now have more of them each,
+    since the values on one worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.
-        is_averaged: Whether their mean counts.
+        is_alike: Whether all replicas have the same value.
         read: Returns the saved value of a replica.
         old: How many workers there were, and how many replicas each had.
         new: The same of what there is now.
@@ -142,7 +146,8 @@ def shares(
     if old == new:
         return [read(replica) for replica in own]
     first = read(0)
-    if is_summed or is_averaged:
+    is_number = keras.backend.is_float_dtype(str(first.dtype))
+    if is_summed or (is_number and not is_alike):
         total = first.astype(np.float64)
         for replica in range(1, math.prod(old)):
             total = total + read(replica)

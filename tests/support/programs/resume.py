@@ -21,7 +21,16 @@ from real_workers import report
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.state import State
 
-NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", "late"]
+# Rounds end neither with epochs nor with backups.
+ROUNDS = {
+    "rounds": lambda: tfo.SparseLoCo(
+        keras.optimizers.Adam(0.01),
+        sync_every=5,
+        sparsity=(0.9,),
+        min_compress_size=1000,
+    )
+}
+NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", "late", *ROUNDS]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
 EPOCHS, SAVE_EVERY = 2, 4
 # With one stage of compression, which is traced faster than several.
@@ -129,7 +138,7 @@ def die(strategy, folder, names):
     """Come to a step of each training, one inside of the other; end there."""
     if names:
         first, *others = names
-        model = make_model(strategy, OPTIMIZERS[first])
+        model = make_model(strategy, (OPTIMIZERS | ROUNDS)[first])
         inner = At(STEPS[first], lambda: die(strategy, folder, others))
         train(model, folder / first, inner)
     elif strategy.extended.worker_index == VICTIM:
@@ -142,7 +151,7 @@ def equal(strategy, folder):
         die(strategy, folder / "killed", NAMES)
     result = {"killed": {}, "alone": {}}
     for name in NAMES:
-        model = make_model(strategy, OPTIMIZERS[name])
+        model = make_model(strategy, (OPTIMIZERS | ROUNDS)[name])
         state = State(model)
         parts = [
             part
