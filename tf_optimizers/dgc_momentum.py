@@ -143,7 +143,8 @@ class DGCMomentum(CompressedMomentum):
             Defaults to `1`.
         delay: int in [0, 1]. How many steps late what was accumulated is sent.
             With 1, a round trip between workers costs nothing, as far as
-            computing a gradient takes as long. Defaults to `0`.
+            computing a gradient takes as long. High learning rates become
+            unstable with it. Defaults to `0`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
             `weight_decay` are refused.
