@@ -167,6 +167,12 @@ def test_local_steps_exchange_nothing(transports):
         assert found["collectives"]["CollectiveGatherV2"] > 0
 
 
+def test_statistics_are_averaged_over_all_replicas(transports, devices):
+    for result in transports["sparse"]:
+        mean = (2 * devices - 1) / 2
+        assert result["statistics"] == devices * [3 * [mean]]
+
+
 def test_logs_of_a_step_are_reduced_together(transports, devices):
     """The means in one collective of each replica, the sum in another."""
     values = {1: [0.5, 5.0, 7.0, 10.0], 2: [1.5, 15.0, 7.0, 60.0]}[devices]

@@ -219,6 +219,23 @@ def kind_of(op, name):
     return "CollectiveGatherV2" if "gather_at_once" in name else op
 
 
+def average_statistics(strategy):
+    """Return what replicas have of a variable that each has assigned to."""
+    with strategy.scope():
+        variable = keras.Variable(np.zeros(3), dtype="float32")
+        optimizer = tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2)
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        place = tf.cast(context.replica_id_in_sync_group, tf.float32)
+        variable.assign(tf.fill([3], place))
+
+    tf.function(lambda: strategy.run(replica))()
+    optimizer.synchronize([variable])
+    parts = strategy.experimental_local_results(variable.value)
+    return [part.numpy().tolist() for part in parts]
+
+
 def reduce_scalars(strategy):
     """Return what Keras makes of logs, and one of them summed."""
 
@@ -255,6 +272,7 @@ def observe(kind):
     }
     if kind == "sparse":
         result["logs"] = reduce_scalars(strategy)
+        result["statistics"] = average_statistics(strategy)
         result["bytes"] = count_bytes(strategy)
         inner = around(keras.optimizers.SGD)
         result["bytes outside of rounds"] = count_bytes(
