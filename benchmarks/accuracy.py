@@ -58,7 +58,7 @@ class Variant(NamedTuple):
     make_optimizer: Callable
 
 
-def dgc(workers: int, **kwargs: bool | int | str | None) -> Variant:
+def dgc(workers: int, **kwargs: bool | str | None) -> Variant:
     """Return DGC with the settings we recommend, but for some."""
     return Variant(
         workers,
@@ -120,7 +120,6 @@ ABLATIONS = {
         2, rate_in_momentum=False
     ),
     "DGC, 2 workers, float16 values": dgc(2, value_dtype="float16"),
-    "DGC, 2 workers, delay 1": dgc(2, delay=1),
     "DGC, 2 workers, no way back": dgc(2, **NO_WAY_BACK),
     "DGC, 2 workers, rate outside": dgc(2, rate_in_momentum=False),
     "DGC, 2 workers, no momentum masking": dgc(2, momentum_masking=False),

@@ -49,7 +49,6 @@ STRATEGIES = {"stock": STOCK, "ours": OURS}
 OPTIMIZERS = {
     "dense": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "DGC": lambda: tfo.DGCMomentum(1e-3),
-    "DGC, delay=1": lambda: tfo.DGCMomentum(1e-3, delay=1),
     "DGC, float16": lambda: tfo.DGCMomentum(1e-3, value_dtype="float16"),
 }
 
@@ -71,12 +70,7 @@ CONTENDERS = {
     for optimizer in OPTIMIZERS
 }
 
-QUICK = (
-    "stock, dense, custom loop",
-    "dense, fit",
-    "DGC, fit",
-    "DGC, delay=1, fit",
-)
+QUICK = ("stock, dense, custom loop", "dense, fit", "DGC, fit")
 
 
 class Training:

@@ -261,7 +261,6 @@ TABLES = {
     "shaped_network": shaped_network,
     "many_hosts": shaped_network,
     "latency": latency,
-    "hidden": latency,
     "cost_model": cost_model,
     "accuracy": accuracy,
     "loco_accuracy": accuracy,

@@ -57,15 +57,14 @@ def check_epsilon(name: str, value: Any) -> float:
     )
 
 
-def check_integer(
-    name: str, value: Any, minimum: int, maximum: int | None = None
-) -> int:
-    """Return `value` as an int of at least `minimum`, at most `maximum`."""
-    rule = f">= {minimum}" if maximum is None else f"in [{minimum}, {maximum}]"
-    message = f"`{name}` must be an integer {rule}. Received: {name}={value!r}."
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return `value` as an int of at least `minimum`."""
+    message = (
+        f"`{name}` must be an integer >= {minimum}. Received: {name}={value!r}."
+    )
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(message)
-    if value < minimum or (maximum is not None and value > maximum):
+    if value < minimum:
         raise ValueError(message)
     return int(value)
 

@@ -8,11 +8,9 @@ import keras
 from tf_optimizers.checks import (
     check_boolean,
     check_decay_rate,
-    check_integer,
     check_unused,
 )
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.delayed import DelayedCompressor
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.dgc.momentum import penalty_of
 from tf_optimizers.dgc.optimizer import CompressedMomentum
@@ -59,13 +57,6 @@ class DGCMomentum(CompressedMomentum):
     v_i, and is sent when it has grown. The selection is exact, of equal entries
     the first; zeros are not sent.
 
-    With `delay=1`, a step sends what the steps before it have left in v_i,
-    while it computes g_i; only then v_i and u_i become 0 there, and take up
-    g_i. So gradients are those of weights that lack the last update. Whatever
-    is dense has a v_i that is sent whole, a step late; `clipnorm` holds for
-    each replica's gradient at all times; and sparse gradients are made dense
-    first. At sparsity 0 nothing is late: v_i is sent with g_i in it.
-
     A variable is exchanged densely, with clipping of the sum and the same
     momentum, if it has fewer than `min_compress_size` elements, is not
     float32, or has sparse gradients (embeddings).
@@ -76,11 +67,11 @@ class DGCMomentum(CompressedMomentum):
     the devices of a worker sum their gradients first, and are one replica.
 
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is small or not float32 and there is
-    no delay. v_i of a large embedding takes no memory until a dense gradient
-    needs it; files hold its zeros. Several devices of a worker hold equal parts
-    of u_i and v_i, of that shape. Outside of replicas they read as the sum over
-    i, which is what checkpoints hold.
+    parameter; u_i only, 4 bytes, where w is small or not float32. v_i of a
+    large embedding takes no memory until a dense gradient needs it; files hold
+    its zeros. Several devices of a worker hold equal parts of u_i and v_i, of
+    that shape. Outside of replicas they read as the sum over i, which is what
+    checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and 2 bytes for its position, and 4 per 65,536 elements of a
     variable. Under TensorFlow's own strategies a position takes 4. If that,
@@ -141,10 +132,6 @@ class DGCMomentum(CompressedMomentum):
             Where the stages are walked back. Defaults to `None`: nowhere.
         rampdown_step: int >= 1. Steps from there to dense exchange.
             Defaults to `1`.
-        delay: int in [0, 1]. How many steps late what was accumulated is sent.
-            With 1, a round trip between workers costs nothing, as far as
-            computing a gradient takes as long. High learning rates become
-            unstable with it. Defaults to `0`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
             `weight_decay` are refused.
@@ -179,7 +166,6 @@ class DGCMomentum(CompressedMomentum):
         rate_in_momentum: bool = True,
         rampdown_begin_step: int | None = None,
         rampdown_step: int = 1,
-        delay: int = 0,
         **kwargs: Any,
     ) -> None:
         momentum = check_decay_rate("momentum", momentum)
@@ -190,9 +176,7 @@ class DGCMomentum(CompressedMomentum):
             rampdown_begin_step,
             rampdown_step,
         )
-        delay = check_integer("delay", delay, 0, 1)
-        kind = DelayedCompressor if delay else Compressor
-        compressor = kind(
+        compressor = Compressor(
             "DGCMomentum", schedule, min_compress_size, value_dtype
         )
         nesterov = check_boolean("nesterov", nesterov)
@@ -213,7 +197,6 @@ class DGCMomentum(CompressedMomentum):
         self.rate_in_momentum = rate_in_momentum
         self.rampdown_begin_step = schedule.rampdown_begin_step
         self.rampdown_step = schedule.rampdown_step
-        self.delay = delay
         self._compressor = compressor
         self._penalty = penalty
 
@@ -278,7 +261,6 @@ class DGCMomentum(CompressedMomentum):
             "momentum_masking": self.momentum_masking,
             "value_dtype": self.value_dtype,
             "rate_in_momentum": self.rate_in_momentum,
-            "delay": self.delay,
         }
 
     @classmethod

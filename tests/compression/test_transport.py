@@ -58,7 +58,7 @@ def expected(mirrored, devices):
 def test_transport_never_changes_the_mathematics(transports, expected):
     for kind, results in transports.items():
         for result in results:
-            for way in ("weights", "eager", "late", "loco", "rounds"):
+            for way in ("weights", "eager", "loco", "rounds"):
                 found = error(result[way], expected[way])
                 assert found < 1e-6, (kind, way)
 
@@ -96,7 +96,7 @@ def test_much_is_sent_densely(transports, devices, expected):
 
 def test_workers_agree_to_the_bit(transports):
     for kind, (first, *others) in transports.items():
-        for way in ("weights", "late", "loco", "rounds"):
+        for way in ("weights", "loco", "rounds"):
             assert [other[way] for other in others] == [first[way]], kind
 
 
@@ -115,7 +115,7 @@ def balances(mirrored):
 
 
 @pytest.mark.parametrize(
-    "settings", ["plain", "late", "loco", "rounds", "rounded, not masked"]
+    "settings", ["plain", "loco", "rounds", "rounded, not masked"]
 )
 def test_nothing_is_lost_by_any_transport(transports, balances, settings):
     """Sum of everything sent + sum of v = sum of everything accumulated."""

@@ -88,17 +88,6 @@ def test_no_collective_of_a_step_waits_for_another(workers):
 
 
 @pytest.mark.slow
-def test_late_entries_wait_for_no_gradient(workers):
-    """They are exchanged while the step computes, at every stage."""
-    results, devices = workers
-    for result in results:
-        at_once, late = (result["beside the model"][key] for key in "01")
-        exchanges = 2 * devices
-        assert late[0] == at_once[0] + exchanges
-        assert late[1] == at_once[1] - exchanges
-
-
-@pytest.mark.slow
 def test_workers_know_the_rows_of_all(workers):
     """Also where some of them have none any more."""
     (first, second), devices = workers

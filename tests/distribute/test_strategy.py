@@ -26,7 +26,7 @@ LIKE_ONE = [
 # than 1e-2 of its largest element.
 TOLERANCE = 3e-5
 # Those that overflow once, with gradients that float16 holds exactly.
-HALF = ["half", "half eager", "half dgc", "half late", "half offload"]
+HALF = ["half", "half eager", "half dgc", "half offload"]
 
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what

@@ -148,7 +148,7 @@ def test_interface_is_the_agreed_one():
         "rampup_step=1, sparsity=(0.999,), nesterov=False, regularizer=None, "
         "min_compress_size=16384, momentum_masking=True, "
         "value_dtype='float32', rate_in_momentum=True, "
-        "rampdown_begin_step=None, rampdown_step=1, delay=0, **kwargs",
+        "rampdown_begin_step=None, rampdown_step=1, **kwargs",
         tfo.SparseLoCo: "inner_optimizer, sync_every=1, sparsity=(0.999,), "
         "rampup_begin_step=0, rampup_step=1, rampdown_begin_step=None, "
         "rampdown_step=1, residual_decay=1.0, outer_learning_rate=1.0, "

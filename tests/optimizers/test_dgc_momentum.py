@@ -34,21 +34,13 @@ def start(seed=5):
 RATES = [0.1, 0.1, 0.1, 0.2, 0.2, 0.02, 0.02, 0.02, 0.0, 0.02, 0.01, 0.01]
 
 
-def run_both(
-    strategy,
-    steps=12,
-    eager=False,
-    ours=None,
-    theirs=None,
-    oracle=reference.DGC,
-    **kwargs,
-):
+def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
     """Return the largest error of weights, u and v of any step."""
     values = start()
     run = dgc.Run(strategy, values, **(ours or {}), **kwargs)
     replicas = strategy.num_replicas_in_sync
     oracles = [
-        oracle(value, replicas, 0.1, **(theirs or {}), **kwargs)
+        reference.DGC(value, replicas, 0.1, **(theirs or {}), **kwargs)
         for value in values.values()
     ]
     error = 0.0

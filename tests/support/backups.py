@@ -18,7 +18,6 @@ OPTIMIZERS = {
     "dgc": lambda **kwargs: tfo.DGCMomentum(
         0.1, sparsity=(0.9,), min_compress_size=20, **kwargs
     ),
-    "late": lambda **kwargs: OPTIMIZERS["dgc"](delay=1, **kwargs),
     "loco": lambda **kwargs: tfo.SparseLoCo(
         keras.optimizers.Adam(0.01),
         sparsity=(0.9,),

@@ -79,18 +79,13 @@ class Run:
         """
         momentum = self.memory("momentum")
         self.step(gradients)
-        # With a delay, u has become 0 where v was sent before all this.
-        after = self.memory("momentum") if self.optimizer.delay else None
         rate = float(tf.convert_to_tensor(self.optimizer.learning_rate))
         for i, total in enumerate(totals):
             for local, replica in enumerate(self.replicas):
                 g = rate * gradients[replica][i].astype("float64")
                 u = momentum[i][local].astype("float64")
                 ahead = g if self.optimizer.nesterov else 0.0
-                if after:
-                    total += after[i][local].astype("float64") + ahead
-                else:
-                    total += 0.9 * (u + ahead) + g
+                total += 0.9 * (u + ahead) + g
 
     def graph(self, gradients):
         """Return the graph of a step."""

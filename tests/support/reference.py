@@ -124,15 +124,11 @@ def adam(w, g, state, lr, epsilon=1e-7, weight_decay=0.0):
     return w - lr * correction * state["m"] / (np.sqrt(state["v"]) + epsilon)
 
 
-def momentum_sgd(w, g, state, lr, momentum=0.9, rate_in_momentum=True, delay=0):
-    """Return w after one step whose rate is in the momentum, or outside.
-
-    With a delay of 1 it steps by the momentum of the step before.
-    """
+def momentum_sgd(w, g, state, lr, momentum=0.9, rate_in_momentum=True):
+    """Return w after one step whose rate is in the momentum, or outside."""
     inside, outside = (lr, 1.0) if rate_in_momentum else (1.0, lr)
-    before = state.get("u", 0.0)
-    state["u"] = momentum * before + inside * g
-    return w - outside * (before if delay else state["u"])
+    state["u"] = momentum * state.get("u", 0.0) + inside * g
+    return w - outside * state["u"]
 
 
 class DGC:
@@ -207,44 +203,6 @@ class DGC:
             if sparsity == 0 and not self.masking:
                 self.u[:] = self.u.mean(axis=0)
         self.w = self.w - (1 if self.rate_in_momentum else self.lr) * total
-
-
-class LateDGC(DGC):
-    """DGC with `delay=1`: a step sends what the steps before left in v.
-
-    What is dense is accumulated alike, and sent whole. At sparsity 0 a step
-    sends its own gradients, too.
-    """
-
-    def step(self, gradients):
-        """Take a step from a list of the workers' gradients."""
-        sparsity = self.sparsity(self.steps)
-        self.steps += 1
-        if sparsity == 0:
-            self.add(gradients)
-        total = np.zeros_like(self.w)
-        for v, u in zip(self.v, self.u, strict=True):
-            v, u = v.reshape(-1), u.reshape(-1)
-            sent = np.arange(v.size)
-            if sparsity and self.compressed:
-                k = max(1, int(round(v.size * (1 - sparsity), 6)))
-                sent = np.argsort(-np.abs(v), kind="stable")[:k]
-                sent = sent[v[sent] != 0]
-            total.reshape(-1)[sent] += v[sent]
-            v[sent] = 0
-            if self.masking and self.compressed and sparsity is not None:
-                u[sent] = 0
-        if sparsity != 0:
-            self.add(gradients)
-        self.w = self.w - (1 if self.rate_in_momentum else self.lr) * total
-
-    def add(self, gradients):
-        """Add every worker's gradient to its u, and that to v."""
-        share = self.penalty(self.w) / len(gradients)
-        for i, g in enumerate(gradients):
-            if self.clipnorm:
-                g = clip_by_norm(g, self.clipnorm / np.sqrt(len(gradients)))
-            self.v[i] += self.accumulate(i, g + share)
 
 
 class SparseLoCo:

@@ -35,15 +35,6 @@ def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
     return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
 
 
-def are_merged() -> bool:
-    """Tell whether a replica's step stops where variables are updated.
-
-    There, a strategy that merges its replicas lets one thread go on for all. It
-    has no public name whether one does.
-    """
-    return not tf.__internal__.distribute.strategy_supports_no_merge_call()
-
-
 def call_across_replicas(function: Callable, *args: Any) -> Any:
     """Call `function(strategy, *args)` where variables can be updated.
 
@@ -99,7 +90,7 @@ def switch_across_replicas(
     if len(functions) == 1:
         functions[0](gradients)
         return
-    if not are_merged():
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
         switch(index, lambda function: function(gradients))
         return
 

@@ -17,7 +17,6 @@ from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.delayed import DelayedCompressor, Sent
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.dgc.momentum import Momentum, Penalty, Rule
 from tf_optimizers.dgc.saved import (
@@ -63,54 +62,20 @@ class CompressedMomentum(Optimizer):
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         """Update the variables by what all send at the stage of this step."""
-        self._compressor.prepare(self, gradients, variables)
-        if isinstance(self._compressor, DelayedCompressor):
-            self._update_late(self._compressor, gradients, variables)
-            return
 
         def update(sparsity: float | None, gradients: list[Gradient]) -> None:
-            rate = keras.ops.convert_to_tensor(self.learning_rate)
-            updates = self._compressor.exchange(
-                *(self, sparsity, gradients, variables),
-                self._weights(variables),
-                rate if self.rate_in_momentum else None,
-            )
-            self._step_at(rate, updates, variables)
-
-        self._compressor.at_stage(self, gradients, update)
-
-    def _update_late(
-        self,
-        compressor: DelayedCompressor,
-        gradients: list[Gradient],
-        variables: list[tf.Variable],
-    ) -> None:
-        """Update the variables by what the step before has left."""
-
-        def send(sparsity: float | None) -> tuple[tf.Tensor, Sent]:
-            # Asked for once a step: a callable may change it each time.
+            weights = [
+                self._full_precision(own_component(v)) for v in variables
+            ]
             rate = keras.ops.convert_to_tensor(self.learning_rate)
             inside = rate if self.rate_in_momentum else None
-            return rate, compressor.send(self, sparsity, variables, inside)
-
-        def update(
-            sparsity: float | None,
-            sent: tuple[tf.Tensor, Sent],
-            gradients: list[Gradient],
-        ) -> None:
-            rate, exchanged = sent
-            updates = compressor.take_up(
-                *(self, sparsity, exchanged, gradients, variables),
-                self._weights(variables),
-                rate if self.rate_in_momentum else None,
+            updates = self._compressor.exchange(
+                self, sparsity, gradients, variables, weights, inside
             )
             self._step_at(rate, updates, variables)
 
-        compressor.at_stage_apart(self, gradients, send, update)
-
-    def _weights(self, variables: list[tf.Variable]) -> list[tf.Variable]:
-        """Return this replica's, in full precision."""
-        return [self._full_precision(own_component(v)) for v in variables]
+        self._compressor.prepare(self, gradients, variables)
+        self._compressor.at_stage(self, gradients, update)
 
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any

@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.distribute.boxes import close, open_box
 from tf_optimizers.distribute.uneven_batches import count_rows
 
 
@@ -35,7 +34,7 @@ def add_notes(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
         element = parts if isinstance(spec, tuple) else parts[0]
         rows = count_rows(element)
         rows = 0 if rows is None else tf.cast(rows, tf.int32)
-        return close(element), tf.stack([1, rows])
+        return _close(element), tf.stack([1, rows])
 
     def end(_: tf.Tensor) -> Any:
         return _nothing()
@@ -50,10 +49,41 @@ def add_notes(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
         .concatenate(tf.data.Dataset.range(replicas).map(end))
         .scan((_nothing(),) * replicas, add_later)
         .skip(replicas)
-        .map(lambda box, note: (open_box(box, spec), note))
+        .map(lambda box, note: (_open(box, spec), note))
     )
 
 
 def _nothing() -> tuple[tf.Tensor, tf.Tensor]:
     """Return an empty box, and the note of no element."""
-    return close(()), tf.zeros([2], tf.int32)
+    return tf.raw_ops.OptionalNone(), tf.zeros([2], tf.int32)
+
+
+def _close(element: Any) -> tf.Tensor:
+    """Return one tensor that holds an element.
+
+    `Dataset.scan` keeps no `tf.experimental.Optional` (TensorFlow 2.21), but
+    it does keep what is in one.
+    """
+    leaves = tf.nest.flatten(element, expand_composites=True)
+    return tf.raw_ops.OptionalFromValue(
+        components=[leaf for leaf in leaves if leaf is not None]
+    )
+
+
+def _open(box: tf.Tensor, spec: Any) -> Any:
+    """Return the element in a box."""
+    leaves = tf.nest.flatten(spec, expand_composites=True)
+    specs = [leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec)]
+    tensors = iter(
+        tf.raw_ops.OptionalGetValue(
+            optional=box,
+            output_types=[leaf.dtype for leaf in specs],
+            output_shapes=[leaf.shape for leaf in specs],
+        )
+    )
+    # The others stand for None, in which there is nothing.
+    values = [
+        next(tensors) if isinstance(leaf, tf.TensorSpec) else None
+        for leaf in leaves
+    ]
+    return tf.nest.pack_sequence_as(spec, values, expand_composites=True)

@@ -23,14 +23,13 @@ def batches():
     return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
 
 
-def places(graph, counted="Collective", before=0):
-    """Return how many ops follow on each other up to each collective, by name.
+def places(graph, before=0):
+    """Return how many collectives follow on each other up to each, by name.
 
-    Collectives that only the first batch of an iterator runs do not count.
+    Those that only the first batch of an iterator runs do not count.
 
     Args:
         graph: Of a function.
-        counted: What their types start with.
         before: How many precede its inputs.
     """
     inputs = {tensor.op for tensor in graph.inputs}
@@ -43,12 +42,10 @@ def places(graph, counted="Collective", before=0):
         count = max((reached[other] for other in ahead[op]), default=0)
         if op in inputs:
             count = before
-        count += op.type.startswith(counted)
         if op.type.startswith("Collective"):
-            found[op.name] = count
+            count = found[op.name] = count + 1
         for name in called(op):
-            inner = graph._get_function(name).graph
-            inner = places(inner, counted, count)
+            inner = places(graph._get_function(name).graph, count)
             count = max([count, *inner.values()])
             found |= {f"{op.name}/{name}/{key}": n for key, n in inner.items()}
         reached[op] = count
@@ -68,33 +65,16 @@ def called(op):
     return []
 
 
-def train_function(strategy, optimizer="sgd"):
-    """Return the graph of what `fit` calls for a step."""
+def train_function(strategy):
+    """Return `places` in what `fit` calls for a step."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        model.compile(optimizer, training.LOSS, metrics=["accuracy"])
+        model.compile("sgd", training.LOSS, metrics=["accuracy"])
     model.fit(batches(), shuffle=False, verbose=0)
     function = inspect.getclosurevars(model.train_function).nonlocals
     data = strategy.experimental_distribute_dataset(batches())
     traced = function["multi_step_on_iterator"]
-    return traced.get_concrete_function(iter(data)).graph
-
-
-def beside_the_model(strategy):
-    """Return how many collectives of a step wait for no product of matrices.
-
-    And how many do, of DGCMomentum, by its delay, at 2 stages.
-    """
-    found = {}
-    for delay in (0, 1):
-        with strategy.scope():
-            optimizer = tfo.DGCMomentum(
-                *(0.1, 0.9, 2), min_compress_size=4, delay=delay
-            )
-        products = places(train_function(strategy, optimizer), "MatMul")
-        waits = [count > 0 for count in products.values()]
-        found[delay] = [waits.count(False), waits.count(True)]
-    return found
+    return places(traced.get_concrete_function(iter(data)).graph)
 
 
 def own_lengths(strategy):
@@ -160,8 +140,7 @@ def asks_for_the_spec(strategy):
 
 TRAININGS = {"several steps": several_steps, "endless": endless}
 OTHERS = {
-    "train function": lambda strategy: places(train_function(strategy)),
-    "beside the model": beside_the_model,
+    "train function": train_function,
     "own lengths": own_lengths,
     "asks for the spec": asks_for_the_spec,
 }

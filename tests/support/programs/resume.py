@@ -30,7 +30,7 @@ ROUNDS = {
         min_compress_size=1000,
     )
 }
-NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", "late", *ROUNDS]
+NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", *ROUNDS]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
 EPOCHS, SAVE_EVERY = 2, 4
 # With one stage of compression, which is traced faster than several.

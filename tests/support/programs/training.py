@@ -32,7 +32,6 @@ OPTIMIZERS = {
         min_compress_size=1000,
         **kw,
     ),
-    "late": lambda **kw: OPTIMIZERS["dgc"](delay=1, **kw),
     # Workers may have named different numbers of optimizers before.
     "loco": lambda **kw: tfo.SparseLoCo(
         keras.optimizers.AdamW(0.01, name=f"adamw_{os.getpid()}"),
@@ -265,7 +264,6 @@ SCENARIOS = {
     "half": lambda s: half(s, "sgd"),
     "half eager": lambda s: half(s, "adam", run_eagerly=True),
     "half dgc": lambda s: half(s, "dgc"),
-    "half late": lambda s: half(s, "late"),
     "half offload": lambda s: half(
         s, "adam_offload", gradient_accumulation_steps=2, steps_per_execution=2
     ),

@@ -90,7 +90,6 @@ def train_all(strategy, drawn=None):
     return {
         "weights": train(strategy, drawn=drawn),
         "eager": train(strategy, 6, drawn, eager=True),
-        "late": train(strategy, 20, drawn, delay=1),
         # So much that it is sent densely.
         "most": train(strategy, 20, drawn, **most),
         "loco": train(strategy, 40, drawn, **ADAM),
@@ -153,7 +152,6 @@ def balances(strategy):
     """Return those of each kind."""
     return {
         "plain": balance(strategy),
-        "late": balance(strategy, delay=1),
         "loco": loco_balance(strategy),
         "rounds": loco_balance(strategy, sync_every=4),
         "rounded, not masked": balance(
