@@ -28,8 +28,8 @@ class SparseLoCo(LocalOptimizer):
     For variable w on N workers, each with a residual e_i and an inner
     optimizer that has its own state:
 
-        w_i <- w, then `sync_every` times: the inner optimizer's step of w_i by
-               worker i's own gradient
+        w_i <- w
+        sync_every times: w_i <- inner step from w_i by worker i's own gradient
         e_i <- residual_decay e_i + (w - w_i) / N
         send the k entries of largest |e_i|; e_i becomes 0 there
         w   <- w - outer_learning_rate (sum of what all workers sent)
