@@ -435,6 +435,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),
+        "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_apply_together", "_averages", "_is_first", "_variable"),
     }
