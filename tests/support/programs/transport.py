@@ -75,7 +75,7 @@ def train_mixed(strategy, drawn=None):
         {name: np.zeros(shape) for name, shape in SHAPES.items()},
         0.25,
         around(keras.optimizers.SGD),
-        dtypes={"cube": "float64", "bias": "bfloat16"},
+        dtypes={"cube": "float64", "bias": "float16"},
         sparsity=(0.0,),
         min_compress_size=100,
     )
