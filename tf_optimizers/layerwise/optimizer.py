@@ -123,7 +123,7 @@ class LayerwiseOptimizer(Optimizer):
         *others: list[Any],
     ) -> None:
         dtypes = [state_dtype(variable.dtype) for variable in variables]
-        # Not for every variable: that is a third of the time to trace a step.
+        # Once a step, not for every variable, which would all be traced.
         by_dtype = {dtype: self._corrections(dtype) for dtype in set(dtypes)}
         corrections = [by_dtype[dtype] for dtype in dtypes]
         super()._step_at(
