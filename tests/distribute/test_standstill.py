@@ -106,17 +106,14 @@ def test_end_waits_for_nobody_who_is_gone(monkeypatch):
         told.set()
         back.wait(60)
 
+    gc.collect()  # Strategies of other tests, which would end below.
     monkeypatch.setattr(coordination, "write", write)
     monkeypatch.setattr(standstill, "_LOOKING_SECONDS", 0.01)
     extended = [Extended()]
     standstill.watch(extended[0])
     assert told.wait(30)
 
-    def end():
-        extended.clear()
-        gc.collect()
-
-    ending = threading.Thread(target=end)
+    ending = threading.Thread(target=extended.clear)
     ending.start()
     ending.join(20)
     ended = not ending.is_alive()
