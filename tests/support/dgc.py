@@ -199,3 +199,12 @@ def assert_nothing_is_lost(balances, **kwargs):
         np.testing.assert_allclose(
             np.array(sent) + unsent, accumulated, **kwargs
         )
+
+
+def check_twin(trained, value, dtype):
+    """Check that `trained(dtype)` is what float32 becomes, but for rounding."""
+    exact, rounded = trained("float32"), trained(dtype)
+    assert np.abs(exact - value).max() > 3e-3
+    np.testing.assert_array_equal(
+        rounded, tf.cast(tf.cast(exact, dtype), tf.float32)
+    )
