@@ -1,114 +1,134 @@
-"""Does AdamW in SparseLoCo learn what dense AdamW learns?
+"""Does an optimizer in SparseLoCo learn what it learns without, dense?
 
-    python benchmarks/loco_accuracy.py [--seeds 3]
+    python benchmarks/loco_accuracy.py [--models "text, AdamW"] [--seeds 5]
+        [--variants "99.9 %, 2 workers"]
 
-As accuracy.py does it, on its text task: workers are logical devices, and the
-rate is that of the lowest validation loss of dense AdamW on another seed. The
-same rate, seeds, weights and batches for all. Every run is written when it has
-ended; what an interrupted study has is not trained again.
+See study.py. With several local steps there is neither warm-up nor cool-down.
+What exchanges every H steps sends H thousandths of the entries, as many a step
+as 99.9 % does; plain averaging and DiLoCo send all.
 """
 
-import argparse
-import functools
-import pathlib
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import results
-import tables
-from accuracy import (
-    SPARSITY,
-    STAGES,
-    Variant,
-    initial_weights,
-    make_strategy,
-    train,
-    tuned_rate,
-)
-from tasks import TASKS, TaskTrainer
+import study
+import tensorflow as tf
+from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
-from tf_optimizers.demo.results import write_json
+from tf_optimizers._compat.keras import variable_index
+from tf_optimizers.base.replicas import local_component
 
-TASK = "text"
-RATES = [2.0**k for k in (-9, -8, -7, -6)]
-TUNING_SEED = 10_001
-WEIGHT_DECAY = 0.01
+TUNING_SEEDS = (10_001,)
+SEEDS = 5
+UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
+OUTER_MOMENTUM = 0.9
+OUTER_RATE = 0.7
 
-
-def adamw(rate: Any) -> keras.optimizers.Optimizer:
-    return keras.optimizers.AdamW(rate, weight_decay=WEIGHT_DECAY)
-
-
-def loco(sparsity: tuple[float, ...], rate: Any, steps: int) -> tfo.SparseLoCo:
-    return tfo.SparseLoCo(
-        adamw(rate),
-        rampup_step=len(sparsity) * steps // STAGES,
-        sparsity=sparsity,
-    )
-
-
-def within(workers: int, sparsity: tuple[float, ...]) -> Variant:
-    make: Callable = functools.partial(loco, sparsity)
-    return Variant(workers, make)
-
-
-DENSE = "dense"
-VARIANTS = {
-    DENSE: Variant(1, lambda rate, _: adamw(rate)),
-    "SparseLoCo at 99.6 %, 2 workers": within(2, SPARSITY[:-1]),
-    "SparseLoCo at 99.9 %, 2 workers": within(2, SPARSITY),
+Make = Callable[[Any], keras.optimizers.Optimizer]
+INNER: dict[str, Make] = {
+    "AdamW": lambda rate: keras.optimizers.AdamW(rate, weight_decay=0.01),
+    "Lamb": lambda rate: tfo.Lamb(rate, weight_decay=0.01),
+    "LANS": lambda rate: tfo.LANS(rate, weight_decay=0.01),
+}
+RATES = {
+    "AdamW": [2.0**k for k in range(-9, -5)],
+    "Lamb": [2.0**k for k in range(-8, -3)],
+    "LANS": [2.0**k for k in range(-8, -3)],
 }
 
 
-def work(variant: str, seeds: int, path: pathlib.Path) -> None:
-    """Tune, if nobody has, and train a variant with what seeds are missing."""
-    document, task = results.load(path), TASKS[TASK]
-    result = document["models"].setdefault(TASK, {"trials": [], "runs": {}})
-    runs = result["runs"].setdefault(variant, [])
-    tried = [trial["learning_rate"] for trial in result["trials"]]
-    trials = [rate for rate in RATES if rate not in tried]
-    done = [run["seed"] for run in runs]
-    missing = [seed for seed in range(seeds) if seed not in done]
-    workers, make_optimizer = VARIANTS[variant]
-    strategy = make_strategy(workers)
-    weights = initial_weights(task, [*missing, TUNING_SEED])
-    trainer = TaskTrainer(task, strategy, make_optimizer)
+class DiLoCo(tfo.SparseLoCo):
+    """Averages all movements, and steps by them with Nesterov's momentum.
 
-    def run(into: list[dict], seed: int, rate: float) -> None:
-        title = f"{variant}, seed {seed}"
-        into.append(train(trainer, weights[seed], seed, rate, title))
-        write_json(document, path)
+    For the mean movement d of a variable w over all workers:
 
-    for rate in trials:
-        run(result["trials"], TUNING_SEED, rate)
-    result |= {
-        "parameters": trainer.model.count_params(),
-        "steps": task.steps,
-        "batch_size": task.batch_size,
-        "learning_rate": tuned_rate(result["trials"]),
+        m <- OUTER_MOMENTUM m + d
+        w <- w - OUTER_RATE (OUTER_MOMENTUM m + d)
+    """
+
+    def build(self, variables: list) -> None:
+        super().build(variables)
+        self._outer = [
+            self.add_variable_from_reference(variable, "outer_momentum")
+            for variable in variables
+        ]
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: Any, learning_rate: Any
+    ) -> None:
+        outer = self._outer[variable_index(self, variable)]
+        outer = local_component(outer, variable)
+        outer.assign(OUTER_MOMENTUM * outer + gradient)
+        step = OUTER_RATE * (OUTER_MOMENTUM * outer + gradient)
+        super().update_step(step, variable, learning_rate)
+
+
+def recommended(workers: int, make: Make, **kwargs: Any) -> Variant:
+    """Return what `for_steps` recommends, but for some settings."""
+    return Variant(
+        workers,
+        lambda rate, steps: tfo.SparseLoCo.for_steps(
+            steps, make(rate), **kwargs
+        ),
+        SEEDS,
+    )
+
+
+def local_steps(
+    make: Make,
+    sync_every: int,
+    sparsity: float,
+    wrapper: type[tfo.SparseLoCo] = tfo.SparseLoCo,
+) -> Variant:
+    """Return two workers that exchange after several steps."""
+    return Variant(
+        2,
+        lambda rate, _: wrapper(
+            make(rate), sync_every=sync_every, sparsity=(sparsity,)
+        ),
+        SEEDS,
+    )
+
+
+def variants(make: Make) -> dict[str, Variant]:
+    """Return an optimizer without and with compression."""
+    return {
+        DENSE: Variant(1, lambda rate, _: make(rate), SEEDS),
+        "99.6 %, 2 workers": recommended(2, make, sparsity=UP_TO_996),
+        "99.9 %, 2 workers": recommended(2, make),
+        "99.6 %, 4 workers": recommended(4, make, sparsity=UP_TO_996),
+        "99.9 %, 4 workers": recommended(4, make),
     }
-    for seed in missing:
-        run(runs, seed, result["learning_rate"])
 
 
-def main() -> None:
-    parser = results.options(__file__, __doc__, seeds=3)
-    parser.add_argument("--work", choices=VARIANTS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    path, seeds = arguments.output, arguments.seeds
-    if arguments.work:
-        work(arguments.work, seeds, path)
-        return
-    for variant in VARIANTS:
-        # A process each: TensorFlow configures its devices only once.
-        own = ["--work", variant, "--seeds", str(seeds), "--output", str(path)]
-        subprocess.run([sys.executable, __file__, *own], check=True)
-    print(tables.accuracy(TASK, results.load(path)["models"][TASK]))
+def with_local_steps(make: Make) -> dict[str, Variant]:
+    """Return what exchanges rarely, too."""
+    return variants(make) | {
+        "99.2 %, every 8 steps": local_steps(make, 8, 0.992),
+        "97 %, every 30 steps": local_steps(make, 30, 0.97),
+        "averages every 8 steps": local_steps(make, 8, 0.0),
+        "averages every 30 steps": local_steps(make, 30, 0.0),
+        "DiLoCo every 8 steps": local_steps(make, 8, 0.0, DiLoCo),
+        "DiLoCo every 30 steps": local_steps(make, 30, 0.0, DiLoCo),
+    }
+
+
+FAMILIES = {
+    f"text, {name}": Family(
+        "text",
+        RATES[name],
+        TUNING_SEEDS,
+        (with_local_steps if name == "AdamW" else variants)(make),
+    )
+    for name, make in INNER.items()
+} | {
+    "code, AdamW": Family(
+        "code", RATES["AdamW"], TUNING_SEEDS, variants(INNER["AdamW"])
+    )
+}
 
 
 if __name__ == "__main__":
-    main()
+    study.main(__file__, __doc__, FAMILIES)

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+import tf_optimizers as tfo
 from tf_optimizers.demo.data import MAX_PIXEL, split_rows
 from tf_optimizers.demo.trainer import Trainer
 
@@ -191,6 +192,8 @@ class TaskTrainer(Trainer):
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Return loss (bits) and accuracy, per image or character."""
+        if isinstance(self.optimizer, tfo.SparseLoCo):
+            self.optimizer.synchronize()
         x, y = self.task.data[split]
         sums = np.sum(
             [

@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 
-import accuracy
 import cost_model
 import hosts
 import numpy as np
 import pytest
 import step_time
+import study
 import tables
 import tasks
 import tensorflow as tf
@@ -189,20 +189,24 @@ def test_rate_of_lowest_mean_validation_loss_is_chosen():
         return {"learning_rate": rate, "validation": {"bits": bits}}
 
     trials = [trial(0.1, 0.2), trial(0.1, 0.6), trial(0.2, 0.3)]
-    assert accuracy.tuned_rate([*trials, trial(0.2, 0.4)]) == 0.2
-    assert accuracy.tuned_rate([*trials, trial(0.2, 0.6)]) == 0.1
+    assert study.tuned_rate([*trials, trial(0.2, 0.4)]) == 0.2
+    assert study.tuned_rate([*trials, trial(0.2, 0.6)]) == 0.1
 
 
 def test_interrupted_study_goes_on_where_it_was(tmp_path):
-    path = tmp_path / "accuracy.json"
-    study = accuracy.Study(path, "digits")
-    assert study.missing_seeds(accuracy.DENSE, 3) == [0, 1, 2]
-    runs = study.result["runs"].setdefault(accuracy.DENSE, [])
-    study.add(runs, {"seed": 1})
-    again = accuracy.Study(path, "digits")
-    assert again.missing_seeds(accuracy.DENSE, 3) == [0, 2]
-    assert accuracy.Study(path, "text").missing_seeds(accuracy.DENSE, 1) == [0]
-    assert json.loads(path.read_text())["models"]["digits"]["runs"]
+    path, dense = tmp_path / "accuracy.json", study.DENSE
+    variants = {dense: study.Variant(1, None, seeds=3)}
+    family = study.Family("digits", [0.1, 0.2], [7], variants)
+    first = study.Study(path, "one", family)
+    assert first.missing_trials() == [(0.1, 7), (0.2, 7)]
+    assert first.missing_seeds(dense, 8) == [0, 1, 2]
+    first.add(first.result["trials"], {"learning_rate": 0.2, "seed": 7})
+    first.add(first.result["runs"].setdefault(dense, []), {"seed": 1})
+    again = study.Study(path, "one", family)
+    assert again.missing_trials() == [(0.1, 7)]
+    assert again.missing_seeds(dense, 8) == [0, 2]
+    assert study.Study(path, "other", family).missing_seeds(dense, 1) == [0]
+    assert json.loads(path.read_text())["models"]["one"]["runs"]
 
 
 @pytest.mark.parametrize(
