@@ -3,6 +3,7 @@
 python benchmarks/plots.py
 """
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,10 @@ from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs, line_style
 
 FOLDER = results.FOLDER.parents[1] / "docs" / "benchmarks"
 WORKER_MODEL = "4 M"
-CURVES = ("dense", "Paddle's rule, 2 workers", "Paddle's rule, 4 workers")
+CURVES = {
+    "accuracy": ("dense", "DGC, 2 workers", "DGC, 4 workers"),
+    "loco_accuracy": ("dense", "99.9 %, 2 workers", "99.9 %, 4 workers"),
+}
 
 
 def median_step(result: dict, link: str, contender: str) -> float:
@@ -147,13 +151,15 @@ def winners(document: dict) -> None:
     finish(figure, "winners")
 
 
-def accuracy(document: dict) -> None:
-    """Draw validation loss by step, a panel per task."""
+def accuracy(document: dict, name: str = "accuracy") -> None:
+    """Draw validation loss by step, a panel per task or optimizer."""
     figure, axes = panels(len(document["models"]))
     for axis, (task, result) in zip(
         axes, document["models"].items(), strict=True
     ):
-        for number, variant in enumerate(CURVES):
+        for number, variant in enumerate(CURVES[name]):
+            if variant not in result["runs"]:
+                continue
             curves = [run["curve"] for run in result["runs"][variant]]
             steps = [point["step"] for point in curves[0]]
             bits = np.array([[p["bits"] for p in curve] for curve in curves])
@@ -162,7 +168,7 @@ def accuracy(document: dict) -> None:
         axis.set_xlabel("step")
         axis.set_ylabel("validation loss, bits")
         plain_log(axis, "{x:g}")
-    finish(figure, "accuracy")
+    finish(figure, name)
 
 
 def time_to_accuracy(document: dict) -> None:
@@ -240,6 +246,7 @@ PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "latency": (latency,),
     "cost_model": (cost_model, winners),
     "accuracy": (accuracy,),
+    "loco_accuracy": (functools.partial(accuracy, name="loco_accuracy"),),
     "time_to_accuracy": (time_to_accuracy,),
     "growth": (growth,),
 }

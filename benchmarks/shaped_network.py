@@ -1,6 +1,7 @@
 """What does a training step cost on a slow network, by what is exchanged?
 
     sudo python benchmarks/shaped_network.py [--hosts 2 4] [--models "4 M"]
+        [--optimizer AdamW]
 
 Hosts are network namespaces of this machine, see hosts.py, and share its
 cores: "no exchange" is what they take to compute at once without a word to each
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hosts
+import keras
 import numpy as np
 import results
 import tables
@@ -93,6 +95,15 @@ def dgc(exchange: str | None = None, **kwargs: str) -> Callable:
     return make
 
 
+def adamw() -> keras.optimizers.Optimizer:
+    return keras.optimizers.AdamW(RATE)
+
+
+def loco(**kwargs: str) -> Callable:
+    """Return what makes AdamW in SparseLoCo."""
+    return lambda: tfo.SparseLoCo(adamw(), **kwargs)
+
+
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 CONTENDERS = {
     "no exchange": ("stock", momentum(None)),
@@ -109,7 +120,16 @@ SHARDED = {
         dgc("sharded", value_dtype="float16"),
     ),
 }
-ALL = CONTENDERS | SHARDED
+ADAMW = {
+    "AdamW, dense": ("stock", adamw),
+    "AdamW in SparseLoCo, float32 values": ("ours", loco()),
+    "AdamW in SparseLoCo, float16 values": (
+        "ours",
+        loco(value_dtype="float16"),
+    ),
+}
+OPTIMIZERS = {"momentum": CONTENDERS, "AdamW": ADAMW}
+ALL = CONTENDERS | SHARDED | ADAMW
 
 
 class HostSteps:
@@ -188,8 +208,9 @@ def compare_on(
 def main() -> None:
     parser = results.options(__file__, __doc__, MODELS)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="momentum")
     parser.add_argument(
-        "--contenders", nargs="+", choices=ALL, default=list(CONTENDERS)
+        "--contenders", nargs="+", choices=ALL, help="all of the optimizer"
     )
     parser.add_argument(
         "--links", nargs="+", choices=hosts.LINKS, default=list(hosts.LINKS)
@@ -201,12 +222,11 @@ def main() -> None:
         hosts.answer({"prepare": steps.prepare, "measure": steps.measure})
         return
     hosts.end_on_signals()
+    contenders = arguments.contenders or list(OPTIMIZERS[arguments.optimizer])
     for count in arguments.hosts:
         for model in arguments.models:
             with hosts.network(count) as net:
-                links = compare(
-                    net, model, arguments.contenders, arguments.links
-                )
+                links = compare(net, model, contenders, arguments.links)
             depth, width = MODELS[model]
             name = f"{model}, {count} host{'s' * (count > 1)}"
             result = {

@@ -260,6 +260,7 @@ TABLES = {
     "monitors": monitors,
     "shaped_network": shaped_network,
     "many_hosts": shaped_network,
+    "loco_network": shaped_network,
     "latency": latency,
     "cost_model": cost_model,
     "accuracy": accuracy,

@@ -2,15 +2,17 @@
 
     sudo python benchmarks/time_to_accuracy.py [--links "100 Mbit/s"]
 
-Two hosts, as in shaped_network.py, train the task of accuracy.py with dense
-momentum SGD under TensorFlow's strategy and with DGC under ours, at the same
-learning rate, the one that accuracy.py has found. The clock runs in training
-steps only; the accuracy is that of the validation split after every epoch.
+Two hosts, as in shaped_network.py or, with a round trip, far_hosts.py, train
+the digits of accuracy.py with dense momentum SGD under TensorFlow's strategy
+and with DGC under ours, at the same learning rate, the one that accuracy.py
+has found. The clock runs in training steps only; the accuracy is that of the
+validation split after every epoch.
 """
 
 import argparse
 import os
 import time
+from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -21,14 +23,28 @@ import results
 import tables
 import tqdm
 from exchange import OURS, STOCK
+from far_hosts import far_groups
 from study import DENSE
 from tasks import TASKS, TaskTrainer
 
 from tf_optimizers.demo.results import write_json
 
 TASK = "digits"
-LINKS = ["100 Mbit/s", "1 Gbit/s"]
 SEED = 0
+
+
+class Link(NamedTuple):
+    """One of `hosts.LINKS`, and the milliseconds of a round trip."""
+
+    rate: str
+    round_trip: float = 0.0
+
+
+LINKS = {
+    "100 Mbit/s": Link("100 Mbit/s"),
+    "1 Gbit/s": Link("1 Gbit/s"),
+    "20 ms": Link("10 Gbit/s", 20.0),
+}
 CONTENDERS = {
     "dense, float32": (STOCK, DENSE),
     "DGC": (OURS, "DGC, 2 workers"),
@@ -70,9 +86,28 @@ def learning_rate() -> float:
     return results.read("accuracy")["models"][TASK]["learning_rate"]
 
 
+def train_over(link: Link, rate: float) -> dict[str, dict]:
+    """Return what every contender reaches, one after the other."""
+    commands = [[__file__, "--work", name] for name in CONTENDERS]
+    join = far_groups if link.round_trip else hosts.groups
+    with hosts.network(2) as net, join(net, commands) as groups:
+        for group in groups:
+            group.ask(function="train_first_step", rate=rate)
+        net.shape(link.rate)
+        for group in groups if link.round_trip else ():
+            group.set_round_trip(link.round_trip)
+        runs = zip(CONTENDERS, tqdm.tqdm(groups), strict=True)
+        return {
+            name: group.ask(function="train", rate=rate)[0]
+            for name, group in runs
+        }
+
+
 def main() -> None:
     parser = results.options(__file__, __doc__)
-    parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
+    parser.add_argument(
+        "--links", nargs="+", choices=LINKS, default=list(LINKS)
+    )
     parser.add_argument("--work", choices=CONTENDERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -87,19 +122,11 @@ def main() -> None:
     hosts.end_on_signals()
     path, rate = arguments.output, learning_rate()
     document = results.load(path)
-    commands = [[__file__, "--work", name] for name in CONTENDERS]
-    with hosts.network(2) as net, hosts.groups(net, commands) as groups:
-        asked = dict(zip(CONTENDERS, groups, strict=True))
-        for workers in asked.values():
-            workers.ask(function="train_first_step", rate=rate)
-        runs = [(link, name) for link in arguments.links for name in asked]
-        for link, name in tqdm.tqdm(runs):
-            net.shape(link)
-            run = asked[name].ask(function="train", rate=rate)[0]
-            document["models"].setdefault(f"{TASK}, {link}", {})[name] = run
-            write_json(document, path)
-    for name in document["models"]:
-        print(tables.time_to_accuracy(name, document["models"][name]))
+    for link in arguments.links:
+        name = f"{TASK}, {link}"
+        result = document["models"][name] = train_over(LINKS[link], rate)
+        write_json(document, path)
+        print(tables.time_to_accuracy(name, result))
 
 
 if __name__ == "__main__":
