@@ -32,7 +32,7 @@ class End(asyncio.Protocol):
     """One end of a connection: what it receives, the other end sends."""
 
     other: "End"
-    transport: asyncio.Transport
+    transport: asyncio.Transport | None = None  # Until it is connected.
 
     def __init__(self, delay: Delay) -> None:
         self._delay = delay
@@ -55,6 +55,8 @@ class End(asyncio.Protocol):
 
     def _send(self) -> None:
         """Send what is due, and come back when the next will be."""
+        if self.other.transport is None:
+            return
         while self._due and self._due[0][0] <= self._loop.time():
             _, data = self._due.popleft()
             if data:
@@ -71,26 +73,24 @@ class NearEnd(End):
     def __init__(self, delay: Delay, target: tuple[str, int]) -> None:
         super().__init__(delay)
         self._target = target
+        self.other = End(delay)
+        self.other.other = self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connect before anything is read."""
+        """Connect; what is received until then waits."""
         super().connection_made(transport)
-        self.transport.pause_reading()
         self._task = self._loop.create_task(self._connect())
 
     async def _connect(self) -> None:
-        self.other = End(self._delay)
-        self.other.other = self
         try:
             await self._loop.create_connection(
                 lambda: self.other, *self._target
             )
         except OSError:
             # Nobody there, yet: who has connected will try again.
-            self.other.transport = self.transport
             self.transport.abort()
         else:
-            self.transport.resume_reading()
+            self._send()
 
 
 async def serve(routes: Sequence[Route]) -> None:
