@@ -40,6 +40,20 @@ def dgc(workers: int, **kwargs: bool | str | None) -> Variant:
     )
 
 
+def longer_cool_down(workers: int, share: int) -> Variant:
+    """Return the same with a cool-down of 1 / `share` of the run."""
+    return Variant(
+        workers,
+        lambda rate, steps: tfo.DGCMomentum.for_steps(
+            steps,
+            rate,
+            momentum=MOMENTUM,
+            rampdown_begin_step=steps - steps // share,
+            rampdown_step=steps // share,
+        ),
+    )
+
+
 def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
     """Return the same with all stages, though the steps be too few."""
     return Variant(
@@ -89,6 +103,9 @@ ABLATIONS = {
     "DGC, 2 workers, no way back": dgc(2, **NO_WAY_BACK),
     "DGC, 2 workers, rate outside": dgc(2, rate_in_momentum=False),
     "DGC, 2 workers, no momentum masking": dgc(2, momentum_masking=False),
+    "DGC, 4 workers, no momentum masking": dgc(4, momentum_masking=False),
+    "DGC, 4 workers, cool-down of a fifth": longer_cool_down(4, 5),
+    "DGC, 4 workers, cool-down of a third": longer_cool_down(4, 3),
     "Paddle's rule, 2 workers, float16 values": paddles(
         2, value_dtype="float16"
     ),
