@@ -39,10 +39,17 @@ def arguments_section(cls):
 @pytest.mark.parametrize(
     "code", re.findall(r"```python\n(.*?)```", README, re.S)
 )
-def test_readme_code_runs(code):
-    subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300
+def test_readme_code_runs_and_learns(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    losses = re.findall(r"loss: ([\d.e+-]+|nan)", done.stdout)
+    assert float(losses[-1]) < 0.95 * float(losses[0])
 
 
 def test_readme_has_both_commands():
