@@ -3,6 +3,7 @@
 import collections
 import gc
 import os
+import re
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -18,22 +19,16 @@ tf.config.set_logical_device_configuration(
 )
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--long", action="store_true", help="run what `tox -e long` runs, too"
-    )
-
-
 def pytest_collection_modifyitems(config, items):
     """Begin with the files that take longest; say what is left out."""
     slow = {i.path for i in items if i.get_closest_marker("slow")}
     counts = collections.Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in slow, -counts[item.path]))
-    if config.getoption("--long"):
+    if re.search(r"\blong\b", config.getoption("-m")):
         return
     for item in items:
         if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="`tox -e long` runs it"))
+            item.add_marker(pytest.mark.skip(reason="only with `-m long`"))
 
 
 def pytest_collection_finish():

@@ -30,7 +30,7 @@ HALF = ["half", "half eager", "half dgc", "half offload"]
 
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what
-# combines these is for `tox -e long`.
+# combines these is for `-m long`.
 TELLING = [
     *("lamb", "adam_offload", "dgc", "loco", "uneven adam", "accumulated"),
     *("sample_weight", "half dgc", "monitored", "normalized"),

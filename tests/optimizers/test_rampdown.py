@@ -48,7 +48,7 @@ def test_stages_follow_the_formula(begin, down, sparsity):
     assert len(schedule.stages) == len(set(schedule.stages))
 
 
-# Each two of these settings meet in `tox`, all three in `tox -e long`.
+# Each two of these settings meet in `tox`, all three with `-m long`.
 @pytest.mark.parametrize(
     ("dtype", "masking", "rule"),
     [
