@@ -31,7 +31,7 @@ from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.residual import Increment, Residual
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
-from tf_optimizers.compression.sending import send_all, send_largest, take_out
+from tf_optimizers.compression.sending import send_all, send_largest
 from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
 
@@ -216,8 +216,7 @@ class Compressor:
             way = self._choose(residuals, sparsity)
             step = tf.cast(optimizer.iterations, tf.int32)
             unit = None if rate is None else self.wire.unit(rate)
-            sent, received = send_largest(way, residuals, others, step, unit)
-            take_out(sent, residuals, masked)
+            received = send_largest(way, residuals, masked, others, step, unit)
         else:
             places = [indices[i] for i in chosen]
             shared = [self._shared[i] for i in places if i in self._shared]

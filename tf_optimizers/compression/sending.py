@@ -1,7 +1,7 @@
-"""What residuals send in a step: their largest entries, or all that they hold.
+"""What residuals send in a step: their largest entries, or all they hold.
 
-Of lists with an element per residual; `masked` has the variables, by their
-handles, that become 0 where a residual is sent.
+Lists have one element per residual. `masked` holds handles of the variables,
+such as u, that are set to 0 wherever entries of a residual are sent.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,30 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.residual import Residual
-from tf_optimizers.compression.wire import Exchange, Selection, Wire
+from tf_optimizers.compression.wire import Exchange, Wire
 
 
 def send_largest(
     way: Exchange,
     residuals: Sequence[Residual],
+    masked: Sequence[Sequence[tf.Tensor]],
     others: Sequence[Gradient],
     step: tf.Tensor,
     unit: tf.Tensor | None,
-) -> tuple[Sequence[Selection], list[Gradient]]:
-    """Return what was sent of residuals, and the sums of it and of others.
-
-    Nothing changes before `take_out`.
+) -> list[Gradient]:
+    """Send the largest entries, and take what was sent out of the residuals.
 
     Args:
-        way: What exchanges the entries.
-        residuals: Of this replica.
-        others: What all replicas send whole.
-        step: int32 scalar, decides where samples are taken.
-        unit: Of `Wire.unit`.
+        way: The exchange of the entries.
+        residuals: Those of this replica.
+        masked: See above.
+        others: Gradients that every replica sends whole.
+        step: int32 scalar. Where `top_k` takes its samples depends on it.
+        unit: See `Wire.unit`.
+
+    Returns:
+        The sums over all replicas, first of the residuals' entries, then of
+        the other gradients.
     """
     one = 1.0 if unit is None else unit
     selections = [
@@ -42,23 +46,15 @@ def send_largest(
         )
     ]
     sent, received = way.sum(selections, others)
-    count = len(residuals)
-    updates = received[:count]
-    if unit is not None:
-        updates = [_multiplied(update, unit) for update in updates]
-    return sent, [*updates, *received[count:]]
-
-
-def take_out(
-    sent: Sequence[Selection],
-    residuals: Sequence[Residual],
-    masked: Sequence[Sequence[tf.Tensor]],
-) -> None:
-    """Take what was sent out of residuals."""
     for selection, residual, handles in zip(
         sent, residuals, masked, strict=True
     ):
         residual.clear(selection, handles)
+    count = len(residuals)
+    updates = received[:count]
+    if unit is not None:
+        updates = [_multiplied(update, unit) for update in updates]
+    return [*updates, *received[count:]]
 
 
 def send_all(
@@ -68,10 +64,14 @@ def send_all(
     others: Sequence[Gradient],
     shared: Sequence[keras.Variable],
 ) -> list[Gradient]:
-    """Return the sums of all that is held back, and of other gradients.
+    """Send all that the residuals hold, and empty them.
 
-    Nothing is selected or rounded. Of `shared` variables each replica has an
-    N-th of the sum afterwards.
+    Nothing is selected or rounded. Each `shared` variable is summed as well,
+    and every replica keeps an N-th of its sum.
+
+    Returns:
+        The sums over all replicas, first of the residuals, then of the other
+        gradients.
     """
     count, end = len(residuals), len(residuals) + len(shared)
     held = [residual.everything() for residual in residuals]
@@ -85,7 +85,7 @@ def send_all(
 
 
 def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
-    """Return an update whose values were multiples of a unit."""
+    """Return an update whose values were in multiples of a unit."""
     if not isinstance(update, tf.IndexedSlices):
         return unit * update
     values = unit * tf.cast(update.values, unit.dtype)
