@@ -1,4 +1,4 @@
-"""One step between replicas: what each sends, and what all receive.
+"""The exchange of a step: what each replica sends, and what all receive.
 
 local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
@@ -9,7 +9,7 @@ update of all ─── compressed? ── yes: as received; clear what ──�
                       └───────── no: what the optimizer makes ────┘
                                      of the sum
 
-At sparsity 0 nothing is selected, nor rounded: all of v is sent, densely.
+At sparsity 0 nothing is selected or rounded: all of v is sent, densely.
 """
 
 import functools
@@ -37,33 +37,33 @@ from tf_optimizers.compression.wire import Exchange, Wire
 
 
 class Accumulator(Protocol):
-    """What an optimizer makes of the gradients of one variable."""
+    """How an optimizer accumulates the gradients of one variable."""
 
     def increment(
         self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
     ) -> Increment:
-        """Return what a worker's gradient adds to the residual."""
+        """Return what to add to the residual for a worker's gradient."""
 
     def update(
         self, total: Gradient, weight: tf.Variable, rate: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the update by the sum of all replicas' whole gradients."""
+        """Return the update for the sum of all replicas' whole gradients."""
 
 
 class Compressor:
     """Sends the largest entries of large gradients, and holds back the rest.
 
     Args:
-        name: Class of the optimizer, for errors.
-        schedule: Which share is held back, by step.
-        min_compress_size: int >= 1. Elements of the smallest variable that is
+        name: The optimizer's class, for error messages.
+        schedule: The share that is held back at each step.
+        min_compress_size: int >= 1. Variables with fewer elements are not
             compressed.
-        value_dtype: What sent values are rounded to.
-        sends_rows: Whether gradients that are `tf.IndexedSlices` travel as
-            such, and not what an optimizer makes of them.
+        value_dtype: The dtype that sent values are rounded to.
+        sends_rows: Whether gradients that are `tf.IndexedSlices` are sent as
+            such, or what the optimizer makes of them.
     """
 
-    # What entries are exchanged by; see `choose_exchange`.
+    # Forces one kind of exchange; see `choose_exchange`.
     exchange_kind: str | None = None
 
     def __init__(
@@ -85,7 +85,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Get ready for the variables of a strategy."""
+        """Prepare for the variables of a strategy."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self._rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
@@ -99,10 +99,15 @@ class Compressor:
         accumulator: Accumulator,
         shared: keras.Variable | None = None,
     ) -> None:
-        """Take on a variable; create its residual if it may be compressed.
+        """Register a variable; create its residual if it may be compressed.
 
-        `shared` is what replicas must hold alike once all is dense: they share
-        it out when all of v is sent.
+        Args:
+            optimizer: Owns the variable.
+            variable: The one to register.
+            accumulator: What is done with its gradients.
+            shared: A variable that must be equal on all replicas once
+                gradients are dense again, such as u. When all of v is sent,
+                each replica gets an N-th of the sum of theirs.
         """
         index = variable_index(optimizer, variable)
         self.accumulators[index] = accumulator
@@ -118,12 +123,15 @@ class Compressor:
 
     @property
     def residuals(self) -> list[keras.Variable]:
-        """The v of all variables that have one."""
+        """The v of every variable that has one."""
         return [residual.variable for residual in self._residuals.values()]
 
     @property
     def compressed(self) -> list[int]:
-        """Positions of compressed variables, as far as a step has shown."""
+        """Indices of compressed variables, as far as steps have shown.
+
+        Variables whose gradients came as rows are not among them.
+        """
         return [i for i in self._residuals if i not in self._rows]
 
     def prepare(
@@ -132,7 +140,7 @@ class Compressor:
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
     ) -> None:
-        """Get ready for a step; XLA is refused before anything has changed."""
+        """Prepare for a step; refuse XLA before anything has changed."""
         indices = [variable_index(optimizer, v) for v in variables]
         compressed = [
             self._residuals[i]
@@ -154,11 +162,11 @@ class Compressor:
             residual.allocate()
 
     def stage(self, optimizer: Any) -> tf.Tensor:
-        """Return the position of this step's stage among the schedule's."""
+        """Return the index of this step's stage in the schedule."""
         return self.schedule.stage(tf.cast(optimizer.iterations, tf.int64))
 
     def allocate(self) -> None:
-        """Prepare for an exchange of all variables, whoever has a gradient."""
+        """Prepare to exchange all variables, with or without a gradient."""
         self._allocate([self._residuals[i] for i in self.compressed])
 
     def at_stage(
@@ -170,10 +178,14 @@ class Compressor:
     ) -> None:
         """Call `function(sparsity, gradients)` at the stage of this step.
 
-        It is traced once per stage of the schedule, and may exchange and
-        change variables. `prepare` comes before. If there is an `is_due`, a
-        bool that all replicas have in common, it is not called unless that is
-        true.
+        The function is traced once per stage of the schedule, and may
+        exchange and change variables. Call `prepare` first.
+
+        Args:
+            optimizer: Whose step it is.
+            gradients: Passed on to the function.
+            function: See above.
+            is_due: bool, equal on all replicas. If False, nothing is called.
         """
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
@@ -193,11 +205,16 @@ class Compressor:
         weights: Sequence[tf.Variable],
         rate: tf.Tensor | None = None,
     ) -> list[Gradient]:
-        """Return the update of each variable, of all replicas.
+        """Return the update of each variable, over all replicas.
 
-        Without a `sparsity` all gradients are exchanged densely. `weights` are
-        the variables of this replica, in full precision. `rate` is that of the
-        step, if what is accumulated grows with it.
+        Args:
+            optimizer: Whose step it is.
+            sparsity: The share held back; None exchanges whole gradients.
+            gradients: One per variable.
+            variables: As the optimizer knows them.
+            weights: This replica's variables, in full precision.
+            rate: The step's learning rate, if what is accumulated scales
+                with it.
         """
         indices = [variable_index(optimizer, v) for v in variables]
         accumulators = [self.accumulators[i] for i in indices]
@@ -252,20 +269,20 @@ class Compressor:
         return traffic_summary(step, sparsity, variables, sent)
 
     def _is_compressed(self, index: int, gradient: Gradient) -> bool:
-        """Tell whether a replica sends only entries of this gradient."""
+        """Tell whether replicas send only entries of this gradient."""
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         return index in self._residuals and not is_sparse
 
     def _choose(
         self, residuals: Sequence[Residual], sparsity: float
     ) -> Exchange:
-        """Return what exchanges the entries of some residuals."""
+        """Return the exchange for the entries of some residuals."""
         sizes = [residual.size for residual in residuals]
         counts = [sent_count(size, sparsity) for size in sizes]
         return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
 
     def sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum gradients over those who share a residual."""
+        """Sum gradients over the replicas that share a residual."""
         if self.wire.devices == 1 or not gradients:
             return gradients
         return tf.distribute.get_strategy().extended.sum_on_worker(gradients)

@@ -1,4 +1,4 @@
-"""What a replica holds back of one variable, and what it sends of that."""
+"""The residual of a variable: what a replica holds back, and sends later."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
@@ -22,28 +22,28 @@ from tf_optimizers.kernels.compiled import assign, compiled, read
 class Increment(NamedTuple):
     """What is added to a residual: `function(*constants, *tensors)`.
 
-    It is computed in the kernel that adds it, and may change other variables
-    there, whose handles are among the tensors.
+    The kernel that adds it also computes it. There it may change other
+    variables, whose handles are among the tensors.
     """
 
     function: Callable[..., tf.Tensor]
     constants: tuple[Hashable, ...]
     tensors: Sequence[tf.Tensor]
-    # Handles of variables that become 0 where the residual is sent.
+    # Handles of variables that are set to 0 where the residual is sent.
     masked: Sequence[tf.Tensor] = ()
-    # Multiplies the residual before the addition.
+    # The residual is multiplied by this before the addition.
     decay: float = 1.0
 
 
 class Residual:
-    """v of one variable, of which every replica has its own.
+    """v of one variable; every replica has its own.
 
-    Those of one worker's replicas are equal, if these share a residual; their
-    sum is what one replica alone would have.
+    If the replicas of a worker share a residual, their copies are equal, and
+    sum to what a single replica would hold.
 
     Args:
-        variable: v. It has no value before `allocate`, and reads as zeros.
-        wire: How it is sent.
+        variable: v. Until `allocate` it has no value, and reads as zeros.
+        wire: How its entries are sent.
     """
 
     def __init__(self, variable: keras.Variable, wire: Wire) -> None:
@@ -53,18 +53,18 @@ class Residual:
 
     @property
     def size(self) -> int:
-        """Elements of the variable."""
+        """The number of elements."""
         return self._like.shape.num_elements()
 
     def allocate(self) -> None:
-        """Give v of the replica that asks a value, before its step runs."""
+        """Give this replica's v a value, before the step runs."""
         own = own_component(self.variable)
         if isinstance(own, LazyZeros):
             with tf.init_scope():
                 own.allocate()
 
     def add(self, increment: Increment) -> None:
-        """Add to v, in one pass over memory."""
+        """Add an increment to v, in one pass over memory."""
         add = compiled(
             _add,
             self._like,
@@ -77,9 +77,12 @@ class Residual:
     def select(
         self, count: int, seed: tf.Tensor, unit: tf.Tensor | float = 1.0
     ) -> Selection:
-        """Return the `count` largest entries; see `top_k` for the seed.
+        """Return the `count` entries of largest magnitude.
 
-        Values are sent as multiples of a unit.
+        Args:
+            count: int in [1, size].
+            seed: int32 [2], see `top_k`.
+            unit: Values are sent as multiples of it.
         """
         select = compiled(
             _select, self._like, self._like, count, self._wire, xla=False
@@ -88,21 +91,21 @@ class Residual:
         return Selection(values, positions, rest, self._like.shape)
 
     def everything(self) -> tf.Tensor:
-        """Return all of v, of which the sum over replicas is what waits."""
+        """Return all of v; its sum over replicas is what has not been sent."""
         return read(self._handle, self._like)
 
     def empty(self, masked: Sequence[tf.Tensor]) -> None:
-        """Let v, and all of `masked`, become 0."""
+        """Set v, and all of `masked`, to 0."""
         for handle in (self._handle, *masked):
             assign(handle, tf.zeros(self._like.shape, self._like.dtype))
 
     def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
-        """Take what is sent of a selection out of v, and out of `masked`."""
-        # Nothing is kept beyond the end.
+        """Take what was sent of a selection out of v; zero `masked` there."""
+        # `_scatter` drops positions beyond the end.
         end = tf.cast(self.size, selection.positions.dtype)
         sent_at = tf.where(selection.values == 0, end, selection.positions)
         clear = compiled(_clear, self._like, self._like)
-        # All reads of v lie behind, so that it need not be copied to change.
+        # All reads of v are over by then, so it is changed without a copy.
         with tf.control_dependencies([selection.values]):
             clear(sent_at, selection.rest, self._handle, *masked)
 
@@ -134,7 +137,7 @@ def _select(
     found = top_k(v, count, seed)
     positions = tf.maximum(found, 0)
     values = tf.where(found < 0, 0.0, tf.gather(v, positions))
-    # One copy of the residual is sent, and for all.
+    # The devices have equal copies, of which one is sent, for all of them.
     sent, rest = rounded(wire.devices * values / unit, wire.value_dtype)
     positions = tf.cast(positions, position_dtype(v.shape[0]))
     return sent, positions, rest * unit / wire.devices
@@ -154,7 +157,7 @@ def _clear(
 
 
 def subtract(variable: tf.Variable, update: Gradient, rate: tf.Tensor) -> None:
-    """Subtract a multiple of an update, dense or of entries."""
+    """Subtract `rate` times an update, be it dense or entries."""
     if isinstance(update, tf.IndexedSlices):
         subtract_entries(variable, update, rate)
     else:
@@ -164,7 +167,7 @@ def subtract(variable: tf.Variable, update: Gradient, rate: tf.Tensor) -> None:
 def subtract_entries(
     variable: tf.Variable, entries: tf.IndexedSlices, rate: tf.Tensor
 ) -> None:
-    """Subtract a multiple of entries, of which several may be at one place."""
+    """Subtract `rate` times entries, whose positions may repeat."""
     like = tf.TensorSpec(variable.shape, variable.dtype)
     take = compiled(_subtract, like, like)
     take(variable.handle, entries.indices, entries.values, rate)
@@ -188,9 +191,9 @@ def _scatter(
     positions: tf.Tensor,
     values: tf.Tensor,
 ) -> None:
-    """Scatter into a flattened variable; drop what is beyond its end.
+    """Scatter into a flattened variable; drop positions beyond its end.
 
-    TensorFlow's own `ResourceScatterNd...` turn every later read of the
+    TensorFlow's own `ResourceScatterNd...` ops turn every later read of the
     variable into a copy.
     """
     flat = tf.reshape(read(handle, like), [-1])
