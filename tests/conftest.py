@@ -1,29 +1,37 @@
-"""Two logical CPU devices, one strategy over them, one seed per test."""
+"""In which order tests run, and which only on demand."""
 
 import collections
 import gc
-import os
 import re
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-import keras
 import pytest
-import tensorflow as tf
 
-DEVICES = ["CPU:0", "CPU:1"]
+# Half a minute or more each, of those that start workers and others in turn.
+LONGEST = [
+    *("test_resume", "test_local_steps", "test_strategy", "test_dgc_momentum"),
+    *("test_transport", "test_replicas", "test_backup", "test_sparse_loco"),
+    *("test_notebooks", "test_contract", "test_offload_placement"),
+    *("test_faults", "test_gradient_compression", "test_worker_errors"),
+    *("test_guide", "test_rate_in_momentum", "test_sharded", "test_docs"),
+]
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration() for _ in DEVICES],
-)
+
+def pytest_configure(config):
+    """Load TensorFlow, but not into a process that only has others test."""
+    if config.getoption("dist", "no") == "no":
+        config.pluginmanager.import_plugin("devices")
 
 
 def pytest_collection_modifyitems(config, items):
     """Begin with the files that take longest; say what is left out."""
-    slow = {i.path for i in items if i.get_closest_marker("slow")}
+    places = {name: place for place, name in enumerate(LONGEST)}
     counts = collections.Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in slow, -counts[item.path]))
+    items.sort(
+        key=lambda item: (
+            places.get(item.path.stem, len(places)),
+            -counts[item.path],
+        )
+    )
     if re.search(r"\blong\b", config.getoption("-m")):
         return
     for item in items:
@@ -39,14 +47,3 @@ def pytest_collection_finish():
     """
     gc.freeze()
     gc.collect()
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    keras.utils.set_random_seed(0)
-
-
-@pytest.fixture(scope="session")
-def mirrored():
-    """One for all tests: TensorFlow's collectives of two get mixed up."""
-    return tf.distribute.MirroredStrategy(DEVICES)
