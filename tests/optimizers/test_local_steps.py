@@ -220,47 +220,24 @@ def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_trains_as_its_float32_twin(mirrored, dtype):
     """By steps that are less than its rounding."""
-    value = tf.reshape(tf.cast(tf.linspace(1.0, 2.0, 64), dtype), [8, 8])
-    value = tf.cast(value, tf.float32).numpy()
 
-    def trained(dtype):
-        with mirrored.scope():
-            variable = keras.Variable(value, dtype=dtype, name="kernel")
-            inner = keras.optimizers.AdamW(1e-4)
-            optimizer = tfo.SparseLoCo(
-                inner, sync_every=EVERY, min_compress_size=10**6
-            )
-            optimizer.build([variable])
-        signs = tf.constant([1.0, 0.25])
+    def make():
+        inner = keras.optimizers.AdamW(1e-4)
+        return tfo.SparseLoCo(inner, sync_every=EVERY, min_compress_size=10**6)
 
-        def replica():
-            place = tf.distribute.get_replica_context()
-            sign = signs[place.replica_id_in_sync_group]
-            gradient = tf.fill([8, 8], tf.cast(sign, variable.dtype))
-            optimizer.apply([gradient], [variable])
-
-        step = tf.function(lambda: mirrored.run(replica))
-        for _ in range(60):
-            step()
-        return tf.cast(variable.value, tf.float32).numpy()
-
-    dgc.check_twin(trained, value, dtype)
+    dgc.check_twin(mirrored, dtype, make, [1.0, 0.25])
 
 
 def test_embedding_touched_by_one_replica_moves_by_half(mirrored):
     values = {"table": np.ones((50, 4), "float32")}
     run = dgc.Run(mirrored, values, 0.5, around(INNER["SGD"]), sync_every=2)
     table = run.variables[0]
-
-    def replica():
-        context = tf.distribute.get_replica_context()
-        place = tf.get_static_value(context.replica_id_in_sync_group)
-        rows = tf.constant([[3, 3], [7, 9]][place])
-        slices = tf.IndexedSlices(tf.ones([2, 4]), rows, [50, 4])
-        run.optimizer.apply([slices], [table])
-
+    slices = [
+        tf.IndexedSlices(tf.ones([2, 4]), tf.constant(rows), [50, 4])
+        for rows in ([3, 3], [7, 9])
+    ]
     for _ in range(2):
-        mirrored.run(replica)
+        dgc.apply_own(mirrored, run.optimizer, table, slices)
     expected = np.ones((50, 4))
     # A worker's gradient is twice its share; two steps, of which half counts.
     expected[[3, 7, 9]] -= 0.5 * np.array([[4], [2], [2]])
@@ -273,14 +250,8 @@ def test_constraint_holds_for_local_and_common_weights(mirrored):
         variable.constraint = keras.constraints.NonNeg()
         optimizer = tfo.SparseLoCo(keras.optimizers.SGD(1.0), sync_every=2)
         optimizer.build([variable])
-    gradients = np.array([[1.5, 0.0], [-1.0, 0.125]], "float32")
-
-    def replica():
-        place = tf.distribute.get_replica_context().replica_id_in_sync_group
-        own = gradients[tf.get_static_value(place)]
-        optimizer.apply([tf.constant(own)], [variable])
-
-    mirrored.run(replica)
+    gradients = tf.constant([[1.5, 0.0], [-1.0, 0.125]])
+    dgc.apply_own(mirrored, optimizer, variable, gradients)
     np.testing.assert_array_equal(
         copies(mirrored, variable), [[0.0, 0.5], [2.5, 0.25]]
     )

@@ -286,12 +286,8 @@ def test_embedding_touched_by_one_replica_moves_by_half(mirrored, inner):
         indices = tf.constant(rows[replica])
         return tf.IndexedSlices(scale * gradients, indices, [50, 4])
 
-    def replica():
-        place = tf.distribute.get_replica_context().replica_id_in_sync_group
-        own = tf.get_static_value(place)
-        run.optimizer.apply([slices(own, 0.5)], [table])
-
-    mirrored.run(replica)
+    own = [slices(replica, 0.5) for replica in range(2)]
+    dgc.apply_own(mirrored, run.optimizer, table, own)
     means = []
     for own in range(2):
         alone.assign(values["table"])
@@ -309,27 +305,13 @@ def test_embedding_touched_by_one_replica_moves_by_half(mirrored, inner):
 @pytest.mark.parametrize("inner", [keras.optimizers.AdamW, tfo.Lamb])
 def test_half_precision_trains_as_its_float32_twin(mirrored, dtype, inner):
     """By steps that are less than its rounding."""
-    value = tf.reshape(tf.cast(tf.linspace(1.0, 2.0, 64), dtype), [8, 8])
-    value = tf.cast(value, tf.float32).numpy()
 
-    def trained(dtype):
-        with mirrored.scope():
-            variable = keras.Variable(value, dtype=dtype, name="kernel")
-            optimizer = tfo.SparseLoCo(inner(1e-4), min_compress_size=10**6)
-            optimizer.build([variable])
-            state = optimizer.inner_optimizer.variables
-        assert state[-1].path.split("/")[-1].startswith("kernel_")
+    def make():
+        return tfo.SparseLoCo(inner(1e-4), min_compress_size=10**6)
 
-        @tf.function
-        def step():
-            gradient = tf.ones([8, 8], variable.dtype)
-            mirrored.run(optimizer.apply, ([gradient], [variable]))
-
-        for _ in range(60):
-            step()
-        return tf.cast(variable.value, tf.float32).numpy()
-
-    dgc.check_twin(trained, value, dtype)
+    optimizer = dgc.check_twin(mirrored, dtype, make)
+    state = optimizer.inner_optimizer.variables
+    assert state[-1].path.split("/")[-1].startswith("kernel_")
 
 
 def test_clipping_is_that_of_each_replica(mirrored):
@@ -355,14 +337,8 @@ def test_constraint_holds_for_the_weights_of_all(mirrored):
         variable.constraint = keras.constraints.NonNeg()
         optimizer = tfo.SparseLoCo(keras.optimizers.SGD(1.0))
         optimizer.build([variable])
-    gradients = np.array([[1.5, 0.0], [-1.0, 2.0]], "float32")
-
-    def replica():
-        place = tf.distribute.get_replica_context().replica_id_in_sync_group
-        own = gradients[tf.get_static_value(place)]
-        optimizer.apply([tf.constant(own)], [variable])
-
-    mirrored.run(replica)
+    gradients = tf.constant([[1.5, 0.0], [-1.0, 2.0]])
+    dgc.apply_own(mirrored, optimizer, variable, gradients)
     np.testing.assert_array_equal(variable, [0.0, 0.0])
     assert variable.constraint is not None
 

@@ -201,10 +201,49 @@ def assert_nothing_is_lost(balances, **kwargs):
         )
 
 
-def check_twin(trained, value, dtype):
-    """Check that `trained(dtype)` is what float32 becomes, but for rounding."""
-    exact, rounded = trained("float32"), trained(dtype)
+def apply_own(strategy, optimizer, variable, gradients):
+    """Apply a gradient of each replica's own to a variable."""
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        place = tf.get_static_value(context.replica_id_in_sync_group)
+        optimizer.apply([gradients[place]], [variable])
+
+    strategy.run(replica)
+
+
+def check_twin(strategy, dtype, make, gradients=(1.0, 1.0)):
+    """Check that steps lead where they lead in float32, but for rounding.
+
+    They are smaller than the rounding of the dtype.
+
+    Args:
+        strategy: Of two replicas.
+        dtype: Of the weights, "float16" or "bfloat16".
+        make: Returns an optimizer with a rate of about 1e-4.
+        gradients: What each replica's gradient is filled with.
+
+    Returns:
+        The optimizer of the weights in `dtype`.
+    """
+    value = tf.reshape(tf.cast(tf.linspace(1.0, 2.0, 64), dtype), [8, 8])
+    value = tf.cast(value, tf.float32).numpy()
+    exact, _ = _train_twin(strategy, value, "float32", make, gradients)
+    actual, optimizer = _train_twin(strategy, value, dtype, make, gradients)
     assert np.abs(exact - value).max() > 3e-3
     np.testing.assert_array_equal(
-        rounded, tf.cast(tf.cast(exact, dtype), tf.float32)
+        actual, tf.cast(tf.cast(exact, dtype), tf.float32)
     )
+    return optimizer
+
+
+def _train_twin(strategy, value, dtype, make, gradients):
+    with strategy.scope():
+        variable = keras.Variable(value, dtype=dtype, name="kernel")
+        optimizer = make()
+        optimizer.build([variable])
+    own = [tf.fill(value.shape, tf.cast(g, dtype)) for g in gradients]
+    step = tf.function(lambda: apply_own(strategy, optimizer, variable, own))
+    for _ in range(60):
+        step()
+    return tf.cast(variable.value, tf.float32).numpy(), optimizer
