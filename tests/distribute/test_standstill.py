@@ -19,7 +19,7 @@ class Worker:
     """A worker whose two replicas are as far as it says."""
 
     def __init__(self, index, workers):
-        self.far = [[0, 0, 0, 0], [0, 0, 0, 0]]
+        self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
         channel = types.SimpleNamespace(progress=lambda: list(self.far))
         self.standstill = Standstill(
             types.SimpleNamespace(
@@ -54,14 +54,14 @@ def test_workers_that_go_on_or_rest_tell_little(notes):
     workers = [Worker(index, 3) for index in range(3)]
     for step in range(1, 5):
         for worker in workers:
-            worker.far = [[step, SUM, 5, 0], [step, SUM, step, 0]]
+            worker.far = [[step, SUM, 5, 0, 0], [step, SUM, step, 0, 0]]
             assert not look([worker], 1)
     assert not notes
     assert not look(workers)
     assert len(notes) == 6
     # One is late; what was told before is forgotten.
     for worker in workers[:2]:
-        worker.far = [[5, GATHER, 5, 0], [5, SUM, 1, 0]]
+        worker.far = [[5, GATHER, 5, 0, 0], [5, SUM, 1, 0, 0]]
     assert not look(workers)
     assert len(notes) == 6
 
@@ -69,8 +69,16 @@ def test_workers_that_go_on_or_rest_tell_little(notes):
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        ([7, SUM, 5, 0], [7, SUM, 6, 0], "CollectiveReduceV2 of 6 float32"),
-        ([7, SUM, 5, 0], [7, GATHER, 5, 0], "CollectiveGatherV2 of 5 int32"),
+        (
+            [7, SUM, 5, 0, 0],
+            [7, SUM, 6, 0, 0],
+            "CollectiveReduceV2 of 6 float32",
+        ),
+        (
+            [7, SUM, 5, 0, 0],
+            [7, GATHER, 5, 0, 0],
+            "CollectiveGatherV2 of 5 int32",
+        ),
     ],
     ids=["sizes", "kinds"],
 )
@@ -80,7 +88,7 @@ def test_workers_in_different_collectives_are_told(
 ):
     workers = [Worker(index, 3) for index in range(3)]
     for index, worker in enumerate(workers):
-        worker.far = [[9, SUM, 1, 0], theirs if index == odd else ours]
+        worker.far = [[9, SUM, 1, 0, 0], theirs if index == odd else ours]
     messages = look(workers)
     assert messages
     for message in messages:
@@ -88,11 +96,18 @@ def test_workers_in_different_collectives_are_told(
         assert "CollectiveReduceV2 of 5 float32 on worker" in message
 
 
+def test_worker_whose_step_has_failed_tells_at_once(notes):
+    workers = [Worker(index, 2) for index in range(2)]
+    workers[1].far[1] = [3, SUM, 5, 0, 4]
+    (message,) = look(workers, 1)
+    assert "that has failed on worker 1" in message
+
+
 class Extended:
     """A strategy's, of which one replica waits."""
 
     def __init__(self):
-        progress = [[1, SUM, 5, 0]]
+        progress = [[1, SUM, 5, 0, 0]]
         channel = types.SimpleNamespace(progress=lambda: progress)
         self.channels, self.number = [channel], 1
         self.worker_index, self.workers = 0, 2

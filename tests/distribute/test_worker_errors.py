@@ -72,6 +72,13 @@ def test_last_fault_ends_the_workers(survivors):
     [
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
         ("silent", ["Collective", "timed out"]),
+        (
+            "failing",
+            [
+                "a step that has failed on /job:worker/replica:0/task:1",
+                "aborted by: All workers must end a step",
+            ],
+        ),
         pytest.param(
             *("killed", ["Worker 1 was killed by signal 9"]),
             marks=pytest.mark.long,

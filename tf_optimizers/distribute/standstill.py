@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import coordination
 from tf_optimizers._compat.launcher import describe
+from tf_optimizers._compat.progress import failure, has_failed
 
 # A worker is looked at this often; it stands still if nothing has changed.
 _LOOKING_SECONDS = 3.0
@@ -45,6 +46,8 @@ class Standstill:
         """Return what is wrong, once something is."""
         seen = self._seen
         self._seen = [each for c in self._channels for each in c.progress()]
+        if any(map(has_failed, self._seen)):
+            return failure(f"worker {self._worker}")
         for i, (before, now) in enumerate(zip(seen, self._seen, strict=False)):
             if now == before and now[0] and now != self._agreed.get(i):
                 other = self._compare(i, now)
@@ -76,8 +79,8 @@ class Standstill:
         next_worker = (self._worker + 1) % self._workers
         return (
             "All workers must exchange values of the same sizes and dtypes, "
-            f"in the same order. Received: {describe(*now[1:])} on worker "
-            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}, "
+            f"in the same order. Received: {describe(*now[1:4])} on worker "
+            f"{self._worker}, {describe(*other[1:4])} on worker {next_worker}, "
             f"as collective {now[0]}. Let what is reduced or gathered have "
             "one shape on all workers, whatever their batches."
         )
