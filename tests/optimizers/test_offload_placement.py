@@ -7,23 +7,17 @@ would hold is on `CPU:1`. Devices of operations are read from traced graphs.
 import contextlib
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import cases
 import keras
 import numpy as np
 import pytest
+import real_workers
 import tensorflow as tf
 from programs import offload
-from real_workers import LAUNCHER, PACKAGE, PROGRAMS
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.keras import average
-
-# In seconds; far above what is needed, as other work may share the machine.
-LIMIT = 240
 
 EVERYTHING = {
     "use_ema": True,
@@ -427,29 +421,18 @@ def test_restart_elsewhere_gives_the_same_next_steps(source, target):
                 assert device_of(variable).endswith("CPU:0")
 
 
-def run_script(name, folder, *launch):
-    command = [sys.executable, *launch, str(PROGRAMS / "offload.py")]
-    path = f"{PACKAGE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    subprocess.run(
-        [*command, name, str(folder)],
-        check=True,
-        timeout=LIMIT,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What one replica comes to."""
     folder = tmp_path_factory.mktemp("alone")
-    offload.main("none", folder)
+    offload.save(tf.distribute.get_strategy(), "none", folder)
     return np.load(folder / "none-0.npz")
 
 
 def assert_equal_to_one_replica(name, folder, alone, processes, copies):
     for process in range(processes):
         actual = np.load(folder / f"{name}-{process}.npz")
-        assert len(alone.files) == len(actual.files) == 20
+        assert len(alone.files) == len(actual.files) == 10
         for key in alone.files:
             assert len(actual[key]) == copies
             for copy in actual[key]:
@@ -461,16 +444,17 @@ def assert_equal_to_one_replica(name, folder, alone, processes, copies):
 
 
 @pytest.fixture(scope="module")
-def two_replicas(tmp_path_factory):
+def two_replicas(mirrored, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mirrored")
-    run_script("mirrored", folder)
+    offload.save_both(mirrored, "mirrored", folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workers")
-    run_script("workers", folder, *LAUNCHER[1:], "--workers", "2")
+    outcome = real_workers.run("offload", folder, 2, folder, timeout=300)
+    assert outcome.exit_code == 0, outcome.output
     return folder
 
 

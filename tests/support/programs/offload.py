@@ -1,16 +1,16 @@
-"""Trains under one strategy in a process of its own; saves what came out.
+"""Trains under TensorFlow's strategy of several workers; saves what came out.
 
-    python offload.py STRATEGY FOLDER
+    python offload.py FOLDER
 
-STRATEGY is `none`, `mirrored` (two replicas in this process) or `workers` (one
-per process that `tf_optimizers.launch` starts). Under the latter two it trains
-again, saved as STRATEGY-unmerged, and lets no replica wait for another's code,
-as strategies with collectives do.
+`tf_optimizers.launch` starts the workers. They train again, saved as
+workers-unmerged, and let no replica wait for another's code, as strategies with
+collectives do.
 """
 
 import json
 import os
 import sys
+import unittest.mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -21,27 +21,21 @@ import tensorflow as tf
 import tf_optimizers as tfo
 
 # TensorFlow cannot broadcast bfloat16 between workers.
-DTYPES = ("float32", "float16")
 SETTINGS = (
-    {},
-    {"weight_decay": 0.1, "clipnorm": 0.5, "nesterov": True},
-    {"use_ema": True, "ema_overwrite_frequency": 4},
-    {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5},
-    {
-        "gradient_accumulation_steps": 3,
-        "use_ema": True,
-        "ema_overwrite_frequency": 2,
-        "loss_scale_factor": 4.0,
-    },
+    ("float16", {}),
+    ("float32", {"weight_decay": 0.1, "clipnorm": 0.5, "nesterov": True}),
+    ("float16", {"use_ema": True, "ema_overwrite_frequency": 4}),
+    ("float32", {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5}),
+    (
+        "float16",
+        {
+            "gradient_accumulation_steps": 3,
+            "use_ema": True,
+            "ema_overwrite_frequency": 2,
+            "loss_scale_factor": 4.0,
+        },
+    ),
 )
-
-
-def make_strategy(name):
-    if name == "none":
-        return tf.distribute.get_strategy()
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def train(strategy, dtype, settings):
@@ -86,19 +80,15 @@ def train(strategy, dtype, settings):
 def save(strategy, name, folder):
     """Train with all settings, and leave what came out."""
     arrays, devices = {}, set()
-    for dtype in DTYPES:
-        for i, settings in enumerate(SETTINGS):
-            copies, state = train(strategy, dtype, settings)
-            for j, parts in enumerate(copies):
-                values = [tf.cast(p, "float32").numpy() for p in parts]
-                arrays[f"{dtype} {i} {j}"] = np.stack(values)
-            devices |= {
-                (
-                    len(strategy.experimental_local_results(v.value)),
-                    v.value.device,
-                )
-                for v in state
-            }
+    for i, (dtype, settings) in enumerate(SETTINGS):
+        copies, state = train(strategy, dtype, settings)
+        for j, parts in enumerate(copies):
+            values = [tf.cast(p, "float32").numpy() for p in parts]
+            arrays[f"{i} {j}"] = np.stack(values)
+        devices |= {
+            (len(strategy.experimental_local_results(v.value)), v.value.device)
+            for v in state
+        }
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
     path = os.path.join(folder, f"{name}-{task.get('index', 0)}")
     np.savez(path + ".npz", **arrays)
@@ -106,18 +96,15 @@ def save(strategy, name, folder):
         json.dump(sorted(devices), file)
 
 
-def main(name, folder):
-    strategy = make_strategy(name)
+def save_both(strategy, name, folder):
+    """Train with and without merging the replicas' code."""
     save(strategy, name, folder)
-    if name != "none":
-        strategy.extended._use_merge_call = lambda: False
+    with unittest.mock.patch.object(
+        strategy.extended, "_use_merge_call", lambda: False
+    ):
         save(strategy, f"{name}-unmerged", folder)
 
 
 if __name__ == "__main__":
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()]
-        * (2 if sys.argv[1] == "mirrored" else 1),
-    )
-    main(*sys.argv[1:])
+    workers = tf.distribute.MultiWorkerMirroredStrategy()
+    save_both(workers, "workers", sys.argv[1])
