@@ -1,5 +1,7 @@
 """Small trainings that are backed up and interrupted."""
 
+import gc
+
 import cases
 import keras
 import numpy as np
@@ -108,19 +110,33 @@ def epochs_of(logs):
     return [epoch for epoch, _ in logs]
 
 
-def state(model):
-    """Every replica's own values."""
+def parts(model):
+    """Every replica's own variables."""
     strategy = model.distribute_strategy
     return [
-        cases.as_numpy(part)
+        part
         for v in [*model.variables, *model.optimizer.variables]
         for part in strategy.experimental_local_results(v.value)
     ]
 
 
+def state(model):
+    """Every replica's own values."""
+    return [cases.as_numpy(part) for part in parts(model)]
+
+
+def reset(model, values):
+    """Go back to a `state`; a new model would be traced again."""
+    keras.utils.set_random_seed(1)
+    for part, value in zip(parts(model), values, strict=True):
+        part.assign(value)
+
+
 def interrupt(model, folder, step, **kwargs):
     with pytest.raises(Interruption):
         fit(model, folder, Interrupt(step), **kwargs)
+    # The iterator is still there, and takes the longer to end the older it is.
+    gc.collect()
 
 
 def assert_equal(actual, expected):
