@@ -164,7 +164,8 @@ def test_bytes_do_not_grow_with_replicas():
 
 
 GROUPS = [
-    pytest.param((1, 8), id="8 devices"),
+    # An odd number: nothing comes out even.
+    pytest.param((1, 3), id="3 devices"),
     pytest.param((2, 2), id="2 workers of 2", marks=pytest.mark.long),
 ]
 
