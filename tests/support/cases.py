@@ -20,7 +20,7 @@ needs_groups = pytest.mark.skipif(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """An optimizer, its reference, and arguments that use all of it."""
 
