@@ -392,8 +392,9 @@ def test_nonfinite_gradient_is_visible_in_the_weights(
 
 def test_gradient_that_float32_has_no_norm_for_is_clipped(mirrored):
     weights = []
+    run = dgc.Run(mirrored, start(), sparsity=(0.9,), clipnorm=0.1)
     for scale in (np.float32(1), np.float32(1e38)):
-        run = dgc.Run(mirrored, start(), sparsity=(0.9,), clipnorm=0.1)
+        run.restart(start(), 0.1)
         gradients = dgc.make_gradients(0, SHAPES.values(), 2)
         run.step([[scale * g for g in replica] for replica in gradients])
         weights.append(run.weights())

@@ -127,9 +127,11 @@ def test_nothing_is_lost_while_the_rate_changes(mirrored, dtype, masking):
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     """A millionth of them is rounded as they are; float16 has no 1e-9."""
 
+    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    run = dgc.Run(mirrored, zeros, sparsity=(0.5,), value_dtype=dtype)
+
     def trained_at(rate):
-        zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-        run = dgc.Run(mirrored, zeros, rate, sparsity=(0.5,), value_dtype=dtype)
+        run.restart(zeros, rate)
         for step in range(10):
             run.step(gradients_of(step, 1e-3))
         return run.weights()

@@ -87,6 +87,18 @@ class Run:
                 ahead = g if self.optimizer.nesterov else 0.0
                 total += 0.9 * (u + ahead) + g
 
+    def restart(self, values, learning_rate):
+        """Go back to before the first step; a new run would be traced anew."""
+        every = self.strategy.experimental_local_results
+        for variable in self.optimizer.variables:
+            for part in every(variable.value):
+                part.assign(tf.zeros_like(part))
+        for variable, value in zip(
+            self.variables, values.values(), strict=True
+        ):
+            variable.assign(value)
+        self.optimizer.learning_rate = learning_rate
+
     def graph(self, gradients):
         """Return the graph of a step."""
         gradients = self._per_replica(gradients)
