@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 # Of each of two workers: the devices, and the strategies in turn, of which
 # TensorFlow's must be the first of a process.
 GROUPS = [
-    pytest.param((1, "stock", "sparse"), id="1 device"),
+    pytest.param((1, "sparse"), id="1 device"),
+    pytest.param((1, "stock", "sparse"), id="both", marks=pytest.mark.long),
     pytest.param((2, "sparse"), id="2 devices", marks=pytest.mark.long),
 ]
 

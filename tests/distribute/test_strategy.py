@@ -30,16 +30,18 @@ HALF = ["half", "half eager", "half dgc", "half offload"]
 
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what
-# combines these is for `-m long`.
+# combines these is for `-m long`. Several are DGCMomentum's.
 TELLING = [
-    *("lamb", "adam_offload", "dgc", "loco", "uneven adam", "accumulated"),
+    *("lamb", "adam_offload", "loco", "uneven adam", "accumulated"),
     *("sample_weight", "half dgc", "monitored", "normalized"),
     *("train_on_batch", "custom_loop"),
 ]
 # Workers, devices of each, and what they do.
 GROUPS = [
-    pytest.param((1, 1, ["dgc", "compiled"]), id="1 worker"),
     pytest.param((2, 1, TELLING), id="2 workers"),
+    pytest.param(
+        (1, 1, ["dgc", "compiled"]), id="1 worker", marks=pytest.mark.long
+    ),
     pytest.param(
         (2, 1, [name for name in training.SCENARIOS if name not in TELLING]),
         id="2 workers, the rest",

@@ -67,6 +67,7 @@ def test_last_fault_ends_the_workers(survivors):
     assert_ended(survivors, LAST["model"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "messages"),
     [
@@ -79,10 +80,7 @@ def test_last_fault_ends_the_workers(survivors):
                 "aborted by: All workers must end a step",
             ],
         ),
-        pytest.param(
-            *("killed", ["Worker 1 was killed by signal 9"]),
-            marks=pytest.mark.long,
-        ),
+        ("killed", ["Worker 1 was killed by signal 9"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -101,6 +99,7 @@ def test_strategy_that_comes_too_late_is_refused(monkeypatch):
         tfo.SparseMultiWorkerMirroredStrategy()
 
 
+@pytest.mark.long
 def test_worker_that_saves_alone_is_told_so(tmp_path):
     """The other has gone on; it ends too, with nobody there to end it."""
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,7 @@
 """DGCMomentum against its reference, its limits and its promises."""
 
 import contextlib
+import itertools
 
 import dgc
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from cases import with_long
 from golden import TOLERANCE, load
 
 import tf_optimizers as tfo
@@ -176,13 +178,10 @@ LONG += ["there and back, nesterov, no masking"]
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        pytest.param(pair, id=name, marks=[pytest.mark.long] * (name in LONG))
-        for name, pair in SETTINGS.items()
-    ],
+    with_long(SETTINGS, LONG),
 )
 def test_two_replicas_match_reference(mirrored, settings):
-    ours, theirs = settings
+    ours, theirs = SETTINGS[settings]
     assert run_both(mirrored, ours=ours, theirs=theirs) < 1e-5
 
 
@@ -221,7 +220,9 @@ def test_reference_tells_each_setting_from_plain():
             assert dgc.worst(changed, plain) > 1e-3, name
 
 
-@pytest.mark.parametrize("name", ["default", "l2", "rampup", "single"])
+@pytest.mark.parametrize(
+    "name", with_long(["default", "l2", "rampup", "single"], ["default"])
+)
 def test_golden_of_two_workers(mirrored, name):
     assert dgc.golden(f"dgc_paddle_{name}", mirrored).max() < TOLERANCE
 
@@ -242,8 +243,12 @@ def test_golden_of_small_parameters(name):
     assert errors.max() < TOLERANCE
 
 
-@pytest.mark.parametrize("masking", [True, False])
-@pytest.mark.parametrize("nesterov", [True, False])
+WAYS = list(itertools.product([True, False], repeat=2))
+
+
+@pytest.mark.parametrize(
+    ("nesterov", "masking"), with_long(WAYS, [WAYS[0], WAYS[3]])
+)
 def test_nothing_is_lost(mirrored, masking, nesterov):
     """Sum of everything sent + sum of v = sum of everything accumulated."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
@@ -369,8 +374,12 @@ def test_replicas_agree_to_the_bit(mirrored):
         assert np.abs(first - second).max() > 0.01  # Their own, by design.
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("clipnorm", [None, 0.5])
+NOT_FINITE = list(itertools.product([None, 0.5], [np.nan, np.inf, -np.inf]))
+
+
+@pytest.mark.parametrize(
+    ("clipnorm", "value"), with_long(NOT_FINITE, NOT_FINITE[1::2])
+)
 @pytest.mark.parametrize("min_size", [1, 1000], ids=["compressed", "dense"])
 def test_nonfinite_gradient_is_visible_in_the_weights(
     mirrored, value, clipnorm, min_size

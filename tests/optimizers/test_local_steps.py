@@ -1,6 +1,7 @@
 """SparseLoCo with several local steps per exchange."""
 
 import functools
+import itertools
 import warnings
 
 import cases
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
-from cases import error
+from cases import error, with_long
 from test_sparse_loco import (
     INNER,
     NONE,
@@ -91,7 +92,7 @@ class Rounds:
         return max(errors)
 
 
-@pytest.mark.parametrize("name", set(SETTINGS) - {"there and back"})
+@pytest.mark.parametrize("name", [n for n in SETTINGS if n != "there and back"])
 def test_two_replicas_match_reference(mirrored, name):
     rounds = Rounds(mirrored, SETTINGS[name])
     for step in range(1, 14):
@@ -112,7 +113,7 @@ def test_eager_matches_reference(mirrored):
         assert rounds.error() < 1e-4
 
 
-@pytest.mark.parametrize("taken", [1, 2, 3, 4])
+@pytest.mark.parametrize("taken", with_long([1, 2, 3, 4], [2, 3]))
 def test_a_round_may_end_early(mirrored, taken):
     """What is held back stays, and the next round has all of its steps."""
     rounds = Rounds(mirrored, SETTINGS["adamw"])
@@ -138,7 +139,9 @@ def test_one_replica_makes_local_steps(mirrored):
     assert max(np.abs(v).max() for v in rounds.run.memory("residual")) > 1e-4
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Nadam", "tfo.LANS"])
+@pytest.mark.parametrize(
+    "name", with_long(["Adafactor", "Nadam", "tfo.LANS"], ["Adafactor"])
+)
 def test_any_optimizer_makes_local_steps(mirrored, name):
     run = train(
         mirrored, around(INNER[name]), steps=5, sparsity=(0.5,), sync_every=2
@@ -178,25 +181,25 @@ def test_nothing_is_lost(mirrored):
     dgc.assert_nothing_is_lost([balance], atol=2e-4)
 
 
-def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored):
+@pytest.mark.parametrize("early", with_long([6, 7], [6]))
+def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
     """The last stage waits for a synchronization; all after it is dense."""
     settings = {"sparsity": (0.5, 0.9), "rampup_step": 2}
     settings |= {"rampdown_begin_step": 4, "rampdown_step": 2}
-    for early in (6, 7):
-        run = dgc.Run(
-            *(mirrored, start(), RATE, around(INNER["AdamW"])),
-            **settings,
-            sync_every=EVERY,
-        )
-        waiting = []
-        for step in range(1, 13):
-            run.step(gradients_of(step, 2))
-            if step == early:
-                run.optimizer.synchronize()
-            held = run.memory("residual")
-            waiting.append(max(np.abs(parts).max() for parts in held))
-        assert waiting[4 - 1] > 1e-4
-        assert waiting[early + EVERY - 1 :] == [0.0] * (13 - early - EVERY)
+    run = dgc.Run(
+        *(mirrored, start(), RATE, around(INNER["AdamW"])),
+        **settings,
+        sync_every=EVERY,
+    )
+    waiting = []
+    for step in range(1, 13):
+        run.step(gradients_of(step, 2))
+        if step == early:
+            run.optimizer.synchronize()
+        held = run.memory("residual")
+        waiting.append(max(np.abs(parts).max() for parts in held))
+    assert waiting[4 - 1] > 1e-4
+    assert waiting[early + EVERY - 1 :] == [0.0] * (13 - early - EVERY)
 
 
 def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
@@ -341,7 +344,7 @@ class Look(keras.callbacks.Callback):
         self.note("train")
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["alone", "scaled"])
+@pytest.mark.parametrize("wrap", with_long([False, True], [True]))
 def test_fit_reads_common_weights_everywhere(mirrored, wrap):
     model, look = make_model(mirrored, batch_norm=True), Look()
     if wrap:
@@ -402,7 +405,10 @@ def step_alone(model):
     tf.function(lambda: strategy.run(replica))()
 
 
-@pytest.mark.parametrize("read", ["evaluate", "predict"])
+# A validation evaluates, too.
+@pytest.mark.parametrize(
+    "read", with_long(["evaluate", "predict"], ["evaluate"])
+)
 def test_evaluate_and_predict_synchronize(mirrored, read):
     model, look = make_model(mirrored), Look()
     step_alone(model)
@@ -413,8 +419,14 @@ def test_evaluate_and_predict_synchronize(mirrored, read):
     assert model.optimizer.is_synchronized
 
 
-@pytest.mark.parametrize("end", ["synchronize", "finalize_variable_values"])
-@pytest.mark.parametrize("name", ["a.keras", "a.weights.h5"])
+ENDS = list(
+    itertools.product(
+        ["a.keras", "a.weights.h5"], ["synchronize", "finalize_variable_values"]
+    )
+)
+
+
+@pytest.mark.parametrize(("name", "end"), with_long(ENDS, ENDS[1:3]))
 def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
     model = make_model(mirrored)
     step_alone(model)
@@ -437,7 +449,10 @@ def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{"run_eagerly": True}, {"steps_per_execution": 3}],
+    with_long(
+        [{"run_eagerly": True}, {"steps_per_execution": 3}],
+        [{"run_eagerly": True}],
+    ),
     ids=lambda kwargs: next(iter(kwargs)),
 )
 def test_modes_of_fit_agree(mirrored, kwargs):
@@ -509,8 +524,12 @@ def test_monitor_measures_rounds(mirrored):
     assert 0.5 * EVERY < history["residual_age"][-1] < 20 * EVERY
 
 
-@pytest.mark.parametrize(("epochs", "rounds"), [(49, 98), (50, None)])
-@pytest.mark.parametrize("known", [True, False])
+RUNS = [(49, 98, True), (50, None, False), (49, 98, False), (50, None, True)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rounds", "known"), with_long(RUNS, RUNS[2:])
+)
 def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
     """Two rounds an epoch, of which the second ends early."""
     model = make_model(NONE)

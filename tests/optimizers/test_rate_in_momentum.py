@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import with_long
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.wire import Wire
@@ -252,7 +253,7 @@ def model_of(rule):
     return model
 
 
-@pytest.mark.parametrize("rule", [True, False])
+@pytest.mark.parametrize("rule", with_long([True, False], [False]))
 def test_model_files_keep_the_rule(rule, tmp_path):
     model = model_of(rule)
     model.save(tmp_path / "model.keras")
@@ -268,7 +269,7 @@ def test_model_files_keep_the_rule(rule, tmp_path):
         model_of(not rule).load_weights(tmp_path / "model.weights.h5")
 
 
-@pytest.mark.parametrize("rule", [True, False])
+@pytest.mark.parametrize("rule", with_long([True, False], [True]))
 def test_backup_of_the_other_rule_is_refused(rule, tmp_path):
     def fit(model, epochs=1):
         callback = tfo.callbacks.BackupAndRestore(

@@ -91,22 +91,23 @@ def test_keras_callback_swaps_weights_and_averages(case, mirrored, name):
     assert cases.error(model.get_weights(), averages) < TOLERANCE
 
 
+AVERAGED = {"use_ema": True, "ema_overwrite_frequency": 3}
+TWICE = {"gradient_accumulation_steps": 2}
+# Each of them is in a combination, which `tox` tries.
+SINGLE = [
+    *({"clipnorm": 0.01}, {"global_clipnorm": 0.01}, {"clipvalue": 0.001}),
+    *(AVERAGED, {"loss_scale_factor": 128.0}, TWICE),
+]
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [
         {},
-        {"clipnorm": 0.01},
-        {"global_clipnorm": 0.01},
-        {"clipvalue": 0.001},
-        {"use_ema": True, "ema_overwrite_frequency": 3},
-        {"loss_scale_factor": 128.0},
-        {"gradient_accumulation_steps": 2},
-        {
-            "gradient_accumulation_steps": 2,
-            "use_ema": True,
-            "ema_overwrite_frequency": 2,
-            "global_clipnorm": 0.01,
-        },
+        {"clipnorm": 0.01, "loss_scale_factor": 128.0},
+        {"clipvalue": 0.001} | AVERAGED,
+        TWICE | AVERAGED | {"global_clipnorm": 0.01},
+        *cases.with_long(SINGLE, SINGLE),
     ],
     ids=lambda kwargs: "-".join(kwargs) or "plain",
 )

@@ -69,6 +69,20 @@ EACH_KIND = pytest.mark.parametrize(
 SHAPES = {"kernel": (4, 5), "bias": (3,)}
 
 
+def with_long(values, long):
+    """Return parameters of a test, of which some wait for `-m long`.
+
+    A tuple has one of each argument.
+    """
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else [value]),
+            marks=[pytest.mark.long] * (value in long),
+        )
+        for value in values
+    ]
+
+
 def make_values(seed=0, dtype="float32", shapes=SHAPES):
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(s).astype(dtype) for s in shapes.values()]
