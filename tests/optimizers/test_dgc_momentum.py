@@ -198,6 +198,16 @@ def test_one_replica_matches_reference(name):
     assert run_both(strategy, ours=ours, theirs=theirs) < 1e-5
 
 
+def test_one_replica_has_small_variables_in_every_stage():
+    values = {"kernel": np.ones((6, 8)), "bias": np.ones(7)}
+    settings = {"sparsity": (0.5,), "min_compress_size": 10}
+    run = dgc.Run(NONE, values, **settings, rampdown_begin_step=1)
+    for step in range(3):
+        run.step([[np.ones(v.shape, "float32") for v in values.values()]])
+        (bias,) = run.weights()[1:]
+        assert (bias < 1 - 0.1 * (step + 1) + 1e-6).all()
+
+
 def weights_of_reference(settings):
     """Return the weights of two workers after five steps."""
     oracles = [

@@ -1,5 +1,6 @@
 """Private names of TensorFlow about replicas, variables and graphs."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,17 +91,20 @@ def switch_across_replicas(
     if len(functions) == 1:
         functions[0](gradients)
         return
+
+    def copied(function: Callable, gradients: list[Gradient]) -> Any:
+        # Copies have the replica's device, by which values are reduced, and
+        # are of the branch's graph, as all must be that is reduced at once.
+        return function(list(map(tf.identity, gradients)))
+
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        switch(index, lambda function: function(gradients))
+        switch(index, lambda function: copied(function, gradients))
         return
 
     def merged(strategy: Any, index: Any, gradients: Any) -> None:
         def call(function: Callable) -> Any:
-            # A copy has the replica's device, by which values are reduced;
-            # what a branch is handed has none.
             return strategy.extended.call_for_each_replica(
-                lambda gradients: function(list(map(tf.identity, gradients))),
-                args=(gradients,),
+                functools.partial(copied, function), args=(gradients,)
             )
 
         switch(strategy.experimental_local_results(index)[0], call)
