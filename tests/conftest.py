@@ -40,10 +40,6 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave what was imported out of garbage collections.
-
-    They are faster then, and more frequent, too: now and then a tf.data
-    iterator takes as long to end as it has lived.
-    """
+    """Leave what was imported out of garbage collections: they are faster."""
     gc.freeze()
     gc.collect()

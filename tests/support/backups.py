@@ -1,7 +1,5 @@
 """Small trainings that are backed up and interrupted."""
 
-import gc
-
 import cases
 import keras
 import numpy as np
@@ -135,8 +133,6 @@ def reset(model, values):
 def interrupt(model, folder, step, **kwargs):
     with pytest.raises(Interruption):
         fit(model, folder, Interrupt(step), **kwargs)
-    # The iterator is still there, and takes the longer to end the older it is.
-    gc.collect()
 
 
 def assert_equal(actual, expected):
