@@ -4,16 +4,17 @@
 
 A step is computation, as measured without an exchange, and
 
-    message x messages + bytes / (share of the link's speed) + handling x bytes
-        + selection x parameters (DGC only) + fixed + round trip x rounds
+    message x messages + (round + round trip) x rounds
+        + bytes / (share of the link's speed) + handling x bytes
+        + selection x parameters (DGC only) + fixed
 
 `messages` and `bytes` are those that a worker sends; the messages of a round
-leave together. The round trip is the link's, 0 where it was measured.
-Handling and selection take a processor: hosts that share one wait for each
-other. The five coefficients are fitted to results/shaped_network.json, all
-but what is held back, by non-negative least squares of relative errors, and
-tried on what is held back. The prediction has cores of its own for every
-worker.
+leave together. The round trip is the link's, 0 where it was measured. What a
+message takes was measured as well, by messages.py. Messages, handling and
+selection take a processor: hosts that share one wait for each other. The other
+five coefficients are fitted to results/shaped_network.json, all but what is
+held back, by non-negative least squares of relative errors, and tried on what
+is held back. The prediction has cores of its own for every worker.
 """
 
 import json
@@ -39,7 +40,7 @@ DENSITY = 0.001
 DENSITIES = [2.0**-k for k in range(14, 1, -1)]
 LARGEST = "20 M, 2 hosts"
 WORKERS = [2**k for k in range(1, 11)]
-COEFFICIENTS = ("message", "link", "handling", "selection", "fixed")
+COEFFICIENTS = ("message", "round", "link", "handling", "selection", "fixed")
 
 MEASURED = {
     "dense, float32": dense(4),
@@ -47,9 +48,16 @@ MEASURED = {
     "DGC, float32 values": all_gather(6),
     "DGC, float16 values": all_gather(4),
 }
-PREDICTED = MEASURED | {
-    "DGC, float16 values, reduce-scatter": reduce_scatter(4),
-    "dense, float32, at once": dense(4, at_once=True),
+SHARDS = "DGC, float16 values, reduce-scatter"
+DENSE_AT_ONCE = "dense, float32, at once"
+BUILT = MEASURED | {
+    SHARDS: reduce_scatter(4),
+    DENSE_AT_ONCE: dense(4, at_once=True),
+}
+DRAWN = ("dense, float32", DENSE_AT_ONCE, "DGC, float16 values", SHARDS)
+PREDICTED = {name: BUILT[name] for name in DRAWN} | {
+    "DGC, float16 values, two levels": all_gather(4, levels=2),
+    f"{SHARDS}, two levels": reduce_scatter(4, levels=2),
 }
 
 
@@ -68,14 +76,15 @@ def features(
     exchange: Exchange, n: int, density: float, workers: int, speed: float
 ) -> np.ndarray:
     """Return what each coefficient is multiplied by, for a core per worker."""
-    messages, count, _ = exchange.traffic(n, density, workers)
+    messages, count, rounds = exchange.traffic(n, density, workers)
     selection = n if exchange.selects else 0
-    return np.array([messages, count / speed, count, selection, 1.0])
+    return np.array([messages, rounds, count / speed, count, selection, 1.0])
 
 
 def crowded(row: np.ndarray, workers: int) -> np.ndarray:
     """Return the features where workers share the cores of one machine."""
-    return row * np.array([1, 1, *(3 * [max(1.0, workers / CORES)])])
+    shared = max(1.0, workers / CORES)
+    return row * np.array([shared, 1, 1, shared, shared, shared])
 
 
 def observations(models: dict) -> list[Observation]:
@@ -106,12 +115,17 @@ def observations(models: dict) -> list[Observation]:
     ]
 
 
-def fit(seen: list[Observation]) -> np.ndarray:
-    """Return the coefficients of the least relative errors of steps."""
+def fit(seen: list[Observation], message: float) -> np.ndarray:
+    """Return the coefficients of the least relative errors of steps.
+
+    The first is known: seconds of a processor for a message.
+    """
     steps = np.array([one.step for one in seen])
-    exchanges = steps - [one.computation for one in seen]
+    known = np.array([message, *np.zeros(len(COEFFICIENTS) - 1)])
     rows = np.array([one.features for one in seen])
-    return nnls(rows / steps[:, np.newaxis], exchanges / steps)[0]
+    rest = steps - [one.computation for one in seen] - rows @ known
+    rows = rows[:, 1:] / steps[:, np.newaxis]
+    return np.array([message, *nnls(rows, rest / steps)[0]])
 
 
 def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
@@ -149,6 +163,7 @@ def predict(
     coefficients: np.ndarray,
     density: float,
     links: dict[str, Link],
+    exchanges: dict[str, Exchange] = PREDICTED,
 ) -> dict:
     """Return milliseconds a step by link, exchange and number of workers."""
 
@@ -161,14 +176,14 @@ def predict(
     return {
         name: {
             kind: [step(exchange, workers, link) for workers in WORKERS]
-            for kind, exchange in PREDICTED.items()
+            for kind, exchange in exchanges.items()
         }
         for name, link in links.items()
     }
 
 
 def fastest(steps: dict[str, list[float]], column: int) -> str:
-    return min(PREDICTED, key=lambda name: steps[name][column])
+    return min(steps, key=lambda name: steps[name][column])
 
 
 def winners(
@@ -176,7 +191,7 @@ def winners(
 ) -> dict:
     """Return the fastest exchange, by link: [densities, workers]."""
     steps = [
-        predict(parameters, 0.0, coefficients, density, links)
+        predict(parameters, 0.0, coefficients, density, links, BUILT)
         for density in DENSITIES
     ]
     return {
@@ -201,7 +216,9 @@ def main() -> None:
     seen = observations(models)
     fitted = [one for one in seen if one.model != HELD_BACK]
     held_back = [one for one in seen if one.model == HELD_BACK]
-    coefficients, predicted = fit(fitted), links(arguments.round_trip)
+    message = results.read("messages")["models"]["4 M"]["message_ms"] / 1e3
+    coefficients = fit(fitted, message)
+    predicted = links(arguments.round_trip)
     document = {
         "coefficients": dict(zip(COEFFICIENTS, coefficients, strict=True)),
         "workers": WORKERS,

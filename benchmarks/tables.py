@@ -172,6 +172,20 @@ def latency(name: str, result: dict) -> str:
     )
 
 
+def messages(name: str, result: dict) -> str:
+    """Return what a gather takes, by workers and round trip."""
+    return table(
+        f"{name}: a message takes {result['message_ms']:.2f} ms of a processor",
+        "| workers | round trip, ms | median ms a gather | quartiles "
+        "| ms of a processor |",
+        (
+            [workers, key, *spread(each["ms"]), f"{each['processor_ms']:.2f}"]
+            for workers, found in result["workers"].items()
+            for key, each in found.items()
+        ),
+    )
+
+
 def time_to_accuracy(name: str, result: dict) -> str:
     """Return when each contender has first reached each accuracy."""
     targets = (0.9, 0.95, 0.97, 0.98)
@@ -262,6 +276,7 @@ TABLES = {
     "many_hosts": shaped_network,
     "loco_network": shaped_network,
     "latency": latency,
+    "messages": messages,
     "cost_model": cost_model,
     "accuracy": accuracy,
     "loco_accuracy": accuracy,

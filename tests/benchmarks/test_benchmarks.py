@@ -9,6 +9,7 @@ import sys
 
 import cost_model
 import hosts
+import messages
 import numpy as np
 import pytest
 import step_time
@@ -124,17 +125,33 @@ def test_networks_are_of_the_documented_size():
         (traffic.dense(4, at_once=True), 6, 2 * 3 / 4 * 4e6, 2),
         (traffic.all_gather(8), 3, 3 * 8e3, 1),
         (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6, 2),
+        (traffic.all_gather(8, levels=2), 2, 3 * 8e3, 2),
         (traffic.reduce_scatter(8), 6, 3 * (250 * 14 + 3 * 250**0.5 * 8), 2),
     ],
     ids=[
         *("dense", "dense, at once"),
-        *("all-gather", "all-gather, too much", "reduce-scatter"),
+        *("all-gather", "all-gather, too much", "two levels", "reduce-scatter"),
     ],
 )
 def test_traffic_of_four_workers(exchange, messages, sent, rounds):
     found = exchange.traffic(1e6, 0.001, 4)
     assert found == pytest.approx((messages, sent, rounds))
     assert exchange.traffic(1e6, 0.001, 1)[::2] == (0, 0)
+
+
+def test_two_levels_reach_all_workers():
+    exchange = traffic.reduce_scatter(4, levels=2)
+    for workers, sent in ((16, 3 + 3), (32, 5 + 5), (1024, 31 + 31)):
+        found = exchange.traffic(1e6, 0.001, workers)
+        assert found[::2] == (2 * sent, 4)
+
+
+def test_message_is_what_another_worker_adds():
+    workers = {
+        str(n): {"0": {"processor_ms": 3 + 0.25 * (n - 1)}} for n in (2, 4, 16)
+    }
+    found = messages.message_ms({"workers": workers})
+    assert found == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("workers", [8, 64, 1024])
@@ -144,15 +161,15 @@ def test_traffic_of_shards_is_what_the_optimizer_sends(workers, dtype, pair):
     wire = Wire(workers, tf.as_dtype(dtype), is_packed=True)
     exchange = choose_exchange(wire, [n], [k], "sharded")
     said = (workers - 1) * exchange.bytes_for_one
-    messages, sent, rounds = traffic.reduce_scatter(pair).traffic(
+    count, sent, rounds = traffic.reduce_scatter(pair).traffic(
         n, k / n, workers
     )
-    assert messages == 2 * (workers - 1) and rounds == 2
+    assert count == 2 * (workers - 1) and rounds == 2
     assert sent == pytest.approx(said, rel=0.05)
 
 
 def test_fit_finds_the_coefficients_that_made_the_steps():
-    truth = np.array([1e-3, 1.07, 2e-9, 4e-9, 5e-3])
+    truth = np.array([2e-4, 1e-3, 1.07, 2e-9, 4e-9, 5e-3])
     seen = [
         cost_model.Observation("", "", "", 0.02, 0.02 + float(row @ truth), row)
         for exchange in cost_model.MEASURED.values()
@@ -165,7 +182,8 @@ def test_fit_finds_the_coefficients_that_made_the_steps():
             )
         ]
     ]
-    np.testing.assert_allclose(cost_model.fit(seen), truth, rtol=1e-6)
+    found = cost_model.fit(seen, message=2e-4)
+    np.testing.assert_allclose(found, truth, rtol=1e-6)
 
 
 def test_round_trip_is_waited_for_in_every_round():
@@ -173,7 +191,7 @@ def test_round_trip_is_waited_for_in_every_round():
         "near": cost_model.Link(1e8, 0.0),
         "far": cost_model.Link(1e8, 0.02),
     }
-    steps = cost_model.predict(1e6, 0.01, np.full(5, 1e-9), 0.001, links)
+    steps = cost_model.predict(1e6, 0.01, np.full(6, 1e-9), 0.001, links)
     four = cost_model.WORKERS.index(4)
     rounds = {
         name: (steps["far"][name][four] - times[four]) / 20
@@ -182,6 +200,7 @@ def test_round_trip_is_waited_for_in_every_round():
     assert rounds["dense, float32"] == pytest.approx(6)
     assert rounds["dense, float32, at once"] == pytest.approx(2)
     assert rounds["DGC, float16 values"] == pytest.approx(1)
+    assert rounds["DGC, float16 values, two levels"] == pytest.approx(2)
 
 
 def test_rate_of_lowest_mean_validation_loss_is_chosen():

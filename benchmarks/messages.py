@@ -1,0 +1,118 @@
+"""What does a message cost, when all leave at once?
+
+    python benchmarks/messages.py [--workers 2 4 8 16] [--round-trips 0 20]
+
+Workers gather the entries of a step, 4,000 of 4 M parameters, and nothing else,
+far from each other as in latency.py. A worker sends a message to each other
+one, all at once, and they share the cores of this machine. So what a message
+takes of a processor is read from the clock of the process, which counts only
+its own work: fitted over all workers, it is
+
+    processor ms of a gather = fixed + message x (workers - 1)
+
+The milliseconds of a gather are the first worker's.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hosts
+import numpy as np
+import results
+import tables
+import tensorflow as tf
+import tqdm
+from far_hosts import Loopback, far_groups
+
+import tf_optimizers as tfo
+from tf_optimizers.distribute.entries import Entries
+
+SIZE, COUNT = 4_000_000, 4_000
+WARM_UP = 3
+GATHERS = 20
+
+
+class Gathering:
+    """One worker's part."""
+
+    def __init__(self) -> None:
+        self.strategy = tfo.SparseMultiWorkerMirroredStrategy()
+        rng = np.random.default_rng(0)
+        positions = np.sort(rng.choice(SIZE, COUNT, replace=False))
+        entries = Entries(tf.ones([COUNT]), tf.constant(positions), SIZE)
+
+        def replica() -> tf.Tensor:
+            (every,), _ = self.strategy.extended.exchange([entries], [])
+            return tf.size(every.values)
+
+        self.gather = tf.function(
+            lambda: self.strategy.run(replica), autograph=False
+        )
+
+    def measure(self, gathers: int) -> dict:
+        """Return milliseconds of each, and those of a processor."""
+        start, times = time.process_time(), [time.perf_counter()]
+        for _ in range(gathers):
+            self.gather()
+            times.append(time.perf_counter())
+        # Of a part of it, some comes before or behind the gather.
+        processor = time.process_time() - start
+        return {
+            "ms": (1e3 * np.diff(times)).tolist(),
+            "processor_ms": 1e3 * processor / gathers,
+        }
+
+
+def measure(workers: int, round_trips: list[float], gathers: int) -> dict:
+    """Return what a gather takes, by round trip."""
+    found = {}
+    with far_groups(Loopback(workers), [[__file__, "--work"]]) as (group,):
+        for milliseconds in tqdm.tqdm(round_trips, f"{workers} workers"):
+            group.set_round_trip(milliseconds)
+            group.ask(function="measure", gathers=WARM_UP)
+            answers = group.ask(function="measure", gathers=gathers)
+            each = [answer["processor_ms"] for answer in answers]
+            found[f"{milliseconds:g}"] = {
+                "ms": answers[0]["ms"],
+                "processor_ms": statistics.mean(each),
+            }
+    return found
+
+
+def message_ms(result: dict) -> float:
+    """Return what a message takes of a processor, by least squares."""
+    points = [
+        (int(workers) - 1, found["processor_ms"])
+        for workers, by_round_trip in result["workers"].items()
+        for found in by_round_trip.values()
+    ]
+    return float(np.polyfit(*np.transpose(points), 1)[0])
+
+
+def main() -> None:
+    parser = results.options(__file__, __doc__, gathers=GATHERS)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument(
+        "--round-trips", type=float, nargs="+", default=[0, 20], help="ms"
+    )
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        hosts.answer({"measure": Gathering().measure})
+        return
+    hosts.end_on_signals()
+    result: dict = {"workers": {}}
+    for workers in arguments.workers:
+        result["workers"][str(workers)] = measure(
+            workers, arguments.round_trips, arguments.gathers
+        )
+        result["message_ms"] = message_ms(result)
+        results.record(arguments.output, "4 M", result, tables.messages)
+
+
+if __name__ == "__main__":
+    main()
