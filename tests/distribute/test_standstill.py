@@ -18,7 +18,7 @@ GATHER = group_of("CollectiveGatherV2", "int32")
 class Worker:
     """A worker whose two replicas are as far as it says."""
 
-    def __init__(self, index, workers):
+    def __init__(self, index, workers, timeout=None):
         self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
         channel = types.SimpleNamespace(progress=lambda: list(self.far))
         self.standstill = Standstill(
@@ -27,6 +27,7 @@ class Worker:
                 number=1,
                 worker_index=index,
                 workers=workers,
+                timeout_seconds=timeout,
             )
         )
 
@@ -103,6 +104,27 @@ def test_worker_whose_step_has_failed_tells_at_once(notes):
     assert "that has failed on worker 1" in message
 
 
+def test_collective_times_out_and_nothing_else_does(notes, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(standstill.time, "monotonic", lambda: clock[0])
+    worker = Worker(0, 2, timeout=5.0)
+
+    def look_for(seconds):
+        said = []
+        for _ in range(seconds // 2):
+            clock[0] += 2.0
+            said += look([worker], 1)
+        return said
+
+    worker.far = [[1, SUM, 5, 0, 0], [1, SUM, 5, 0, 2]]
+    assert not look_for(20)
+    worker.far[1] = [2, SUM, 5, 0, 3]
+    assert not look_for(6)
+    worker.far[1] = [3, SUM, 6, 0, 3]
+    message, *_ = look_for(8)
+    assert "CollectiveReduceV2 of 6 float32, which has timed out" in message
+
+
 class Extended:
     """A strategy's, of which one replica waits."""
 
@@ -111,6 +133,7 @@ class Extended:
         channel = types.SimpleNamespace(progress=lambda: progress)
         self.channels, self.number = [channel], 1
         self.worker_index, self.workers = 0, 2
+        self.timeout_seconds = None
 
 
 def test_end_waits_for_nobody_who_is_gone(monkeypatch):

@@ -72,7 +72,7 @@ def test_last_fault_ends_the_workers(survivors):
     ("case", "messages"),
     [
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
-        ("silent", ["Collective", "timed out"]),
+        ("silent", ["Collective", "which has timed out on worker 0"]),
         (
             "failing",
             [

@@ -205,12 +205,25 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 instance_key=key,
                 ordering_token=token,
                 communication_hint=options.implementation.value.lower(),
-                timeout_seconds=options.timeout_seconds,
+                timeout_seconds=self._timeout(options, bool(token)),
                 **attributes,
             )
             if token:
                 self.progress.end()
             return received
+
+    def _timeout(self, options: Any, is_noted: bool) -> float | None:
+        """Return the seconds after which TensorFlow is to end a collective.
+
+        None if `distribute/standstill.py` does so, which watches the strategy's
+        timeout. TensorFlow (2.21) frees what a collective still uses, so that
+        the process may die of it, and keeps a thread for each timeout.
+        """
+        is_watched = is_noted and self.progress.is_guarded
+        seconds = options.timeout_seconds
+        if is_watched and seconds == self._options.timeout_seconds:
+            return None
+        return seconds
 
     def _begin(
         self, group: int, elements: Any, layout: int

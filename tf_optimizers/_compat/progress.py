@@ -34,6 +34,11 @@ def has_failed(progress: Sequence[int]) -> bool:
     return progress[-1] == _FAILED
 
 
+def is_waiting(progress: Sequence[int]) -> bool:
+    """Tell whether a collective has begun, and not ended."""
+    return progress[-1] in (_ALONE, _IN_RUN)
+
+
 def failure(place: str) -> str:
     """Say that a step has failed at a place."""
     return (
@@ -55,7 +60,7 @@ class Progress:
     """
 
     def __init__(self, device: str, is_guarded: bool) -> None:
-        self._place, self._is_guarded = device, is_guarded
+        self._place, self.is_guarded = device, is_guarded
         with tf.init_scope(), tf.device(device):
             self._variable = resource_variable_ops.ResourceVariable(
                 tf.zeros([5], tf.int64), trainable=False
@@ -89,12 +94,12 @@ class Progress:
             for number in (group, elements, layout)
         ]
         state = tf.gather(tf.constant(_BEGIN, tf.int64), now[4])
-        if not self._is_guarded:
+        if not self.is_guarded:
             state = now[4]
         self._variable.assign(
             tf.stack([now[0] + 1, *what, state]), read_value=False
         )
-        if not self._is_guarded:
+        if not self.is_guarded:
             return []
         with tf.device("CPU:0"):
             return [
@@ -106,7 +111,7 @@ class Progress:
         self._move(_END)
 
     def _move(self, states: Sequence[int]) -> None:
-        if self._is_guarded:
+        if self.is_guarded:
             now = self._variable.read_value()
             state = tf.gather(tf.constant(states, tf.int64), now[4])
             self._variable.assign(

@@ -82,9 +82,7 @@ class SparseMultiWorkerMirroredStrategy(
         communication_options: None or a
             `tf.distribute.experimental.CommunicationOptions`. If its
             `timeout_seconds` is set, a collective that waits for longer raises
-            an error. TensorFlow (2.21) keeps a thread for every collective
-            until its timeout has passed, so it should be a few seconds.
-            Defaults to `None`: no timeout.
+            an error, some seconds later. Defaults to `None`: no timeout.
 
     Attributes:
         agreement_seconds: How many seconds workers wait for one that prepares
