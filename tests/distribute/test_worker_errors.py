@@ -72,7 +72,14 @@ def test_last_fault_ends_the_workers(survivors):
     ("case", "messages"),
     [
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
-        ("silent", ["Collective", "timed out"]),
+        ("silent", ["Collective", "which has timed out on worker 0"]),
+        (
+            "failing",
+            [
+                "a step that has failed on /job:worker/replica:0/task:1",
+                "All workers must end a step before they begin the next",
+            ],
+        ),
         ("killed", ["Worker 1 was killed by signal 9"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

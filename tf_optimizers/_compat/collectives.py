@@ -85,8 +85,18 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         return self._launchers[replica_id].all_to_all(tensor, options)
 
     def progress(self) -> list[list[int]]:
-        """Return the progress of each local replica; see `KeyedLauncher`."""
-        return [own.progress.numpy().tolist() for own in self._launchers]
+        """Return the progress of each local replica; see `Progress`."""
+        return [own.progress.numpy() for own in self._launchers]
+
+    def enter(self) -> None:
+        """Note that a run begins on all local replicas; see `Progress`."""
+        for own in self._launchers:
+            own.progress.enter()
+
+    def leave(self) -> None:
+        """Note that it has ended."""
+        for own in self._launchers:
+            own.progress.leave()
 
     def device(self, replica_id: int) -> str:
         """The device of a local replica; no public accessor."""

@@ -35,6 +35,11 @@ class MultiWorkerExtendedHooks(
     collectives: type[CollectiveAllReduceHooks]
     number: int  # Of the strategies of this process, in order, from 1.
 
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long a collective may wait for other workers."""
+        return self._communication_options.timeout_seconds
+
     def _use_merge_call(self) -> bool:
         # Without merge calls, collectives may stand inside a `tf.cond`, and
         # gradient accumulation works.

@@ -25,7 +25,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils
-from tensorflow.python.ops import resource_variable_ops
+
+from tf_optimizers._compat.progress import Progress
 
 # By TensorFlow's names.
 _REDUCE = "CollectiveReduceV2"
@@ -89,10 +90,6 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
     Args:
         *args: As TensorFlow's takes them.
         local_replicas: How many this process has.
-
-    Attributes:
-        progress: int64 [4]: how many collectives have begun, and of the last
-            one the group, the elements and their layout.
     """
 
     def __init__(self, *args: Any, local_replicas: int) -> None:
@@ -102,10 +99,9 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
             and self._group_size > 2  # Rings of two are as short.
             and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
         )
-        with tf.init_scope(), tf.device(self._device):
-            self.progress = resource_variable_ops.ResourceVariable(
-                tf.zeros([4], tf.int64), trainable=False
-            )
+        self.progress = Progress(
+            self._device, is_guarded=self._group_size > local_replicas
+        )
 
     def all_reduce(
         self, input_tensor: Any, control_input: Any = None, options: Any = None
@@ -199,19 +195,38 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         options = self._options.merge(options)
         with tf.device(self._device):
             kind, elements, layout = what
-            key, token = self._begin(
-                group_of(kind, tensor.dtype), elements, layout
-            )
-            return getattr(tf.raw_ops, operation)(
+            # An error before it, as at the end of data, means that it never
+            # began, although nothing but its input may wait for that.
+            with tf.control_dependencies([tensor]):
+                key, token = self._begin(
+                    group_of(kind, tensor.dtype), elements, layout
+                )
+            received = getattr(tf.raw_ops, operation)(
                 input=tensor,
                 group_size=self._group_size,
                 group_key=self._group_key,
                 instance_key=key,
                 ordering_token=token,
                 communication_hint=options.implementation.value.lower(),
-                timeout_seconds=options.timeout_seconds,
+                timeout_seconds=self._timeout(options, bool(token)),
                 **attributes,
             )
+            if token:
+                self.progress.end()
+            return received
+
+    def _timeout(self, options: Any, is_noted: bool) -> float | None:
+        """Return the seconds after which TensorFlow is to end a collective.
+
+        None if `distribute/standstill.py` does so, which watches the strategy's
+        timeout. TensorFlow (2.21) frees what a collective still uses, so that
+        the process may die of it, and keeps a thread for each timeout.
+        """
+        is_watched = is_noted and self.progress.is_guarded
+        seconds = options.timeout_seconds
+        if is_watched and seconds == self._options.timeout_seconds:
+            return None
+        return seconds
 
     def _begin(
         self, group: int, elements: Any, layout: int
@@ -221,18 +236,11 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
             # A graph of TensorFlow 1 has no ordering tokens. It is built
             # once, and alike on all workers, so that numbers may count up.
             return self._next_instance_key(), []
-        # `progress` is the token itself: what changes it stands in line with
-        # collectives, so that it tells which one is being waited for.
-        count = self.progress.read_value()[0] + 1
-        what = [
-            tf.convert_to_tensor(number, tf.int64)
-            for number in (group, elements, layout)
-        ]
-        self.progress.assign(tf.stack([count, *what]), read_value=False)
-        with tf.device("CPU:0"):
+        waited_for = self.progress.begin(group, elements, layout)
+        with tf.device("CPU:0"), tf.control_dependencies(waited_for):
             key = instance_key(group, elements, layout)
-            key = tf.convert_to_tensor(key, tf.int32)
-        return key, [self.progress.handle]
+            key = tf.identity(tf.convert_to_tensor(key, tf.int32))
+        return key, [self.progress.token]
 
 
 def _elements(tensor: tf.Tensor) -> Any:

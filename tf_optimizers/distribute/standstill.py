@@ -6,11 +6,13 @@
 Both have begun their third collective, and they are not the same: neither will
 ever end. A worker that stands still tells so through the coordination service,
 and looks at what the next one has told, so that among all workers some two
-that differ compare.
+that differ compare. It also ends a collective that has waited for longer than
+the strategy's `timeout_seconds`.
 """
 
 import json
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -18,6 +20,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import coordination
 from tf_optimizers._compat.launcher import describe
+from tf_optimizers._compat.progress import failure, has_failed, is_waiting
 
 # A worker is looked at this often; it stands still if nothing has changed.
 _LOOKING_SECONDS = 3.0
@@ -37,7 +40,9 @@ class Standstill:
         self._channels = extended.channels
         self._place = f"tf_optimizers/standstill/{extended.number}"
         self._worker, self._workers = extended.worker_index, extended.workers
+        self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []
+        self._since: dict[int, float] = {}
         self._told: dict[int, list[int]] = {}
         self._agreed: dict[int, list[int]] = {}
 
@@ -45,14 +50,35 @@ class Standstill:
         """Return what is wrong, once something is."""
         seen = self._seen
         self._seen = [each for c in self._channels for each in c.progress()]
-        for i, (before, now) in enumerate(zip(seen, self._seen, strict=False)):
-            if now == before and now[0] and now != self._agreed.get(i):
+        if any(map(has_failed, self._seen)):
+            return failure(f"worker {self._worker}")
+        for i, now in enumerate(self._seen):
+            if seen[i : i + 1] != [now]:
+                self._since[i] = time.monotonic()
+            elif self._is_late(i, now):
+                return self._timed_out(i, now)
+            elif now[0] and now != self._agreed.get(i):
                 other = self._compare(i, now)
                 if other == now:
                     self._agreed[i] = now
                 elif other:
                     return self._message(now, other)
         return None
+
+    def _is_late(self, i: int, now: list[int]) -> bool:
+        if self._timeout is None or not is_waiting(now):
+            return False
+        return time.monotonic() - self._since[i] >= self._timeout
+
+    def _timed_out(self, i: int, now: list[int]) -> str:
+        return (
+            "All workers must come to a collective within the "
+            f"`timeout_seconds` of {self._timeout:g}. Received: "
+            f"{describe(*now[1:4])}, which has timed out on worker "
+            f"{self._worker}, after {time.monotonic() - self._since[i]:.0f} s. "
+            "See what the others do, or raise `timeout_seconds` of "
+            "`communication_options`."
+        )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
         """Tell the others; return what the next one has told, if anything."""
@@ -76,8 +102,8 @@ class Standstill:
         next_worker = (self._worker + 1) % self._workers
         return (
             "All workers must exchange values of the same sizes and dtypes, "
-            f"in the same order. Received: {describe(*now[1:])} on worker "
-            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}, "
+            f"in the same order. Received: {describe(*now[1:4])} on worker "
+            f"{self._worker}, {describe(*other[1:4])} on worker {next_worker}, "
             f"as collective {now[0]}. Let what is reduced or gathered have "
             "one shape on all workers, whatever their batches."
         )

@@ -1,5 +1,6 @@
 """The strategy: `MultiWorkerMirroredStrategy` for Keras 3 and sparse values."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from tf_optimizers.distribute.uneven_batches import (
     with_batch_size,
 )
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
+from tf_optimizers.distribute.whole_runs import run_whole
 
 
 class SparseMultiWorkerMirroredStrategy(
@@ -80,9 +82,7 @@ class SparseMultiWorkerMirroredStrategy(
         communication_options: None or a
             `tf.distribute.experimental.CommunicationOptions`. If its
             `timeout_seconds` is set, a collective that waits for longer raises
-            an error. TensorFlow (2.21) keeps a thread for every collective
-            until its timeout has passed, so it should be a few seconds.
-            Defaults to `None`: no timeout.
+            an error, some seconds later. Defaults to `None`: no timeout.
 
     Attributes:
         agreement_seconds: How many seconds workers wait for one that prepares
@@ -182,7 +182,11 @@ class SparseMultiWorkerMirroredStrategy(
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
             self._epoch_check.watch(model)
             fn = with_batch_size(fn, rows_of_all((args, kwargs)))
-        outputs = super().run(fn, args, kwargs, options)
+        outputs = run_whole(
+            self,
+            functools.partial(super().run, fn, args, kwargs, options),
+            (args, kwargs),
+        )
         self._scalars = ScalarsOfRun(self, outputs)
         return outputs
 

@@ -97,6 +97,27 @@ def step_late(strategy, optimizer, variables):
         gone.touch()
 
 
+def go_on(strategy, optimizer, variables):
+    """Take an error of the second worker's step for a bad batch."""
+
+    def replica(is_bad):
+        context = tf.distribute.get_replica_context()
+        kernel = tf.ones(variables[0].shape)
+        kernel = context.all_reduce("SUM", kernel)
+        with tf.control_dependencies([tf.debugging.Assert(~is_bad, ["bad"])]):
+            kernel = context.all_reduce("SUM", kernel)
+        optimizer.apply([kernel, tf.zeros(variables[1].shape)], variables)
+
+    step = tf.function(lambda is_bad: strategy.run(replica, (is_bad,)))
+    for i in range(6):
+        try:
+            step(tf.constant(IS_WRONG and i == 2))
+        except tf.errors.InvalidArgumentError as error:
+            if "bad" not in str(error):
+                time.sleep(8)  # The others are told in the meantime.
+                raise
+
+
 def train(case):
     """Train, with one thing amiss."""
     wrong = case if IS_WRONG else None
@@ -127,6 +148,8 @@ def train(case):
         step_late(strategy, optimizer, model.trainable_variables)
     elif case == "parted":
         part(model)
+    elif case == "failing":
+        go_on(strategy, optimizer, model.trainable_variables)
     else:
         fit(model, Misbehave(case))
     print("trained to the end")
