@@ -1,7 +1,7 @@
 """What does a training step cost when workers are far away from each other?
 
     python benchmarks/latency.py [--quick] [--workers 2 4 8]
-        [--round-trips 0 5 20 80] [--link "100 Mbit/s"]
+        [--round-trips 0 5 20 80] [--link "100 Mbit/s"] [--optimizer AdamW]
 
 `--quick`, for some minutes, takes one round of 0 and 20 ms, without the custom
 loop and float16.
@@ -22,6 +22,7 @@ import contextlib
 import os
 import statistics
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -46,11 +47,16 @@ SECONDS_PER_TURN = 2.0
 FEWEST_STEPS, MOST_STEPS = 3, 20
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
-OPTIMIZERS = {
+MOMENTUM = {
     "dense": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "DGC": lambda: tfo.DGCMomentum(1e-3),
     "DGC, float16": lambda: tfo.DGCMomentum(1e-3, value_dtype="float16"),
 }
+ADAMW = {
+    "AdamW": lambda: keras.optimizers.AdamW(1e-3),
+    "AdamW in SparseLoCo": lambda: tfo.SparseLoCo(keras.optimizers.AdamW(1e-3)),
+}
+OPTIMIZERS = MOMENTUM | ADAMW
 
 
 class Contender(NamedTuple):
@@ -61,14 +67,25 @@ class Contender(NamedTuple):
     way: str
 
 
-# Keras 3 does not `fit` under TensorFlow's own strategy of several workers.
-CONTENDERS = {
-    "stock, dense, custom loop": Contender("stock", "dense", "custom loop"),
-} | {
-    f"{optimizer}, {way}": Contender("ours", optimizer, way)
-    for way in ("fit", "custom loop")
-    for optimizer in OPTIMIZERS
+def contenders(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
+    """Return all of them under our strategy, and the dense one under both.
+
+    Keras 3 does not `fit` under TensorFlow's own strategy of several workers.
+    """
+    return {
+        f"stock, {dense}, custom loop": Contender("stock", dense, "custom loop")
+    } | {
+        f"{optimizer}, {way}": Contender("ours", optimizer, way)
+        for way in ("fit", "custom loop")
+        for optimizer in optimizers
+    }
+
+
+FAMILIES = {
+    "momentum": contenders("dense", MOMENTUM),
+    "AdamW": contenders("AdamW", ADAMW),
 }
+CONTENDERS = {k: v for family in FAMILIES.values() for k, v in family.items()}
 
 QUICK = ("stock, dense, custom loop", "dense, fit", "DGC, fit")
 
@@ -215,15 +232,19 @@ def parse() -> argparse.Namespace:
         help="milliseconds; 0 is always among them",
     )
     parser.add_argument(
-        "--contenders", nargs="+", choices=CONTENDERS, help="all, by default"
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        help="all of the optimizer",
     )
+    parser.add_argument("--optimizer", choices=FAMILIES, default="momentum")
     parser.add_argument("--link", choices=hosts.LINKS)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.round_trips, arguments.rounds = [20], 1
-    chosen = QUICK if arguments.quick else CONTENDERS
+    chosen = QUICK if arguments.quick else FAMILIES[arguments.optimizer]
     arguments.contenders = arguments.contenders or list(chosen)
     arguments.round_trips = sorted({0, *arguments.round_trips})
     return arguments

@@ -276,6 +276,7 @@ TABLES = {
     "many_hosts": shaped_network,
     "loco_network": shaped_network,
     "latency": latency,
+    "loco_latency": latency,
     "messages": messages,
     "cost_model": cost_model,
     "accuracy": accuracy,
