@@ -1,5 +1,6 @@
 """How workers find each other in collectives, and what they gather."""
 
+import collections
 import itertools
 import re
 
@@ -9,13 +10,14 @@ import real_workers
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.launcher import (
+from tf_optimizers._compat.instance_keys import (
     _KINDS,
     DTYPES,
     describe,
     group_of,
     instance_key,
 )
+from tf_optimizers._compat.launcher import Group, levels
 from tf_optimizers.distribute.sparse_all_reduce import (
     SparseCollectiveAllReduce,
     SparseExtended,
@@ -170,6 +172,44 @@ def test_workers_that_trace_differently_find_each_other(tmp_path):
         re.search(f"{said[rank]}, {said[(rank + 1) % 3]}", errors[rank])
         for rank in range(3)
     ), errors
+
+
+@pytest.mark.parametrize("count", [64, 72, 74, 100, 1024])
+def test_two_levels_reach_everybody_in_order(count):
+    everybody = Group(7, count)
+    groups = [levels(everybody, rank) for rank in range(count)]
+    passed_on = [[rank] for rank in range(count)]
+    for level in range(2):
+        members = collections.defaultdict(list)
+        for rank, own in enumerate(groups):
+            members[own[level]].append(rank)
+        assert all(len(m) == group.size for group, m in members.items())
+        passed_on = [
+            sum((passed_on[r] for r in members[own[level]]), [])
+            for own in groups
+        ]
+    assert all(ranks == list(range(count)) for ranks in passed_on)
+    messages = sum(group.size - 1 for group in groups[0])
+    assert messages <= (count - 1) / 1.9
+
+
+@pytest.mark.parametrize("count", [2, 16, 63, 67])
+def test_few_replicas_and_primes_gather_in_one_level(count):
+    everybody = Group(7, count)
+    assert levels(everybody, count - 1) == [everybody]
+
+
+@pytest.mark.long
+def test_two_levels_exchange_the_same(tmp_path):
+    everybody = [[rank] * 3 for rank in range(4) for _ in range(2)]
+    results = real_workers.results("levels", tmp_path, 4, timeout=300)
+    for one, two in results:
+        assert one["gathered"] == two["gathered"] == [everybody]
+        kinds = set(one["collectives"]) | set(two["collectives"])
+        assert kinds == {"CollectiveGatherV2"}
+        count = one["collectives"]["CollectiveGatherV2"]
+        assert two["collectives"]["CollectiveGatherV2"] == 2 * count
+        assert one["weights"] == two["weights"] == results[0][0]["weights"]
 
 
 def test_collectives_are_described():

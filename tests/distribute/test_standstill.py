@@ -7,7 +7,7 @@ import types
 import pytest
 
 from tf_optimizers._compat import coordination
-from tf_optimizers._compat.launcher import group_of
+from tf_optimizers._compat.instance_keys import group_of
 from tf_optimizers.distribute import standstill
 from tf_optimizers.distribute.standstill import Standstill
 

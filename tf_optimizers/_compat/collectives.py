@@ -25,6 +25,7 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         group_size: int,
         options: Any,
         collective_keys: Any,
+        first_rank: int,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
         group_key = collective_keys.get_group_key(self._devices)
@@ -33,8 +34,9 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
             KeyedLauncher(
                 *(group_key, group_size, collective_keys, device, options),
                 local_replicas=len(devices),
+                rank=first_rank + place,
             )
-            for device in self._devices
+            for place, device in enumerate(self._devices)
         ]
 
     def _all_reduce(

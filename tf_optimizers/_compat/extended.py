@@ -113,11 +113,13 @@ class MultiWorkerExtendedHooks(
     def _make_collectives(
         self, keys: Any, replicas: int
     ) -> CollectiveAllReduceHooks:
+        count = len(self.worker_devices)
         return self.collectives(
             devices=self.worker_devices,
             group_size=replicas,
             options=self._communication_options,
             collective_keys=keys,
+            first_rank=self.worker_index * count if replicas > count else 0,
         )
 
     def reduce_beside(self, reduce_op: Any, value: Any) -> Any:

@@ -1,87 +1,67 @@
-"""The collectives of one replica, under numbers that say what they are.
-
-Workers find each other in a collective by its number, its "instance key".
-TensorFlow's own counts up, and every new number is a question to the first
-worker: a round trip before anything is exchanged, and a record that is never
-forgotten. Here the number follows from the kind of the collective, its dtype
-and its elements, which TensorFlow holds a number to, and from nothing else:
-not from how often a worker has traced, which need not be equally often.
-
-A number may come again, in a step as in the next, since collectives of a
-replica run one after another (by the ordering token), in one order on all
-workers (or they would exchange different things), and each ends only when all
-that it sends has been taken and all that it receives has come. A worker that
-is ahead finds nobody under the number, and waits.
+"""The collectives of one replica, in few rounds and under fixed numbers.
 
 TensorFlow's collectives are rings, of N - 1 rounds for a gather and twice as
 many for a sum. On CPUs its all-to-all, which sends all at once, makes one round
-of a gather, and two of a sum, with the bytes of the rings.
+of a gather, and two of a sum, with the bytes of the rings. Among many replicas
+it sends many messages, so that a gather goes in two levels there: to a group of
+neighbours, and then to one replica of each other group.
 
 Workers that want to exchange different things wait for each other for ever.
 So each notes what it has come to, for `distribute/standstill.py` to compare.
 """
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils
 
-from tf_optimizers._compat.progress import Progress
-
-# By TensorFlow's names.
-_REDUCE = "CollectiveReduceV2"
-_GATHER = "CollectiveGatherV2"
-_ALL_TO_ALL = "CollectiveAllToAllV2"
-_KINDS = (_REDUCE, _GATHER, _ALL_TO_ALL)  # Whichever does the work.
-DTYPES = (
-    *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
-    *(tf.int32, tf.int64),
+from tf_optimizers._compat.instance_keys import (
+    ALL_TO_ALL,
+    GATHER,
+    REDUCE,
+    group_of,
+    instance_key,
 )
-
-# Of the 31 bits of a number, those of the elements. Smaller numbers are left to
-# TensorFlow, which counts from 100.
-_ELEMENT_BITS = 26
-_STRIDE = 40_503_001  # Tells sizes apart that differ by a multiple of 2^26.
+from tf_optimizers._compat.progress import Progress
 
 # TensorFlow (2.21) writes two ranks as one number: from 1 to 11 as from 11 to
 # 1. A process that has both of them aborts, or would take one for the other.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
-
-def group_of(kind: str, dtype: tf.DType) -> int:
-    """Return the number of a kind and dtype, in [1, 21]."""
-    # TensorFlow refuses other dtypes, in words of its own.
-    place = (*DTYPES, dtype).index(dtype)
-    return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place
-
-
-def describe(group: int, elements: int, layout: int = 0) -> str:
-    """Say what a collective exchanges."""
-    kind, place = divmod(group - 1, len(DTYPES) + 1)
-    dtype = (*(d.name for d in DTYPES), "another dtype")[place]
-    packed = f" in the layout {layout:08x}" if layout else ""
-    return f"{_KINDS[kind]} of {elements} {dtype}{packed}"
+# From here on, messages that are saved are worth another round, even of 20 ms;
+# see docs/benchmarks.md.
+FEWEST_IN_LEVELS = 64
+# Above all keys of groups in `extended.py`.
+_NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
 
 
-def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
-    """Return the number of a collective, in [2^26, 2^31).
+class Group(NamedTuple):
+    """Replicas that exchange among themselves."""
 
-    Those of two layouts are the same by chance of 1 in 600 million.
+    key: int
+    size: int
+
+
+def levels(everybody: Group, rank: int) -> list[Group]:
+    """Return the groups of a replica that a gather goes through, in order.
+
+    Two if replicas are many, and can be parted into groups of one size, of
+    about the root of their number.
 
     Args:
-        group: Of its kind and dtype.
-        elements: Of what is passed to it; an int64 tensor if not known yet.
-        layout: What the elements mean, if that is more than the dtype.
+        everybody: All replicas.
+        rank: Of the replica among them.
     """
-    size, first = 1 << _ELEMENT_BITS, group
-    if layout:
-        first = 1 + len(_KINDS) * (len(DTYPES) + 1)
-        size *= (1 << (31 - _ELEMENT_BITS)) - first
-        place = (elements * _STRIDE + layout) % size
-    else:
-        place = (elements + elements // size * _STRIDE) % size
-    key = (first << _ELEMENT_BITS) + place
-    return tf.cast(key, tf.int32) if tf.is_tensor(key) else key
+    key, size = everybody
+    near = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+    if size < FEWEST_IN_LEVELS or near == 1:
+        return [everybody]
+    group, place = divmod(rank, near)
+    return [
+        Group(key + _NEAR_KEYS + group, near),
+        Group(key + _FAR_KEYS + place, size // near),
+    ]
 
 
 class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
@@ -90,10 +70,13 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
     Args:
         *args: As TensorFlow's takes them.
         local_replicas: How many this process has.
+        rank: Of this one among all.
     """
 
-    def __init__(self, *args: Any, local_replicas: int) -> None:
+    def __init__(self, *args: Any, local_replicas: int, rank: int) -> None:
         super().__init__(*args)
+        self._everybody = Group(self._group_key, self._group_size)
+        self._levels = levels(self._everybody, rank)
         self._has_at_once = (
             "CPU" in self._device
             and self._group_size > 2  # Rings of two are as short.
@@ -113,9 +96,9 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
             if self._has_at_once:
                 total = self._sum_by_shards(flat, options)
             else:
-                what = _REDUCE, _elements(flat), 0
+                what = REDUCE, _elements(flat), 0
                 total = self._run(
-                    *(_REDUCE, flat, what, options),
+                    *(REDUCE, flat, what, options),
                     merge_op="Add",
                     final_op="Id",
                 )
@@ -131,11 +114,11 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         """Concatenate tensors along the first axis; see `instance_key`."""
         tensor = tf.convert_to_tensor(input_tensor)
         flat = tf.reshape(tensor, [-1])
-        what = _GATHER, _elements(flat), layout
+        what = GATHER, _elements(flat), layout
         if self._has_at_once:
             gathered = self._gather_at_once(flat, what, options)
         else:
-            gathered = self._run(_GATHER, flat, what, options)
+            gathered = self._run(GATHER, flat, what, options)
         shape = tf.concat([[-1], _shape(tensor)[1:]], 0)
         return tf.reshape(gathered, shape)
 
@@ -145,18 +128,24 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         TensorFlow has the collective, but no launcher or strategy uses it.
         """
         rows = tf.reshape(tensor, [self._group_size, -1])
-        what = _ALL_TO_ALL, _elements(rows), 0
-        received = self._run(_ALL_TO_ALL, rows, what, options)
+        what = ALL_TO_ALL, _elements(rows), 0
+        received = self._run(ALL_TO_ALL, rows, what, options)
         return tf.reshape(received, _shape(tensor))
 
     def _gather_at_once(
         self, flat: tf.Tensor, what: tuple[str, Any, int], options: Any
     ) -> tf.Tensor:
-        rows = tf.tile(flat[tf.newaxis], [self._group_size, 1])
-        received = self._run(
-            _ALL_TO_ALL, rows, what, options, name="gather_at_once"
-        )
-        return tf.reshape(received, [-1])
+        kind, elements, layout = what
+        for group in self._levels:
+            rows = tf.tile(flat[tf.newaxis], [group.size, 1])
+            what = kind, elements, layout
+            received = self._run(
+                *(ALL_TO_ALL, rows, what, options, group),
+                name="gather_at_once",
+            )
+            flat = tf.reshape(received, [-1])
+            elements *= group.size
+        return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
         """Let each replica sum a part, in the order of `tf.add_n`."""
@@ -166,12 +155,12 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         each = tf.maximum(each, 1) if tf.is_tensor(each) else max(each, 1)
         rows = tf.pad(flat, [[0, each * count - size]])
         rows = tf.reshape(rows, [count, each])
-        what = _REDUCE, size, 0
+        what = REDUCE, size, 0
         received = self._run(
-            _ALL_TO_ALL, rows, what, options, name="sum_by_shards"
+            ALL_TO_ALL, rows, what, options, name="sum_by_shards"
         )
         own = tf.add_n(tf.unstack(received, num=count))
-        return self._gather_at_once(own, (_GATHER, each, 0), options)[:size]
+        return self._gather_at_once(own, (GATHER, each, 0), options)[:size]
 
     def _run(
         self,
@@ -179,6 +168,7 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         tensor: tf.Tensor,
         what: tuple[str, Any, int],
         options: Any,
+        replicas: Group | None = None,
         **attributes: str,
     ) -> tf.Tensor:
         """Run an operation of TensorFlow.
@@ -190,9 +180,11 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 that are passed to that, and their layout. They determine the
                 tensor's shape.
             options: Of communication.
+            replicas: That exchange; all, by default.
             **attributes: Of the operation.
         """
         options = self._options.merge(options)
+        replicas = replicas or self._everybody
         with tf.device(self._device):
             kind, elements, layout = what
             # An error before it, as at the end of data, means that it never
@@ -203,8 +195,8 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
                 )
             received = getattr(tf.raw_ops, operation)(
                 input=tensor,
-                group_size=self._group_size,
-                group_key=self._group_key,
+                group_size=replicas.size,
+                group_key=replicas.key,
                 instance_key=key,
                 ordering_token=token,
                 communication_hint=options.implementation.value.lower(),

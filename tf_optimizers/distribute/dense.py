@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_optimizers._compat.launcher import DTYPES
+from tf_optimizers._compat.instance_keys import DTYPES
 from tf_optimizers.distribute.words import WordReader
 
 # What a round costs, in bytes: what 1 Gbit/s carries in a round trip of 1 ms,

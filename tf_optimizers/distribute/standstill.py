@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import coordination
-from tf_optimizers._compat.launcher import describe
+from tf_optimizers._compat.instance_keys import describe
 from tf_optimizers._compat.progress import failure, has_failed, is_waiting
 
 # A worker is looked at this often; it stands still if nothing has changed.
