@@ -76,7 +76,7 @@ def test_last_fault_ends_the_workers(survivors):
         (
             "failing",
             [
-                "a step that has failed on /job:worker/replica:0/task:1",
+                "a step that has failed on worker 1",
                 "All workers must end a step before they begin the next",
             ],
         ),

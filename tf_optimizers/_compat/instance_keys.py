@@ -68,3 +68,8 @@ def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
         place = (elements + elements // size * _STRIDE) % size
     key = (first << _ELEMENT_BITS) + place
     return tf.cast(key, tf.int32) if tf.is_tensor(key) else key
+
+
+def lone_key(rank: int) -> int:
+    """Return a number under which a replica meets nobody."""
+    return (1 << _ELEMENT_BITS) - 1 - rank

@@ -22,6 +22,7 @@ from tf_optimizers._compat.instance_keys import (
     REDUCE,
     group_of,
     instance_key,
+    lone_key,
 )
 from tf_optimizers._compat.progress import Progress
 
@@ -77,6 +78,7 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         super().__init__(*args)
         self._everybody = Group(self._group_key, self._group_size)
         self._levels = levels(self._everybody, rank)
+        self._rank = rank
         self._has_at_once = (
             "CPU" in self._device
             and self._group_size > 2  # Rings of two are as short.
@@ -228,10 +230,15 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
             # A graph of TensorFlow 1 has no ordering tokens. It is built
             # once, and alike on all workers, so that numbers may count up.
             return self._next_instance_key(), []
-        waited_for = self.progress.begin(group, elements, layout)
-        with tf.device("CPU:0"), tf.control_dependencies(waited_for):
+        may_begin = self.progress.begin(group, elements, layout)
+        with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
-            key = tf.identity(tf.convert_to_tensor(key, tf.int32))
+            if self.progress.is_guarded:
+                # An assertion could not wait here: TensorFlow lets those of
+                # one replica wait for those of another. `standstill.py` sees
+                # this collective wait, and ends it.
+                key = tf.where(may_begin, key, lone_key(self._rank))
+            key = tf.convert_to_tensor(key, tf.int32)
         return key, [self.progress.token]
 
 

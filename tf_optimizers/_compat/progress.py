@@ -60,7 +60,7 @@ class Progress:
     """
 
     def __init__(self, device: str, is_guarded: bool) -> None:
-        self._place, self.is_guarded = device, is_guarded
+        self.is_guarded = is_guarded
         with tf.init_scope(), tf.device(device):
             self._variable = resource_variable_ops.ResourceVariable(
                 tf.zeros([5], tf.int64), trainable=False
@@ -86,8 +86,8 @@ class Progress:
         """Note that it has ended."""
         self._move(_LEAVE)
 
-    def begin(self, group: int, elements: Any, layout: int) -> list[Any]:
-        """Note that a collective begins; return what it must wait for."""
+    def begin(self, group: int, elements: Any, layout: int) -> tf.Tensor:
+        """Note that a collective begins; return whether it may."""
         now = self._variable.read_value()
         what = [
             tf.convert_to_tensor(number, tf.int64)
@@ -99,12 +99,7 @@ class Progress:
         self._variable.assign(
             tf.stack([now[0] + 1, *what, state]), read_value=False
         )
-        if not self.is_guarded:
-            return []
-        with tf.device("CPU:0"):
-            return [
-                tf.debugging.Assert(state != _FAILED, [failure(self._place)])
-            ]
+        return state != _FAILED
 
     def end(self) -> None:
         """Note that the collective has ended."""
