@@ -56,8 +56,7 @@ BUILT = MEASURED | {
 }
 DRAWN = ("dense, float32", DENSE_AT_ONCE, "DGC, float16 values", SHARDS)
 PREDICTED = {name: BUILT[name] for name in DRAWN} | {
-    "DGC, float16 values, two levels": all_gather(4, levels=2),
-    f"{SHARDS}, two levels": reduce_scatter(4, levels=2),
+    "DGC, float16 values, one level": all_gather(4, one_level=True),
 }
 
 

@@ -10,7 +10,8 @@ its own work: fitted over all workers, it is
 
     processor ms of a gather = fixed + message x (workers - 1)
 
-The milliseconds of a gather are the first worker's.
+The milliseconds of a gather are the first worker's. Groups that have workers in
+them also gather in two levels, as our strategy does with 64 replicas and more.
 """
 
 import argparse
@@ -29,17 +30,21 @@ import tqdm
 from far_hosts import Loopback, far_groups
 
 import tf_optimizers as tfo
+from tf_optimizers._compat import launcher
 from tf_optimizers.distribute.entries import Entries
 
 SIZE, COUNT = 4_000_000, 4_000
 WARM_UP = 3
 GATHERS = 20
+ONE, TWO = "one level", "two levels"
+LEVELS = {ONE: 1 << 20, TWO: 4}  # From so many workers on.
 
 
 class Gathering:
     """One worker's part."""
 
-    def __init__(self) -> None:
+    def __init__(self, levels: str) -> None:
+        launcher.FEWEST_IN_LEVELS = LEVELS[levels]
         self.strategy = tfo.SparseMultiWorkerMirroredStrategy()
         rng = np.random.default_rng(0)
         positions = np.sort(rng.choice(SIZE, COUNT, replace=False))
@@ -67,11 +72,15 @@ class Gathering:
         }
 
 
-def measure(workers: int, round_trips: list[float], gathers: int) -> dict:
+def measure(
+    workers: int, levels: str, round_trips: list[float], gathers: int
+) -> dict:
     """Return what a gather takes, by round trip."""
     found = {}
-    with far_groups(Loopback(workers), [[__file__, "--work"]]) as (group,):
-        for milliseconds in tqdm.tqdm(round_trips, f"{workers} workers"):
+    command = [__file__, "--work", levels]
+    with far_groups(Loopback(workers), [command]) as (group,):
+        title = f"{workers} workers, {levels}"
+        for milliseconds in tqdm.tqdm(round_trips, title):
             group.set_round_trip(milliseconds)
             group.ask(function="measure", gathers=WARM_UP)
             answers = group.ask(function="measure", gathers=gathers)
@@ -87,7 +96,7 @@ def message_ms(result: dict) -> float:
     """Return what a message takes of a processor, by least squares."""
     points = [
         (int(workers) - 1, found["processor_ms"])
-        for workers, by_round_trip in result["workers"].items()
+        for workers, by_round_trip in result[ONE].items()
         for found in by_round_trip.values()
     ]
     return float(np.polyfit(*np.transpose(points), 1)[0])
@@ -99,17 +108,18 @@ def main() -> None:
     parser.add_argument(
         "--round-trips", type=float, nargs="+", default=[0, 20], help="ms"
     )
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--work", choices=LEVELS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        hosts.answer({"measure": Gathering().measure})
+        hosts.answer({"measure": Gathering(arguments.work).measure})
         return
     hosts.end_on_signals()
-    result: dict = {"workers": {}}
+    result: dict = {levels: {} for levels in LEVELS}
     for workers in arguments.workers:
-        result["workers"][str(workers)] = measure(
-            workers, arguments.round_trips, arguments.gathers
-        )
+        for levels in LEVELS if workers >= LEVELS[TWO] else [ONE]:
+            result[levels][str(workers)] = measure(
+                workers, levels, arguments.round_trips, arguments.gathers
+            )
         result["message_ms"] = message_ms(result)
         results.record(arguments.output, "4 M", result, tables.messages)
 

@@ -173,14 +173,18 @@ def latency(name: str, result: dict) -> str:
 
 
 def messages(name: str, result: dict) -> str:
-    """Return what a gather takes, by workers and round trip."""
+    """Return what a gather takes, by levels, workers and round trip."""
     return table(
         f"{name}: a message takes {result['message_ms']:.2f} ms of a processor",
-        "| workers | round trip, ms | median ms a gather | quartiles "
+        "| | workers | round trip, ms | median ms a gather | quartiles "
         "| ms of a processor |",
         (
-            [workers, key, *spread(each["ms"]), f"{each['processor_ms']:.2f}"]
-            for workers, found in result["workers"].items()
+            [
+                *(levels, workers, key, *spread(each["ms"])),
+                f"{each['processor_ms']:.2f}",
+            ]
+            for levels in ("one level", "two levels")
+            for workers, found in result[levels].items()
             for key, each in found.items()
         ),
     )

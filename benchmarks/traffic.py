@@ -1,7 +1,9 @@
 """What a worker sends, and waits for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from tf_optimizers._compat.launcher import Group, levels
 
 
 class Traffic(NamedTuple):
@@ -32,49 +34,63 @@ def dense(size: int, at_once: bool = False) -> Exchange:
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
-        messages = 2 * (workers - 1)
-        rounds = min(messages, 2) if at_once else messages
-        return Traffic(messages, messages / workers * n * size, rounds)
+        messages = rounds = 2 * (workers - 1)
+        sent = messages / workers * n * size
+        if at_once:
+            messages, rounds = _through_one(workers)
+        return Traffic(messages, sent, rounds)
 
     return Exchange(traffic, selects=False)
 
 
-def all_gather(pair: float, levels: int = 1) -> Exchange:
-    """Return the all-gather of pairs of a size in bytes, at once.
+def all_gather(pair: float, one_level: bool = False) -> Exchange:
+    """Return the all-gather of pairs of a size in bytes.
 
     What takes more that way travels densely, as in compression/gathered.py.
-    In two levels, it goes to a group, and then to one worker of each other.
+    It goes in two levels where our strategy does so, unless in `one_level`.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
         pairs = n * density * pair
         if workers * pairs > 2 * n * 4:
             return dense(4, at_once=True).traffic(n, density, workers)
-        messages, rounds = _at_once(workers, levels)
+        messages, rounds = (
+            _at_once([workers]) if one_level else _gather(workers)
+        )
         return Traffic(messages, (workers - 1) * pairs, rounds)
 
     return Exchange(traffic, selects=True)
 
 
-def reduce_scatter(pair: float, levels: int = 1) -> Exchange:
+def reduce_scatter(pair: float) -> Exchange:
     """Return the all-to-all of pairs, and the all-gather of float32 sums.
 
     Every worker sums the pairs of its shard of the tensor, and passes on the
-    largest, as in compression/sharded.py. In two levels, pairs are passed on
-    once on their way.
+    largest, as in compression/sharded.py.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
         share = n * density / workers
-        sent = levels * (share + 3 * share**0.5) * pair + share * 6
-        messages, rounds = _at_once(workers, levels)
-        return Traffic(2 * messages, (workers - 1) * sent, 2 * rounds)
+        sent = (share + 3 * share**0.5) * pair + share * 6
+        messages, rounds = _through_one(workers)
+        return Traffic(messages, (workers - 1) * sent, rounds)
 
     return Exchange(traffic, selects=True)
 
 
-def _at_once(workers: int, levels: int) -> tuple[int, int]:
-    """Return a worker's messages until it has reached all, and the rounds."""
-    group = round(workers**0.5) if levels == 2 else 1
-    sent = [size - 1 for size in (group, -(-workers // group))]
+def _through_one(workers: int) -> tuple[int, int]:
+    """Return what takes all to the worker that sums a part, and back."""
+    there, back = _at_once([workers]), _gather(workers)
+    return there[0] + back[0], there[1] + back[1]
+
+
+def _gather(workers: int) -> tuple[int, int]:
+    """Return the messages and the rounds of a gather of our strategy."""
+    groups = levels(Group(0, workers), 0)
+    return _at_once([group.size for group in groups])
+
+
+def _at_once(groups: Sequence[int]) -> tuple[int, int]:
+    """Return the messages of gathers in groups, and the rounds."""
+    sent = [size - 1 for size in groups]
     return sum(sent), sum(map(bool, sent))
