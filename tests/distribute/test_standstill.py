@@ -104,6 +104,15 @@ def test_worker_whose_step_has_failed_tells_at_once(notes):
     assert "that has failed on worker 1" in message
 
 
+def test_worker_that_is_through_with_a_collective_waits_for_nobody(notes):
+    workers = [Worker(0, 2), Worker(1, 2)]
+    for worker, state in zip(workers, (3, 2), strict=True):
+        worker.far[1] = [4, GATHER, 3509, 7, state]
+    assert not look(workers)
+    workers[1].far[1] = [4, GATHER, 3509, 7, 0]
+    assert not look(workers)
+
+
 def test_collective_times_out_and_nothing_else_does(notes, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(standstill.time, "monotonic", lambda: clock[0])

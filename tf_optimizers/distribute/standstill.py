@@ -57,12 +57,13 @@ class Standstill:
                 self._since[i] = time.monotonic()
             elif self._is_late(i, now):
                 return self._timed_out(i, now)
-            elif now[0] and now != self._agreed.get(i):
-                other = self._compare(i, now)
-                if other == now:
-                    self._agreed[i] = now
+            # Of two workers, one may be through with what the other is in.
+            elif now[0] and now[:4] != self._agreed.get(i):
+                other = self._compare(i, now[:4])
+                if other == now[:4]:
+                    self._agreed[i] = other
                 elif other:
-                    return self._message(now, other)
+                    return self._message(now[:4], other)
         return None
 
     def _is_late(self, i: int, now: list[int]) -> bool:
@@ -102,8 +103,8 @@ class Standstill:
         next_worker = (self._worker + 1) % self._workers
         return (
             "All workers must exchange values of the same sizes and dtypes, "
-            f"in the same order. Received: {describe(*now[1:4])} on worker "
-            f"{self._worker}, {describe(*other[1:4])} on worker {next_worker}, "
+            f"in the same order. Received: {describe(*now[1:])} on worker "
+            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}, "
             f"as collective {now[0]}. Let what is reduced or gathered have "
             "one shape on all workers, whatever their batches."
         )
