@@ -67,7 +67,7 @@ class Contender(NamedTuple):
     way: str
 
 
-def contenders(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
+def family(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
     """Return all of them under our strategy, and the dense one under both.
 
     Keras 3 does not `fit` under TensorFlow's own strategy of several workers.
@@ -82,12 +82,10 @@ def contenders(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
 
 
 FAMILIES = {
-    "momentum": contenders("dense", MOMENTUM),
-    "AdamW": contenders("AdamW", ADAMW),
+    "momentum": family("dense", MOMENTUM),
+    "AdamW": family("AdamW", ADAMW),
 }
-CONTENDERS = {k: v for family in FAMILIES.values() for k, v in family.items()}
-
-QUICK = ("stock, dense, custom loop", "dense, fit", "DGC, fit")
+CONTENDERS = {k: v for each in FAMILIES.values() for k, v in each.items()}
 
 
 class Training:
@@ -242,9 +240,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    chosen = FAMILIES[arguments.optimizer]
     if arguments.quick:
         arguments.round_trips, arguments.rounds = [20], 1
-    chosen = QUICK if arguments.quick else FAMILIES[arguments.optimizer]
+        chosen = {
+            name: each
+            for name, each in chosen.items()
+            if (each.strategy == "stock" or each.way == "fit")
+            and "float16" not in name
+        }
     arguments.contenders = arguments.contenders or list(chosen)
     arguments.round_trips = sorted({0, *arguments.round_trips})
     return arguments
