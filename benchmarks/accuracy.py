@@ -96,6 +96,8 @@ MAIN = {
     "DGC, 4 workers": dgc(4),
     "DGC, 8 workers": dgc(8),
     "DGC, 2 workers, float16 values": dgc(2, value_dtype="float16"),
+    "DGC, 4 workers, float16 values": dgc(4, value_dtype="float16"),
+    "DGC, 8 workers, float16 values": dgc(8, value_dtype="float16"),
     "Paddle's rule, 2 workers": paddles(2),
     "Paddle's rule, 4 workers": paddles(4),
 }

@@ -5,7 +5,9 @@
 
 See study.py. With several local steps there is neither warm-up nor cool-down.
 What exchanges every H steps sends H thousandths of the entries, as many a step
-as 99.9 % does; plain averaging and DiLoCo send all.
+as 99.9 % does; plain averaging and DiLoCo send all. DiLoCo's outer momentum
+multiplies what is moved by OUTER_RATE / (1 - OUTER_MOMENTUM) in the long run,
+so it is also trained at fractions of the rate.
 """
 
 from collections.abc import Callable
@@ -25,6 +27,7 @@ SEEDS = 5
 UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
 OUTER_MOMENTUM = 0.9
 OUTER_RATE = 0.7
+DIVISORS = (2, 4, 8)  # Of the learning rate, for DiLoCo.
 
 Make = Callable[[Any], keras.optimizers.Optimizer]
 INNER: dict[str, Make] = {
@@ -37,6 +40,20 @@ RATES = {
     "Lamb": [2.0**k for k in range(-8, -3)],
     "LANS": [2.0**k for k in range(-8, -3)],
 }
+
+
+class Fraction(keras.optimizers.schedules.LearningRateSchedule):
+    """Returns a fraction of what another schedule returns."""
+
+    def __init__(self, schedule: Callable, divisor: int) -> None:
+        super().__init__()
+        self.schedule, self.divisor = schedule, divisor
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        return self.schedule(step) / self.divisor
+
+    def get_config(self) -> dict:
+        return {"schedule": self.schedule, "divisor": self.divisor}
 
 
 class DiLoCo(tfo.SparseLoCo):
@@ -76,17 +93,25 @@ def recommended(workers: int, make: Make, **kwargs: Any) -> Variant:
     )
 
 
-def local_steps(
-    make: Make,
-    sync_every: int,
-    sparsity: float,
-    wrapper: type[tfo.SparseLoCo] = tfo.SparseLoCo,
-) -> Variant:
+def local_steps(make: Make, sync_every: int, sparsity: float) -> Variant:
     """Return two workers that exchange after several steps."""
     return Variant(
         2,
-        lambda rate, _: wrapper(
+        lambda rate, _: tfo.SparseLoCo(
             make(rate), sync_every=sync_every, sparsity=(sparsity,)
+        ),
+        SEEDS,
+    )
+
+
+def diloco(make: Make, sync_every: int, divisor: int) -> Variant:
+    """Return two workers with an outer momentum, at a lower rate."""
+    return Variant(
+        2,
+        lambda rate, _: DiLoCo(
+            make(Fraction(rate, divisor)),
+            sync_every=sync_every,
+            sparsity=(0.0,),
         ),
         SEEDS,
     )
@@ -105,14 +130,20 @@ def variants(make: Make) -> dict[str, Variant]:
 
 def with_local_steps(make: Make) -> dict[str, Variant]:
     """Return what exchanges rarely, too."""
-    return variants(make) | {
+    outer = {
+        f"DiLoCo every {sync_every} steps, rate / {divisor}": diloco(
+            make, sync_every, divisor
+        )
+        for sync_every in (8, 30)
+        for divisor in DIVISORS
+    }
+    rare = {
         "99.2 %, every 8 steps": local_steps(make, 8, 0.992),
         "97 %, every 30 steps": local_steps(make, 30, 0.97),
         "averages every 8 steps": local_steps(make, 8, 0.0),
         "averages every 30 steps": local_steps(make, 30, 0.0),
-        "DiLoCo every 8 steps": local_steps(make, 8, 0.0, DiLoCo),
-        "DiLoCo every 30 steps": local_steps(make, 30, 0.0, DiLoCo),
     }
+    return variants(make) | rare | outer
 
 
 FAMILIES = {
