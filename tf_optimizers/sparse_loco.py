@@ -56,7 +56,8 @@ class SparseLoCo(LocalOptimizer):
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. During a step also a copy of w, and the update; with
     `sync_every` > 1 the copy is kept. Read outside of replicas, e_i is the sum
-    over i and the inner state is the mean; checkpoints hold these.
+    over i and the inner state is the mean; checkpoints hold these. With
+    `tfo.AdamOffload`, all of it is on the host, the copy too.
     Traffic: as `DGCMomentum`'s, in one of `sync_every` steps; dense for
     variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed.

@@ -197,10 +197,14 @@ def all_operations(graph):
     """Yield the operations of a graph and of its branches, not of kernels."""
     for op in graph.get_operations():
         yield op
+        branches = []
         if op.type in ("If", "StatelessIf"):
-            for branch in ("then_branch", "else_branch"):
-                function = op.get_attr(branch).name
-                yield from all_operations(graph._get_function(function).graph)
+            branches = [op.get_attr("then_branch"), op.get_attr("else_branch")]
+        elif op.type in ("Case", "StatelessCase"):
+            branches = op.get_attr("branches")
+        for branch in branches:
+            function = graph._get_function(branch.name)
+            yield from all_operations(function.graph)
 
 
 def computed_elsewhere(graph):
@@ -267,6 +271,49 @@ def test_half_precision_goes_up_and_down_in_two_bytes():
     assert operations
     for op in operations:
         assert {tensor.dtype for tensor in op.outputs} == {tf.bfloat16}
+
+
+def train_in_loco(strategy, sync_every):
+    """Return variables, the optimizer around ours, and the graph of a step."""
+    with strategy.scope():
+        variables = cases.make_variables("float32")
+        optimizer = tfo.SparseLoCo(
+            tfo.AdamOffload(0.02),
+            sync_every=sync_every,
+            sparsity=(0.5,),
+            min_compress_size=4,
+        )
+        optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(gradients):
+        strategy.run(optimizer.apply, (gradients, variables))
+
+    for i in range(4):
+        step([tf.constant(g) for g in cases.make_gradients(i)])
+    (traced,) = step._list_all_concrete_functions()
+    return variables, optimizer, traced.graph
+
+
+@pytest.mark.parametrize("sync_every", [1, 2])
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic:UserWarning")
+def test_sparse_loco_keeps_what_it_holds_back_beside_the_state(sync_every):
+    default = tf.distribute.get_strategy()
+    expected, _, _ = train_in_loco(default, sync_every)
+    weights, optimizer, graph = train_in_loco(one_device(), sync_every)
+    for ours, theirs in zip(weights, expected, strict=True):
+        assert device_of(ours) == ":CPU:1"
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    names = ("residual", "common_weight")
+    kept = [v for v in optimizer.variables if v.path.endswith(names)]
+    assert len(kept) == (1 if sync_every == 1 else 3)
+    for variable in kept:
+        assert device_of(variable) == ":CPU:0"
+    assert np.count_nonzero(kept[0].numpy()) >= 10  # of 20
+    operations = [
+        op for op in computed_elsewhere(graph) if op.outputs[0].shape == [4, 5]
+    ]
+    assert {op.type for op in operations} <= TRANSPORT
 
 
 def test_last_variable_is_stepped_first():

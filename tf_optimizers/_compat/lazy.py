@@ -96,9 +96,30 @@ def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
             **{name: kwargs[name] for name in names},
         )
 
-    # `tf.variable_creator_scope` has no priority: it would come before a
-    # strategy's, of 100, which calls the next for each replica. That of
-    # `tf.function`, of 50, creates variables itself.
-    graph = tf.compat.v1.get_default_graph()
-    with graph._variable_creator_scope(create, priority=75):
+    with creator_scope(create, priority=75):
         yield
+
+
+@contextlib.contextmanager
+def replica_variables_on(device: str) -> Iterator[None]:
+    """Create each replica's component of a variable on a device."""
+
+    def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
+        with tf.device(device):
+            return next_creator(**kwargs)
+
+    with creator_scope(create, priority=80):
+        yield
+
+
+def creator_scope(
+    create: Callable, priority: int
+) -> contextlib.AbstractContextManager:
+    """Return a scope that creates variables in each replica.
+
+    `tf.variable_creator_scope` has no priority: it would come before a
+    strategy's, of 100, which calls the next for each replica. That of
+    `tf.function`, of 50, creates variables itself.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return graph._variable_creator_scope(create, priority=priority)

@@ -1,7 +1,7 @@
 """The residual of a variable: what a replica holds back, and sends later."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -72,7 +72,7 @@ class Residual:
             increment.constants,
             increment.decay,
         )
-        add(self._handle, *increment.tensors)
+        self._call(add, *increment.tensors)
 
     def select(
         self, count: int, seed: tf.Tensor, unit: tf.Tensor | float = 1.0
@@ -87,17 +87,19 @@ class Residual:
         select = compiled(
             _select, self._like, self._like, count, self._wire, xla=False
         )
-        values, positions, rest = select(self._handle, seed, unit)
+        values, positions, rest = self._call(select, seed, unit)
         return Selection(values, positions, rest, self._like.shape)
 
     def everything(self) -> tf.Tensor:
         """Return all of v; its sum over replicas is what has not been sent."""
-        return read(self._handle, self._like)
+        return self._call(read, self._like)
 
     def empty(self, masked: Sequence[tf.Tensor]) -> None:
         """Set v, and all of `masked`, to 0."""
-        for handle in (self._handle, *masked):
-            assign(handle, tf.zeros(self._like.shape, self._like.dtype))
+        zeros = tf.zeros(self._like.shape, self._like.dtype)
+        self._call(assign, zeros)
+        for handle in masked:
+            assign(handle, zeros)
 
     def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
         """Take what was sent of a selection out of v; zero `masked` there."""
@@ -107,11 +109,13 @@ class Residual:
         clear = compiled(_clear, self._like, self._like)
         # All reads of v are over by then, so it is changed without a copy.
         with tf.control_dependencies([selection.values]):
-            clear(sent_at, selection.rest, self._handle, *masked)
+            self._call(clear, sent_at, selection.rest, *masked)
 
-    @property
-    def _handle(self) -> tf.Tensor:
-        return own_component(self.variable).handle
+    def _call(self, function: Callable, *args: Any) -> Any:
+        """Call `function(handle of v, ...)` on v's device."""
+        own = own_component(self.variable)
+        with tf.device(own.device):
+            return function(own.handle, *args)
 
 
 def _add(
@@ -145,9 +149,9 @@ def _select(
 
 def _clear(
     like: tf.TensorSpec,
+    residual: tf.Tensor,
     positions: tf.Tensor,
     rest: tf.Tensor,
-    residual: tf.Tensor,
     *masked: tf.Tensor,
 ) -> None:
     setting = tf.tensor_scatter_nd_update

@@ -13,10 +13,13 @@ from tf_optimizers._compat.alone import (
     replaced,
     unconstrained,
 )
+from tf_optimizers._compat.lazy import replica_variables_on
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import Increment
 from tf_optimizers.loco.checks import parts_of
+from tf_optimizers.offload.host import HOST
+from tf_optimizers.offload.optimizer import HostOptimizer
 
 
 class LocalSteps:
@@ -54,6 +57,25 @@ class LocalSteps:
             for other in others:
                 other.assign(first)
 
+    def variables_beside_state(self) -> contextlib.AbstractContextManager:
+        """Return a scope for variables that are as large as weights."""
+        if self._is_hosted():
+            return replica_variables_on(HOST)
+        return contextlib.nullcontext()
+
+    def _place(self) -> contextlib.AbstractContextManager:
+        """Return a scope for temporaries that are as large as weights."""
+        return (
+            tf.device(HOST) if self._is_hosted() else contextlib.nullcontext()
+        )
+
+    def _is_hosted(self) -> bool:
+        """Tell whether the optimizer's state is on the host."""
+        return any(
+            isinstance(part, HostOptimizer)
+            for part in parts_of(self._optimizer)
+        )
+
     def step(
         self,
         gradients: Sequence[tf.Tensor],
@@ -84,12 +106,14 @@ class LocalSteps:
             weights: This replica's components of the variables.
             indices: Positions of the variables among all.
         """
-        before = [weight.read_value() for weight in weights]
+        with self._place():
+            before = [weight.read_value() for weight in weights]
         self.step(gradients, weights, indices)
-        changes = [
-            old - weight.read_value()
-            for weight, old in zip(weights, before, strict=True)
-        ]
+        with self._place():
+            changes = [
+                old - weight.read_value()
+                for weight, old in zip(weights, before, strict=True)
+            ]
         for weight, old in zip(weights, before, strict=True):
             weight.assign(old)
         return changes

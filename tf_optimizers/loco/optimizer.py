@@ -102,15 +102,16 @@ class LocalOptimizer(Optimizer):
         self._compressor.build(strategy)
         wire = self._compressor.wire
         movement = Movement(self.residual_decay, wire.replicas, wire.devices)
-        for variable in variables:
-            if not is_overwritten(self, variable):
-                self._compressor.add(self, variable, movement)
         masters = self._masters.in_place_of(variables)
         self._steps = LocalSteps(self.inner_optimizer, masters, variables)
         self._steps.build(strategy)
-        if self.sync_every > 1:
-            self._rounds = Rounds(self, variables, masters, self.sync_every)
         check_under(*checked)
+        with self._steps.variables_beside_state():
+            for variable in variables:
+                if not is_overwritten(self, variable):
+                    self._compressor.add(self, variable, movement)
+            if self.sync_every > 1:
+                self._rounds = Rounds(self, variables, masters, self.sync_every)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]

@@ -91,10 +91,10 @@ class Rounds:
     def end(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Return how far this replica has moved, and undo that."""
         starts = list(map(own_component, self._starts))
-        movements = [
-            start - weight
-            for start, weight in zip(starts, weights, strict=True)
-        ]
+        movements = []
+        for start, weight in zip(starts, weights, strict=True):
+            with tf.device(start.device):
+                movements.append(start - weight)
         for start, weight in zip(starts, weights, strict=True):
             weight.assign(start)
         own_component(self._taken).assign(0)
