@@ -87,7 +87,7 @@ def paddles(
     )
 
 
-NO_WAY_BACK = {"rampdown_begin_step": None, "rampdown_step": 1}
+NO_COOL_DOWN = {"rampdown_begin_step": None, "rampdown_step": 1}
 MAIN = {
     DENSE: Variant(
         1, lambda rate, _: keras.optimizers.SGD(rate, momentum=MOMENTUM)
@@ -102,8 +102,8 @@ MAIN = {
     "Paddle's rule, 4 workers": paddles(4),
 }
 ABLATIONS = {
-    "DGC, 2 workers, no way back": dgc(2, **NO_WAY_BACK),
-    "DGC, 2 workers, rate outside": dgc(2, rate_in_momentum=False),
+    "DGC, 2 workers, no cool-down": dgc(2, **NO_COOL_DOWN),
+    "DGC, 2 workers, rate_in_momentum=False": dgc(2, rate_in_momentum=False),
     "DGC, 2 workers, no momentum masking": dgc(2, momentum_masking=False),
     "DGC, 4 workers, no momentum masking": dgc(4, momentum_masking=False),
     "DGC, 4 workers, cool-down of a fifth": longer_cool_down(4, 5),
@@ -125,7 +125,7 @@ VARIANTS = MAIN | {
 ONLY_DIGITS = {
     "DGC, 2 workers, 99.9 %": up_to_the_last_stage(2),
     "DGC, 4 workers, 99.9 %": up_to_the_last_stage(4),
-    "DGC, 2 workers, 99.9 %, rate outside": up_to_the_last_stage(
+    "DGC, 2 workers, 99.9 %, rate_in_momentum=False": up_to_the_last_stage(
         2, rate_in_momentum=False
     )._replace(seeds=ABLATION_SEEDS),
 }

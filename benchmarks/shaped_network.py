@@ -57,7 +57,7 @@ class Momentum:
     def apply(
         self, gradients: Sequence[tf.Tensor], variables: Sequence
     ) -> None:
-        """Sum gradients over hosts, as a loop of one's own would, and step."""
+        """Sum gradients over hosts, as a custom loop would, and step."""
         context = tf.distribute.get_replica_context()
         if self.dtype:
             gradients = context.all_reduce(

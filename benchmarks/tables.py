@@ -77,7 +77,7 @@ def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
     return table(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
-        "| | median ms a step | quartiles | kB a step and worker |",
+        "| | median ms a step | quartiles | kB per step and worker |",
         (
             [key, *spread(contender["step_ms"]), kilobytes(contender)]
             for key, contender in result["contenders"].items()
@@ -131,7 +131,7 @@ def shaped_network(name: str, result: dict) -> str:
     return table(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms a "
         "step (quartiles)",
-        f"| | {' | '.join(links)} | kB a step and host |",
+        f"| | {' | '.join(links)} | kB per step and host |",
         rows,
     )
 

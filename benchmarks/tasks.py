@@ -128,7 +128,7 @@ def load_text(read: Callable[[], str] = manual) -> dict[str, Split]:
 
 
 def make_transformer(read: Callable[[], str] = manual) -> keras.Model:
-    """Return a network of 0.23 M parameters, normalised before each half."""
+    """Return a network of 0.23 M parameters, normalized before each half."""
     symbols = len(characters(read))
     layers = keras.layers
     tokens = keras.Input((CONTEXT,), dtype="int32")

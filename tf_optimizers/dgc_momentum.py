@@ -95,7 +95,7 @@ class DGCMomentum(CompressedMomentum):
     where Paddle's leaves large variables alone before `rampup_begin_step`; of
     entries that are summed by shards, only the k largest sums are applied; one
     replica is taken, with a warning.
-    Differs from Paddle's further in `rate_in_momentum`, whose False it has.
+    Differs from Paddle's also in `rate_in_momentum`: Paddle's rule is False.
     At sparsity 0 without masking, and while it is dense, it is
     `keras.optimizers.SGD` to rounding, on schedules, too.
 
@@ -122,8 +122,9 @@ class DGCMomentum(CompressedMomentum):
             rounded to; v_i keeps the rest. Of float16, what exceeds 65504 is
             sent in parts, and what is below 3e-8 not before it has grown.
             TensorFlow's own strategies carry bfloat16 as float32. With
-            `rate_in_momentum` these are bounds of multiples of the largest
-            power of two up to the learning rate. Defaults to `"float32"`.
+            `rate_in_momentum`, values are first divided by the largest power of
+            two that is not above the learning rate, and the two bounds apply
+            after that. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
             rate when they enter u_i, or entries when they are sent. State that
             was saved with the one is not loaded with the other.
@@ -213,13 +214,13 @@ class DGCMomentum(CompressedMomentum):
         and the last step sends all that is left.
 
         At 0.999 and 6 bytes an entry, a run of T steps sends what 0.026 T + 1
-        dense steps do; without the way back, what 0.014 T do.
+        dense steps do; without the cool-down, what 0.014 T do.
 
         Args:
             steps: int >= 2. Updates of the run: of `fit`, the batches of an
                 epoch times epochs, divided by `gradient_accumulation_steps`.
             learning_rate: See the class.
-            **kwargs: Other arguments of the class, which go before these.
+            **kwargs: Other arguments of the class; they override these.
 
         Raises:
             TypeError, ValueError: As the class.

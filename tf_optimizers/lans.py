@@ -117,7 +117,7 @@ class LANS(LayerwiseOptimizer):
     Example:
         >>> import tf_optimizers as tfo
         >>> optimizer = tfo.LANS(
-        ...     tfo.schedules.LansSchedule(7e-3, 1500, 977, 3519),
+        ...     tfo.schedules.LansSchedule(7e-3, 1500, 960, 1059),
         ...     weight_decay=0.01,
         ...     exclude_from_weight_decay=tfo.BIAS_AND_NORM,
         ... )

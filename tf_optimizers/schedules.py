@@ -27,9 +27,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         after that:                 end_learning_rate
 
     Updates are those of the weights: our optimizers count one for every
-    `gradient_accumulation_steps` micro-batches. Keras's own optimizers call
-    every schedule with each micro-batch: multiply all steps by that number
-    there.
+    `gradient_accumulation_steps` batches. Keras's own optimizers call every
+    schedule with each batch: multiply all steps by that number there.
 
     The middle part is the paper's point: the curvature of the loss bounds the
     highest rate, so larger batches need it for longer, not higher.

@@ -46,7 +46,7 @@ class SparseLoCo(LocalOptimizer):
     With `sync_every` > 1, the weights of a model are each worker's own between
     two synchronizations. `fit`, `evaluate` and `predict` synchronize before
     weights are read, and average the statistics of `BatchNormalization`; in a
-    loop of your own, call `synchronize`.
+    custom training loop, call `synchronize`.
 
     The inner optimizer may be any of Keras, `tfo.Lamb`, `tfo.LANS` or, if the
     process has one replica, `tfo.AdamOffload`. Its learning rate, schedule,
@@ -183,7 +183,7 @@ class SparseLoCo(LocalOptimizer):
             steps: int >= 2. Updates of the run: of `fit`, the batches of an
                 epoch times epochs, divided by `gradient_accumulation_steps`.
             inner_optimizer: See the class.
-            **kwargs: Other arguments of the class, which go before these.
+            **kwargs: Other arguments of the class; they override these.
 
         Raises:
             TypeError, ValueError: As the class.
@@ -215,7 +215,7 @@ class SparseLoCo(LocalOptimizer):
 
         As at the end of a round, the largest entries are sent and the others
         kept; a new round begins. `fit`, `evaluate` and `predict` call it
-        wherever weights are read. In a loop of your own, call it on every
+        wherever weights are read. In a custom training loop, call it on every
         worker before you evaluate or save a model.
 
         Args:

@@ -4,7 +4,7 @@ TensorFlow's collectives are rings, of N - 1 rounds for a gather and twice as
 many for a sum. On CPUs its all-to-all, which sends all at once, makes one round
 of a gather, and two of a sum, with the bytes of the rings. Among many replicas
 it sends many messages, so that a gather goes in two levels there: to a group of
-neighbours, and then to one replica of each other group.
+neighbors, and then to one replica of each other group.
 
 Workers that want to exchange different things wait for each other for ever.
 So each notes what it has come to, for `distribute/standstill.py` to compare.

@@ -81,8 +81,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     in the folder.
 
     Args:
-        backup_dir: str or path. A folder on a local or mounted file system, of
-            this run alone; created if it does not exist.
+        backup_dir: str or path. A folder on a local or mounted file system that
+            no other script uses; created if it does not exist.
         save_freq: "epoch", or int >= 1. When to back up: at the end of every
             epoch, or each time this many batches have been seen.
             Defaults to `"epoch"`.

@@ -48,8 +48,8 @@ class SparseMultiWorkerMirroredStrategy(
     `all_reduce` in one all-gather, instead of three per variable. Small dense
     values travel in that all-gather, too. Large ones of one dtype travel
     together, in packs of `communication_options.bytes_per_pack` (0, the
-    default, is one pack). On CPUs a gather takes one round trip and a sum two,
-    however many workers there are.
+    default, is one pack). On CPUs a gather takes one round trip, or two from 64
+    replicas on, and a sum of large values two, however many workers there are.
 
     Create it before any tensor or variable, and the model in its `scope()`:
 
@@ -175,8 +175,8 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return what each returned.
 
         Scalars that it returns are reduced together, when the first of them
-        is. In a Keras model's step, a replica's loss counts by its share of
-        the global batch's rows.
+        is. In a Keras model's step, a replica's loss is weighted by its share
+        of the global batch's rows.
         """
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:

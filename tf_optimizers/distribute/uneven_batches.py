@@ -3,7 +3,7 @@
 Keras divides the mean over a replica's rows by the number of replicas. That is
 the mean over the global batch only if all replicas have equally many rows: of
 3 rows on 2 replicas, the third would count twice. Under our strategy, a
-replica's loss counts by its share instead:
+replica's loss is weighted by its share instead:
 
     rows of the replica / rows of all     usually
     divisor here / divisor everywhere     where a loss divides by something
