@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tf_optimizers.lans import LANS
     from tf_optimizers.sparse_loco import SparseLoCo
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BIAS_AND_NORM",

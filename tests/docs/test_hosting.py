@@ -125,7 +125,7 @@ def test_issue_form_asks_for_what_is_needed():
 
 def test_citation_is_of_the_latest_release():
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    releases = re.findall(r"^## \[?([\d.]+)\]? \((.+)\)", changelog, re.M)
+    releases = re.findall(r"^## ([\d.]+) - (.+)$", changelog, re.M)
     cited = CITATION["version"], str(CITATION["date-released"])
     assert cited == releases[0]
     assert cited[0] == tfo.__version__
