@@ -325,6 +325,12 @@ def test_tensorflow_has_private_function(name):
     assert callable(value), f"tf.__internal__.distribute.{name} is gone."
 
 
+@pytest.mark.parametrize("name", ["tf_convert", "control_status_ctx"])
+def test_tensorflow_converts_functions(name):
+    value = getattr(tf.__internal__.autograph, name, None)
+    assert callable(value), f"tf.__internal__.autograph.{name} is gone."
+
+
 @pytest.mark.parametrize("xla", [True, None])
 def test_xla_is_noticed_while_tracing(xla):
     seen = []
@@ -433,6 +439,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_elements", "_shape", "_has_at_once"),
         *("_gather_at_once", "_sum_by_shards"),
         *("_move", "_timeout", "_levels", "_everybody", "_rank"),
+        "_ranks",
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),

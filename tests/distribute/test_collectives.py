@@ -10,6 +10,7 @@ import real_workers
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers._compat.extended import ranks_in
 from tf_optimizers._compat.instance_keys import (
     _KINDS,
     DTYPES,
@@ -193,6 +194,14 @@ def test_two_levels_reach_everybody_in_order(count):
     assert messages <= (count - 1) / 1.9
 
 
+def test_ranks_follow_the_names_of_workers():
+    tasks = [f"/job:worker/task:{i}" for i in range(12)]
+    by_rank = [0, 1, 10, 11, *range(2, 10)]
+    assert [by_rank[rank] for rank in ranks_in(tasks, 1)] == list(range(12))
+    assert ranks_in(tasks[:3], 2) == list(range(6))
+    assert ranks_in(tasks, 2)[20:24] == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("count", [2, 16, 63, 67])
 def test_few_replicas_and_primes_gather_in_one_level(count):
     everybody = Group(7, count)
@@ -200,10 +209,16 @@ def test_few_replicas_and_primes_gather_in_one_level(count):
 
 
 @pytest.mark.long
-def test_two_levels_exchange_the_same(tmp_path):
-    everybody = [[rank] * 3 for rank in range(4) for _ in range(2)]
-    results = real_workers.results("levels", tmp_path, 4, timeout=300)
+@pytest.mark.parametrize(("workers", "steps"), [(4, 20), (12, 4)])
+def test_two_levels_exchange_the_same(tmp_path, workers, steps):
+    """With 12, TensorFlow's order is not that of the workers' numbers."""
+    everybody = [[rank] * 3 for rank in range(workers) for _ in range(2)]
+    results = real_workers.results(
+        "levels", tmp_path, workers, steps, timeout=300
+    )
     for one, two in results:
+        assert one["is_sum"]
+        assert two["is_sum"]
         assert one["gathered"] == two["gathered"] == [everybody]
         kinds = set(one["collectives"]) | set(two["collectives"])
         assert kinds == {"CollectiveGatherV2"}

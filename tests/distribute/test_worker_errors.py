@@ -26,6 +26,10 @@ SURVIVED = {
     "parted": ["All workers must have the weights", "dense/kernel=['"],
     "absent": ["Received nothing from worker 1 in 5 s"],
 }
+FAILED = [
+    "a step that has failed on worker 1",
+    "All workers must end a step before they begin the next",
+]
 LAST = {"model": ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]}
 
 
@@ -73,13 +77,8 @@ def test_last_fault_ends_the_workers(survivors):
     [
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
         ("silent", ["Collective", "which has timed out on worker 0"]),
-        (
-            "failing",
-            [
-                "a step that has failed on worker 1",
-                "All workers must end a step before they begin the next",
-            ],
-        ),
+        ("failing", FAILED),
+        ("drawing", FAILED),
         ("killed", ["Worker 1 was killed by signal 9"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -25,7 +25,8 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         group_size: int,
         options: Any,
         collective_keys: Any,
-        first_rank: int,
+        ranks: Sequence[int],
+        first_replica: int,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
         group_key = collective_keys.get_group_key(self._devices)
@@ -34,7 +35,8 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
             KeyedLauncher(
                 *(group_key, group_size, collective_keys, device, options),
                 local_replicas=len(devices),
-                rank=first_rank + place,
+                ranks=ranks,
+                replica=first_replica + place,
             )
             for place, device in enumerate(self._devices)
         ]
@@ -71,7 +73,7 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
         options: Any,
         layout: int = 0,
     ) -> tf.Tensor:
-        """Concatenate tensors of one shape along the first axis.
+        """Concatenate tensors of one shape along the first axis, by ranks.
 
         The public `all_gather` allows tensors of different shapes, and takes
         two collectives for that. Replicas that pass another `layout`, of 32
@@ -83,7 +85,10 @@ class CollectiveAllReduceHooks(cross_device_ops.CollectiveAllReduce):
     def all_to_all(
         self, tensor: tf.Tensor, replica_id: int, options: Any
     ) -> tf.Tensor:
-        """Send every replica a row of [N, ...]; return those that came."""
+        """Send every replica a row of [N, ...]; return those that came.
+
+        Rows are in the order of ranks, as in `all_gather`.
+        """
         return self._launchers[replica_id].all_to_all(tensor, options)
 
     def progress(self) -> list[list[int]]:

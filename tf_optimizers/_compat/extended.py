@@ -17,6 +17,7 @@ from tensorflow.python.distribute import (
 
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.coordination import joined_cluster
+from tf_optimizers._compat.progress import is_in_run
 
 _numbers = itertools.count(1)
 # More than workers: the inner channel of each takes one.
@@ -114,12 +115,14 @@ class MultiWorkerExtendedHooks(
         self, keys: Any, replicas: int
     ) -> CollectiveAllReduceHooks:
         count = len(self.worker_devices)
+        is_local = replicas == count
         return self.collectives(
             devices=self.worker_devices,
             group_size=replicas,
             options=self._communication_options,
             collective_keys=keys,
-            first_rank=self.worker_index * count if replicas > count else 0,
+            ranks=range(count) if is_local else ranks_in(self.tasks, count),
+            first_replica=0 if is_local else self.worker_index * count,
         )
 
     def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
@@ -148,6 +151,14 @@ class MultiWorkerExtendedHooks(
             )
 
         return tf.reduce_sum(_in_every_replica(gather, len(parts))[0], 0)
+
+    def check_step_ended(self) -> None:
+        """Note that a step has failed, if one has not ended.
+
+        Called between steps by the main thread, which usually runs them too.
+        """
+        if any(map(is_in_run, self.channel.progress())):
+            self.channel.enter()
 
     def in_replica(self, method: Callable, *args: Any) -> Any:
         """Return `method(*args, local rank, options)` for the calling replica.
@@ -222,6 +233,24 @@ class MultiWorkerExtendedHooks(
             if job in cluster.jobs
             for task in cluster.task_indices(job)
         ]
+
+
+def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
+    """Return the place of every replica in what a collective returns.
+
+    TensorFlow (2.21) orders workers by their names, so that task:10 comes
+    before task:2, and their devices by number.
+
+    Args:
+        tasks: The names of all workers.
+        devices: Of each worker.
+    """
+    places = {task: place for place, task in enumerate(sorted(tasks))}
+    return [
+        places[task] * devices + device
+        for task in tasks
+        for device in range(devices)
+    ]
 
 
 def _in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:

@@ -11,6 +11,7 @@ So each notes what it has come to, for `distribute/standstill.py` to compare.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -52,7 +53,7 @@ def levels(everybody: Group, rank: int) -> list[Group]:
 
     Args:
         everybody: All replicas.
-        rank: Of the replica among them.
+        rank: Of the replica among them, by which TensorFlow orders groups.
     """
     key, size = everybody
     near = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
@@ -71,14 +72,22 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
     Args:
         *args: As TensorFlow's takes them.
         local_replicas: How many this process has.
-        rank: Of this one among all.
+        ranks: Of all replicas: their places in what a collective returns.
+        replica: This one's number among all.
     """
 
-    def __init__(self, *args: Any, local_replicas: int, rank: int) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        local_replicas: int,
+        ranks: Sequence[int],
+        replica: int,
+    ) -> None:
         super().__init__(*args)
         self._everybody = Group(self._group_key, self._group_size)
-        self._levels = levels(self._everybody, rank)
-        self._rank = rank
+        self._rank = ranks[replica]
+        self._levels = levels(self._everybody, self._rank)
+        self._ranks = list(ranks)
         self._has_at_once = (
             "CPU" in self._device
             and self._group_size > 2  # Rings of two are as short.
@@ -107,13 +116,23 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         return tf.reshape(total, _shape(tensor))
 
     def _all_gather(self, input_tensor: Any, options: Any) -> tf.Tensor:
-        # All of TensorFlow's own gathers lead through here.
-        return self.gather(input_tensor, options)
+        # All of TensorFlow's own gathers lead through here, and take what
+        # comes to be in the order of replicas, by their numbers.
+        gathered = self.gather(input_tensor, options)
+        if self._ranks == sorted(self._ranks):
+            return gathered
+        shape, size = tf.shape(gathered), len(self._ranks)
+        parts = tf.concat([[size, shape[0] // size], shape[1:]], 0)
+        parts = tf.reshape(gathered, parts)
+        return tf.reshape(tf.gather(parts, self._ranks), shape)
 
     def gather(
         self, input_tensor: Any, options: Any, layout: int = 0
     ) -> tf.Tensor:
-        """Concatenate tensors along the first axis; see `instance_key`."""
+        """Concatenate tensors along the first axis, in the order of ranks.
+
+        See `instance_key` for the layout.
+        """
         tensor = tf.convert_to_tensor(input_tensor)
         flat = tf.reshape(tensor, [-1])
         what = GATHER, _elements(flat), layout
@@ -125,7 +144,7 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
         return tf.reshape(gathered, shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send every replica a row; return the rows that came.
+        """Send every replica a row; return the rows that came, by ranks.
 
         TensorFlow has the collective, but no launcher or strategy uses it.
         """

@@ -5,6 +5,7 @@ the step waits for the answer. The iterator of these data sets asks during the
 step before, and for the number of rows as well.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,10 @@ class AheadIterator(input_lib.DistributedIterator):
         A replica without one has no rows.
         """
         (iterator,) = self._iterators
+        is_main = threading.current_thread() is threading.main_thread()
+        if tf.executing_eagerly() and is_main:
+            # The others wait in the step, where nobody who waits here comes.
+            self._strategy.extended.check_step_ended()
         if self._enable_get_next_as_optional:
             parts = input_lib._get_value_or_dummy(
                 self._input_workers,

@@ -34,6 +34,11 @@ def has_failed(progress: Sequence[int]) -> bool:
     return progress[-1] == _FAILED
 
 
+def is_in_run(progress: Sequence[int]) -> bool:
+    """Tell whether a step has begun, and not ended."""
+    return progress[-1] in (_RUN, _IN_RUN)
+
+
 def is_waiting(progress: Sequence[int]) -> bool:
     """Tell whether a collective has begun, and not ended."""
     return progress[-1] in (_ALONE, _IN_RUN)

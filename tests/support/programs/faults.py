@@ -118,6 +118,25 @@ def go_on(strategy, optimizer, variables):
                 raise
 
 
+def draw_on(strategy):
+    """Do so in a loop that draws its batches between steps."""
+
+    def replica(rows, is_bad):
+        with tf.control_dependencies([tf.debugging.Assert(~is_bad, ["bad"])]):
+            tf.distribute.get_replica_context().all_reduce("SUM", rows)
+
+    step = tf.function(lambda *args: strategy.run(replica, args))
+    data = tf.data.Dataset.from_tensor_slices(X).batch(8)
+    data = strategy.experimental_distribute_dataset(data)
+    for i, rows in enumerate(data):
+        try:
+            step(rows, tf.constant(IS_WRONG and i == 2))
+        except tf.errors.InvalidArgumentError as error:
+            if "bad" not in str(error):
+                time.sleep(8)  # As above.
+                raise
+
+
 def train(case):
     """Train, with one thing amiss."""
     wrong = case if IS_WRONG else None
@@ -150,6 +169,8 @@ def train(case):
         part(model)
     elif case == "failing":
         go_on(strategy, optimizer, model.trainable_variables)
+    elif case == "drawing":
+        draw_on(strategy)
     else:
         fit(model, Misbehave(case))
     print("trained to the end")

@@ -1,4 +1,9 @@
-"""What replicas exchange, in one level and in two."""
+"""What replicas exchange, in one level and in two.
+
+levels.py STEPS
+"""
+
+import sys
 
 import tensorflow as tf
 from programs import transport
@@ -24,7 +29,22 @@ def gathers(strategy):
     return [part.numpy().tolist() for part in parts], count
 
 
-def observe(fewest):
+def sums(strategy):
+    """Return whether a large sum is that of all replicas' values."""
+    numbers = tf.range(1000, dtype=tf.float32)
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        place = tf.cast(context.replica_id_in_sync_group, tf.float32)
+        return context.all_reduce("SUM", tf.tile(numbers + place, [100]))
+
+    (total,) = strategy.experimental_local_results(strategy.run(replica))
+    count = strategy.num_replicas_in_sync
+    expected = numbers * count + count * (count - 1) / 2
+    return bool(tf.reduce_all(total == tf.tile(expected, [100])))
+
+
+def observe(fewest, steps):
     """Return what comes of it if so many replicas go in two levels."""
     launcher.FEWEST_IN_LEVELS = fewest
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
@@ -32,9 +52,10 @@ def observe(fewest):
     return {
         "gathered": gathered,
         "collectives": collectives,
-        "weights": transport.train(strategy, 20),
+        "is_sum": sums(strategy),
+        "weights": transport.train(strategy, steps),
     }
 
 
 if __name__ == "__main__":
-    report([observe(fewest) for fewest in (1000, 4)])
+    report([observe(fewest, int(sys.argv[1])) for fewest in (1000, 4)])
