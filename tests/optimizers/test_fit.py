@@ -134,3 +134,14 @@ def test_copy_of_the_optimizer_starts_afresh(case):
     actual = cases.run(copy, cases.make_variables(), 3)
     expected = cases.run_reference(case.reference_step(), 3)
     assert cases.error(actual, expected) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_end_of_data_of_unknown_length_is_no_update(case):
+    """Keras notices it in a step without a batch."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    model = make_model()
+    model.compile(case.make(), "mse")
+    data = data.filter(lambda x, y: True)
+    model.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert model.optimizer.iterations.numpy() == 8

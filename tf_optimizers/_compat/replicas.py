@@ -29,6 +29,18 @@ def eager_context() -> Any:
     return context.context()
 
 
+def convert(function: Callable) -> Callable:
+    """Return what AutoGraph makes of a function, if it is on here.
+
+    TensorFlow's strategies do so before they call replicas. A function that
+    calls the user's has to do it in their place, or it is converted itself.
+    """
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(
+        function, autograph.control_status_ctx(), convert_by_default=False
+    )
+
+
 def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
     """Create one variable that no strategy in scope captures."""
     # `tf.Variable` asks the strategy, which makes one per replica. The class

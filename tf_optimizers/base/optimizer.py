@@ -177,6 +177,11 @@ class Optimizer(OptimizerHooks):
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context()
+        # At the end of data of unknown length there is no gradient. What
+        # depends on none, such as `iterations`, could still change. The last
+        # one is there first.
+        values = [getattr(g, "values", g) for g in grads if g is not None]
+        last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
             trainable_variables = built_variables(self)
         if trainable_variables is not None:
@@ -191,7 +196,8 @@ class Optimizer(OptimizerHooks):
             if not self._is_agreed:
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
-        super().apply(grads, trainable_variables)
+        with tf.control_dependencies(last):
+            super().apply(grads, trainable_variables)
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]

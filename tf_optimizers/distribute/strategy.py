@@ -35,7 +35,7 @@ from tf_optimizers.distribute.uneven_batches import (
     with_batch_size,
 )
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
-from tf_optimizers.distribute.whole_runs import run_whole
+from tf_optimizers.distribute.whole_runs import after_its_arguments, run_whole
 
 
 class SparseMultiWorkerMirroredStrategy(
@@ -182,6 +182,8 @@ class SparseMultiWorkerMirroredStrategy(
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
             self._epoch_check.watch(model)
             fn = with_batch_size(fn, rows_of_all((args, kwargs)))
+        if not tf.executing_eagerly():
+            fn = after_its_arguments(fn)
         outputs = run_whole(
             self,
             functools.partial(super().run, fn, args, kwargs, options),

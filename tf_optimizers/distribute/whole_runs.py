@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
-from tf_optimizers._compat.replicas import in_xla
+from tf_optimizers._compat.replicas import convert, in_xla
 
 
 def run_whole(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
@@ -29,6 +29,24 @@ def run_whole(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     if tf.executing_eagerly():
         return _run_eagerly(strategy.extended.channel, run)
     return _run_in_graph(strategy, run, arguments)
+
+
+def after_its_arguments(fn: Callable) -> Callable:
+    """Return a replica's function, no part of which runs before its arguments.
+
+    At the end of data of unknown length there are none. What in a step depends
+    on no batch, such as `iterations` or weight decay, TensorFlow would still
+    run, or not.
+    """
+    converted = convert(fn)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+        arguments = [leaf for leaf in leaves if tf.is_symbolic_tensor(leaf)]
+        with tf.control_dependencies(arguments):
+            return converted(*args, **kwargs)
+
+    return tf.autograph.experimental.do_not_convert(call)
 
 
 def _run_in_graph(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
