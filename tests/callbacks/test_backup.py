@@ -6,10 +6,12 @@ import shutil
 
 import keras
 import pytest
+import tensorflow as tf
 from backups import (
     OPTIMIZERS,
     Interrupt,
     Interruption,
+    X,
     assert_equal,
     epochs_of,
     fit,
@@ -69,6 +71,53 @@ def test_resumed_training_equals_an_uninterrupted_one(
     assert 0 < len(found) < 4
     assert found == logs[-len(found) :]
     assert list(tmp_path.iterdir()) == []
+
+
+class Own(keras.Model):
+    """Has an optimizer of its own, besides that of `compile`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(8)
+        self.own = keras.optimizers.Adam(0.01)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.dense.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
+        self.own.apply(gradients, weights)
+        return {"loss": loss}
+
+
+def make_own(build=True):
+    keras.utils.set_random_seed(1)
+    model = Own()
+    model(X)
+    model.compile("sgd")
+    if build:
+        model.own.build(model.trainable_variables)
+    return model
+
+
+def test_optimizer_of_a_train_step_is_resumed(tmp_path):
+    model = make_own()
+    fit(model, tmp_path)
+    resumed = make_own()
+    interrupt(resumed, tmp_path, 7)
+    resumed = make_own()
+    assert epochs_of(fit(resumed, tmp_path)) == [1, 2]
+    assert_equal(resumed.get_weights(), model.get_weights())
+    assert resumed.own.iterations.numpy() == 18
+
+
+def test_optimizers_that_are_not_built_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"Received: `own` of .* `model.own.b"):
+        fit(make_own(build=False), tmp_path)
 
 
 @pytest.mark.parametrize("place", ["layer", "loss"])

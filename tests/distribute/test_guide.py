@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
-    parts = ["guide", "interleaved", "another_cluster"]
+    parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
     parts += ["order", "counts", "seeds"]
     return real_workers.results("guide", folder, 2, *parts)
 
@@ -49,6 +49,10 @@ def test_strategies_of_one_process_do_not_meet(results):
             result["interleaved"], (2, 7, 3, 8), strict=True
         ):
             np.testing.assert_array_equal(total, np.full(size, 4.0))
+
+
+def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
+    assert [result["uncompiled"] for result in results] == [1.5, 1.5]
 
 
 def test_another_cluster_is_refused(results):
@@ -103,3 +107,5 @@ def test_unknown_numbers_of_batches_end_together(results):
     ]
     assert first["evaluate"] == second["evaluate"] > 0
     assert first["predict"] == second["predict"] == 16
+    # None for the batch that is not there, which others' data end with.
+    assert first["updates"] == second["updates"] == 2 * 5

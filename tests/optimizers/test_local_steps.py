@@ -419,6 +419,16 @@ def test_evaluate_and_predict_synchronize(mirrored, read):
     assert model.optimizer.is_synchronized
 
 
+def test_optimizer_of_a_train_step_synchronizes_too(mirrored):
+    model = make_model(mirrored)
+    step_alone(model)
+    model.own = model.optimizer
+    with mirrored.scope():
+        model.compile("sgd", "mse")
+    model.predict(X, verbose=0)
+    assert model.own.is_synchronized
+
+
 ENDS = list(
     itertools.product(
         ["a.keras", "a.weights.h5"], ["synchronize", "finalize_variable_values"]
@@ -542,6 +552,8 @@ def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
     found = [str(w.message) for w in caught if "A run of" in str(w.message)]
     assert len(found) == (rounds is not None)
     assert all(f"Received: {rounds}, with sync_every=4" in m for m in found)
+    # An end of data that is not known beforehand is no step.
+    assert model.optimizer.iterations.numpy() == epochs * len(X) // 8
 
 
 def test_synchronize_is_refused_within_a_step(mirrored):

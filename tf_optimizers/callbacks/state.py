@@ -9,14 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.base.replicas import backend_variable
-from tf_optimizers.distribute.local_steps import is_synchronized
+from tf_optimizers.distribute.local_steps import (
+    has_common_weights,
+    optimizers_of,
+)
 
 # The values that a process has of every variable, by name.
 Values: TypeAlias = dict[str, list[np.ndarray]]
 
 
 class State:
-    """The variables of a built model, its optimizer and its metrics."""
+    """The variables of a built model, its optimizers and its metrics."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
@@ -25,10 +28,13 @@ class State:
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
         """The variables that outlive an epoch, and those that do not."""
-        optimizer = self._model.optimizer
-        slots = [] if optimizer is None else list(optimizer.variables)
+        slots = {
+            id(variable): variable  # One may be inside of another.
+            for optimizer in optimizers_of(self._model).values()
+            for variable in optimizer.variables
+        }
         return {
-            "lasting": [*self._model.variables, *slots],
+            "lasting": [*self._model.variables, *slots.values()],
             "metrics": self._model.metrics_variables,
         }
 
@@ -85,7 +91,7 @@ class State:
 
         `SparseLoCo` may be in the middle of its local steps.
         """
-        return is_synchronized(self._model.optimizer)
+        return has_common_weights(self._model)
 
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""

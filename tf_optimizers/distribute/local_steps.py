@@ -1,25 +1,51 @@
-"""Optimizers under which workers have weights of their own for some steps."""
+"""The optimizers of a model, and those that leave workers weights of their own.
+
+`SparseLoCo` of several local steps does.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 
-def optimizers_with_local_steps(optimizer: Any) -> Iterator[Any]:
-    """Yield each `SparseLoCo` of several local steps, inside of others too.
+
+def optimizers_of(model: keras.Model) -> dict[str, Any]:
+    """Return the optimizers among a model's attributes, by name.
+
+    The first is that of `compile`, if there is one. Others are used in a
+    `train_step`, as in that of a GAN.
+    """
+    compiled = getattr(model, "optimizer", None)
+    found = {} if compiled is None else {"optimizer": compiled}
+    for name, value in vars(model).items():
+        is_new = all(value is not each for each in found.values())
+        if isinstance(value, keras.optimizers.Optimizer) and is_new:
+            found[name] = value
+    return found
+
+
+def local_steppers(model: keras.Model) -> list[Any]:
+    """Return each `SparseLoCo` of several local steps, inside of others too.
 
     It has `is_synchronized`, and `synchronize`.
     """
+    return [
+        stepper
+        for optimizer in optimizers_of(model).values()
+        for stepper in _steppers_in(optimizer)
+    ]
+
+
+def has_common_weights(model: keras.Model) -> bool:
+    """Tell whether a model's weights are equal on all replicas now."""
+    return all(each.is_synchronized for each in local_steppers(model))
+
+
+def _steppers_in(optimizer: Any) -> Iterator[Any]:
     if getattr(optimizer, "sync_every", 1) > 1:
         yield optimizer
         return
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = [] if inner is None else [inner]
     for part in [*parts, *getattr(optimizer, "optimizers", [])]:
-        yield from optimizers_with_local_steps(part)
-
-
-def is_synchronized(optimizer: Any) -> bool:
-    """Tell whether an optimizer keeps weights equal on all replicas now."""
-    return all(
-        each.is_synchronized for each in optimizers_with_local_steps(optimizer)
-    )
+        yield from _steppers_in(part)

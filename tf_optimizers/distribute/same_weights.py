@@ -1,6 +1,7 @@
 """A check, once an epoch, that all workers have trained alike."""
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -8,7 +9,10 @@ import tensorflow as tf
 
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.digests import digests
-from tf_optimizers.distribute.local_steps import is_synchronized
+from tf_optimizers.distribute.local_steps import (
+    has_common_weights,
+    optimizers_of,
+)
 
 
 class EpochCheck:
@@ -38,7 +42,7 @@ class EpochCheck:
 
     def _check(self, model: keras.Model) -> None:
         components = self._strategy.experimental_local_results
-        is_alike = is_synchronized(model.optimizer)
+        is_alike = has_common_weights(model)
         weights = {
             weight.path: digests(
                 part.numpy() for part in components(weight.value)
@@ -49,19 +53,19 @@ class EpochCheck:
         check_agreement(
             self._strategy,
             "the weights and the learning rate after an epoch",
-            _rates_of(model.optimizer) | weights,
+            _rates_of(optimizers_of(model).values()) | weights,
             "Callbacks, and code of your own, must set weights and rates alike "
             "on every worker.",
         )
 
 
-def _rates_of(optimizer: Any) -> dict[str, str]:
-    """Return the learning rate, or those of all optimizers in this one."""
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    parts = getattr(optimizer, "optimizers", None)
-    if parts is None:
-        parts = [] if optimizer is None else [optimizer]
+def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
+    """Return the learning rate, or those of all optimizers in these."""
+    parts: list[Any] = []
+    for optimizer in optimizers:
+        while hasattr(optimizer, "inner_optimizer"):
+            optimizer = optimizer.inner_optimizer
+        parts += getattr(optimizer, "optimizers", [optimizer])
     rates = [tf.convert_to_tensor(part.learning_rate).numpy() for part in parts]
     if len(rates) == 1:
         return {"learning_rate": str(rates[0])}

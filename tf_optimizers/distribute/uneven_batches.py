@@ -191,8 +191,8 @@ def _check_alone() -> None:
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
-            "A loss with a mask, or one that is divided by the sum of sample "
-            "weights, must be traced where a worker has several devices. "
+            "A loss that is divided by a sum over all replicas, such as of "
+            "a mask, must be traced where a worker has several devices. "
             "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
             "`compile`, or call the loss in a `tf.function`."
         )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.callbacks import call_first
 from tf_optimizers._compat.keras import layers_of
-from tf_optimizers.distribute.local_steps import optimizers_with_local_steps
+from tf_optimizers.distribute.local_steps import local_steppers
 from tf_optimizers.distribute.workers import Workers
 
 # With fewer, much is still held back at the end of a run.
@@ -20,10 +20,7 @@ _ENOUGH = 100
 @functools.cache
 def synchronize_in_fit() -> None:
     """Let Keras call `CommonWeights`, for models with local steps."""
-    call_first(
-        CommonWeights,
-        lambda model: any(optimizers_with_local_steps(_optimizer_of(model))),
-    )
+    call_first(CommonWeights, lambda model: bool(local_steppers(model)))
 
 
 class CommonWeights(keras.callbacks.Callback):
@@ -64,12 +61,12 @@ class CommonWeights(keras.callbacks.Callback):
         self._synchronize()
 
     def _synchronize(self) -> None:
-        for optimizer in optimizers_with_local_steps(self.model.optimizer):
+        for optimizer in local_steppers(self.model):
             optimizer.synchronize(_statistics(self.model))
 
     @property
     def _optimizer(self) -> Any:
-        return next(optimizers_with_local_steps(self.model.optimizer))
+        return local_steppers(self.model)[0]
 
     def _count(self) -> int:
         return int(tf.convert_to_tensor(self._optimizer.iterations))
@@ -89,10 +86,6 @@ class CommonWeights(keras.callbacks.Callback):
                 "lower `sync_every` or `sparsity`, or train for longer.",
                 stacklevel=2,
             )
-
-
-def _optimizer_of(model: keras.Model) -> Any:
-    return getattr(model, "optimizer", None)
 
 
 def _statistics(model: keras.Model) -> list[keras.Variable]:

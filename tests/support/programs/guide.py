@@ -128,6 +128,25 @@ def interleaved():
     ]
 
 
+class Counting(keras.Model):
+    """Is never compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def step(self, value):
+        self.mean.update_state(value)
+
+
+def uncompiled():
+    strategy = Strategy()
+    with strategy.scope():
+        model = Counting()
+    strategy.run(model.step, (tf.constant(1.0 + worker_of(strategy)),))
+    return float(model.mean.result())
+
+
 def another_cluster():
     Strategy()
     cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
@@ -268,6 +287,9 @@ def counts():
         )
 
     model = seeing_model(strategy)
+    # Keras decays the weights whatever the gradients are.
+    with strategy.scope():
+        model.compile(keras.optimizers.AdamW(weight_decay=0.1), "mse")
     return {
         "known": message(lambda data: data),
         "infinite": message(
@@ -276,12 +298,16 @@ def counts():
         "epochs": seen(model, unknown()),
         "evaluate": model.evaluate(unknown(), verbose=0),
         "predict": len(model.predict(unknown(1), verbose=0)),
+        "updates": int(model.optimizer.iterations.numpy()),
     }
 
 
 PARTS = {
     part.__name__: part
-    for part in (guide, interleaved, another_cluster, order, seeds, counts)
+    for part in (
+        *(guide, interleaved, uncompiled, another_cluster),
+        *(order, seeds, counts),
+    )
 }
 
 if __name__ == "__main__":
