@@ -22,7 +22,7 @@ class Lamb(LayerwiseOptimizer):
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
     whole variable; phi clamps to [lower_bound, upper_bound]. The trust ratio
-    phi(|w|) / |u| is 1 when either norm is 0 and for variables that are
+    phi(|w|) / |u| is 1 when phi(|w|) or |u| is 0, and for variables that are
     excluded from layer adaptation.
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8

@@ -68,7 +68,7 @@ class LANS(LayerwiseOptimizer):
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
     whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 where |g|
-    is 0. Both trust ratios phi(|w|) / |.| are 1 when either norm is 0 and for
+    is 0. Both trust ratios phi(|w|) / |.| are 1 when a part is 0, and for
     variables that are excluded from layer adaptation.
 
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`

@@ -70,7 +70,9 @@ class SparseLoCo(LocalOptimizer):
         inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
             `loss_scale_factor` and `gradient_accumulation_steps` to
             `SparseLoCo` instead. `tfo.DGCMomentum` exchanges gradients itself
-            and is refused, as is `LossScaleOptimizer`, which belongs outside.
+            and is refused. So are `LossScaleOptimizer`, which belongs outside,
+            and `Ftrl` and `ScheduleFreeAdamW`, which do not step from the
+            weights that they are given.
         sync_every: int >= 1. Local steps per exchange. Above 1, `use_ema` is
             refused. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. The share of

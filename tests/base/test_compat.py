@@ -439,7 +439,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_elements", "_shape", "_has_at_once"),
         *("_gather_at_once", "_sum_by_shards"),
         *("_move", "_timeout", "_levels", "_everybody", "_rank"),
-        "_ranks",
+        *("_ranks", "_value_or_none"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),

@@ -434,7 +434,9 @@ def test_plain_tensorflow_variables_are_trained_and_excluded(case):
     assert not np.array_equal(actual[1], decayed[1])
 
 
-@pytest.mark.parametrize("name", ["bias", "^bias$", "ia", "^b", "s$"])
+@pytest.mark.parametrize(
+    "name", ["bias", "^bias$", "ia", "^b", "s$", "(?i)BIAS", "^b|^no", "^a|ias"]
+)
 def test_excluded_names_are_searched_as_keras_does(case, name):
     """In the last part of a path only, anchors and all."""
     layers = [keras.layers.Dense(2, name=n) for n in ("bias_of", "sibias")]

@@ -926,3 +926,43 @@ def test_bad_argument_is_refused(arguments, error, message):
     with pytest.raises(error, match=message) as caught:
         tfo.DGCMomentum(0.1, **arguments)
     assert "Received" in str(caught.value)
+
+
+def test_gradient_of_unknown_rows_is_clipped():
+    """As of a generator's data, of which no shape is known."""
+    optimizer = tfo.DGCMomentum(1.0, clipnorm=1.0, min_compress_size=1)
+    variable = keras.Variable(np.zeros((6, 8), "float32"))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    step(tf.fill([6, 8], 3.0))
+    assert 0 < np.linalg.norm(variable.numpy()) <= 1.0
+
+
+def test_variable_that_comes_twice_is_refused():
+    optimizer = tfo.DGCMomentum(0.1, min_compress_size=1)
+    variable = keras.Variable(np.zeros((6, 8), "float32"), name="kernel")
+    with pytest.raises(ValueError, match="Received: two of kernel"):
+        optimizer.apply([tf.ones([6, 8])] * 2, [variable] * 2)
+    assert not np.any(variable.numpy())
+
+
+@pytest.mark.parametrize("cool_down", [True, False])
+def test_variables_by_turns_are_refused_before_a_cool_down(cool_down):
+    """The step that sends all that is left has only one of them."""
+    end = {"rampdown_begin_step": 4, "rampdown_step": 2} if cool_down else {}
+    optimizer = tfo.DGCMomentum(0.1, min_compress_size=1, **end)
+    first, second = (
+        keras.Variable(np.zeros((6, 8), "float32"), name=name)
+        for name in ("first", "second")
+    )
+    optimizer.build([first, second])
+    optimizer.apply([tf.ones([6, 8])], [first])
+    if cool_down:
+        with pytest.raises(ValueError, match="no gradient of first"):
+            optimizer.apply([tf.ones([6, 8])], [second])
+    else:
+        optimizer.apply([tf.ones([6, 8])], [second])
+    assert np.any(second.numpy()) != cool_down

@@ -18,12 +18,14 @@ RATE = 0.01
 
 # Every optimizer of Keras that steps by itself, and ours.
 WRAPPERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+# Their weights do not follow from the weights that they are given.
+ABSOLUTE = ("Ftrl", "ScheduleFreeAdamW")
 INNER = {
     name: found
     for name, found in vars(keras.optimizers).items()
     if isinstance(found, type)
     and issubclass(found, keras.optimizers.Optimizer)
-    and name not in WRAPPERS
+    and name not in WRAPPERS + ABSOLUTE
 } | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
 HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
 
@@ -372,6 +374,21 @@ def test_exclusions_reach_the_inner_optimizer():
         optimizer.exclude_from_weight_decay(
             [keras.Variable([1.0], dtype="bfloat16")]
         )
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_optimizer_that_does_not_step_is_refused(name):
+    if not hasattr(keras.optimizers, name):
+        pytest.skip(f"Keras has no {name} yet")
+    with pytest.raises(ValueError, match="must step from the weights"):
+        tfo.SparseLoCo(getattr(keras.optimizers, name)(RATE))
+
+
+def test_half_precision_of_tensorflow_s_variables():
+    optimizer = tfo.SparseLoCo(keras.optimizers.SGD(0.5))
+    variable = tf.Variable([1.0], dtype="bfloat16")
+    optimizer.apply([tf.ones([1], "bfloat16")], [variable])
+    np.testing.assert_array_equal(tf.cast(variable, tf.float32), [0.5])
 
 
 def test_optimizer_of_another_strategy_is_refused(mirrored):

@@ -52,7 +52,8 @@ def unconstrained(variables: Sequence[keras.Variable]) -> list[Attribute]:
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
     """Return the attributes that give a variable another's name and path."""
     # Keras sets both when a variable is created, and has no setter.
-    return [(variable, "_name", other.name), (variable, "_path", other.path)]
+    path = getattr(other, "path", other.name.removesuffix(":0"))
+    return [(variable, "_name", other.name), (variable, "_path", path)]
 
 
 @contextlib.contextmanager

@@ -28,15 +28,31 @@ def in_state_dtype(
 ) -> list[Gradient | None]:
     """Cast each gradient to the dtype of its variable's state.
 
+    Of its shape as much is known then as of the variable's.
+
     The result is on the replica's device, which TensorFlow's reduction looks
     at; an argument of a `tf.function` has no device.
     """
     return [
         None
         if gradient is None
-        else tf.identity(tf.cast(gradient, state_dtype(variable.dtype)))
+        else tf.identity(
+            tf.cast(_shaped(gradient, variable), state_dtype(variable.dtype))
+        )
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
+
+
+def _shaped(gradient: Gradient, variable: Any) -> Gradient:
+    """Return a gradient whose static shape is known, except for its rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        if gradient.shape.is_fully_defined():
+            return gradient
+        return tf.ensure_shape(gradient, variable.shape)
+    values = gradient.values
+    if not values.shape[1:].is_fully_defined():
+        values = tf.ensure_shape(values, [None, *variable.shape[1:]])
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def densify(

@@ -62,6 +62,10 @@ def check_weight_decay(value: float | None) -> float:
     return check_non_negative("weight_decay", 0.0 if value is None else value)
 
 
+# An escaped character, a set, or an anchor.
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
+
+
 def is_match(patterns: Sequence[str], variable: Any) -> bool:
     """Return whether any of `patterns` is found in the variable's path."""
     path = path_of(variable)
@@ -70,5 +74,9 @@ def is_match(patterns: Sequence[str], variable: Any) -> bool:
 
 def _in_path(pattern: str) -> str:
     """Return a pattern that searches a path after its last slash."""
-    start = "(^|/)" if pattern.startswith("^") else ""
-    return f"{start}(?:{pattern.removeprefix('^')})[^/]*$"
+    flags = "".join(re.findall(r"^(?:\(\?[aiLmsux]+\))+", pattern))
+    body = _PARTS.sub(
+        lambda found: "(?:^|(?<=/))" if found[0] == "^" else found[0],
+        pattern.removeprefix(flags),
+    )
+    return f"{flags}(?:{body})[^/]*$"  # Flags must come first.

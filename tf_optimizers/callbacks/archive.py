@@ -60,8 +60,12 @@ class Archive:
                 "file system that is mounted on all machines."
             )
 
-    def save(self, position: dict[str, int]) -> None:
-        """Write a backup, then delete those that it replaces."""
+    def save(self, position: dict[str, Any]) -> None:
+        """Write a backup, then delete those that it replaces.
+
+        Args:
+            position: Where in the run it is made, and with which rates.
+        """
         values = self._state.values()
         check_finite(self._state, values, self._workers)
         alike = find_alike(values, self._workers)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import warnings
 from collections import Counter
 from typing import Any
@@ -16,10 +17,12 @@ from tf_optimizers.callbacks.arguments import (
     check_name,
 )
 from tf_optimizers.callbacks.files import Folder
+from tf_optimizers.callbacks.rates import Rates
 from tf_optimizers.callbacks.skip import (
     Skip,
     cancel_undoing,
     check_batches,
+    check_executions,
     undo_before_training,
 )
 from tf_optimizers.callbacks.state import State
@@ -27,6 +30,7 @@ from tf_optimizers.checks import check_boolean
 from tf_optimizers.distribute.local_steps import optimizers_of
 from tf_optimizers.distribute.workers import Workers
 
+_UNKNOWN = sys.maxsize
 # By folder, how many fits of this process have ended and deleted their
 # backups. A script that is started again counts the same fits.
 _ENDED: Counter[str] = Counter()
@@ -67,6 +71,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     that spans several epochs, the data start from the beginning, as after
     Keras's own `initial_epoch`.
 
+    The learning rate is part of the state. If the script gives another rate
+    than when the run began, the new one is used, with a warning.
+
+    Callbacks run in the order of their list. Put those that change the model at
+    the end of an epoch, such as `ReduceLROnPlateau`, before this one, and
+    `SwapEMAWeights` after it. Other callbacks also see the batches that are
+    drawn and dropped.
+
     Random numbers of Keras's layers and of `keras.random`, seeded or not,
     continue where they were. Those of `tf.random`, NumPy and Python do not,
     and what other callbacks keep in Python is not backed up.
@@ -102,7 +114,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         TypeError: If an argument, or the strategy, is of the wrong kind.
         ValueError: If an argument is outside its range; if a backup is of
             another model or optimizer, or has seen more batches of an epoch
-            than the epoch now has.
+            than the epoch now has, or was made within what is now one
+            execution of `steps_per_execution`.
         RuntimeError: If a backup cannot be written or read, if all are
             damaged, if a variable is not finite, if weights differ between
             workers, or if workers do not share the folder.
@@ -160,6 +173,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         backups = 2 if self.double_checkpoint else 1
         self._archive = Archive(folder, state, self._workers, backups)
         self._archive.check_shared()
+        self._rates = Rates(state)
         self._unsaved, self._skip = 0, None
         self._resumed = self._archive.newest()
         if self._resumed is None:
@@ -178,16 +192,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         if resumed is not None and resumed["batch"]:
             self._batch = resumed["batch"]
             self._skip = Skip(
-                self.model,
-                self._batch,
-                lambda: self._archive.restore(resumed, "metrics"),
+                *(self.model, self._batch), lambda: self._go_on(resumed)
             )
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Back up, if a backup is due."""
-        seen = batch + 1
+        # The last execution of an epoch may have fewer batches than others.
+        seen = min(batch + 1, self._steps)
         if seen <= self._batch:
             return  # It is in the backup already.
         self._unsaved += seen - self._batch
@@ -203,11 +216,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            if skip.remaining > 0:  # The backup is still the newest state.
+            # Where the length was unknown, the last execution counts in full.
+            if skip.remaining >= self.model.steps_per_execution:
+                # The backup is still the newest state.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return
-        self._epoch, self._batch = epoch + 1, 0
+        if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
+            self.model.reset_metrics()  # They are of the validation.
+        else:
+            self._epoch, self._batch = epoch + 1, 0
         if self.save_freq == "epoch":
             self._save()
 
@@ -222,8 +240,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         for batches in self._workers.gather(params.get("steps")):
             if batches is not None:
                 check_batches(batches, content["batch"])
+        if content["batch"] < self._steps:
+            steps = self.model.steps_per_execution
+            check_executions(steps, content["batch"])
         self._archive.restore(content, "lasting")
         self._archive.restore_seed(content)
+        change = self._rates.set(content)
+        if change:
+            self._warn(change)
         start_at_epoch(self.model, content["epoch"])
         undo_before_training(self.model, self._forget_start)
         if content["epoch"] >= params.get("epochs", math.inf):
@@ -233,6 +257,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"epoch {content['epoch']}. To train on, pass more `epochs`; "
                 "for another run, pass another `name` or `backup_dir`."
             )
+
+    def _go_on(self, content: dict[str, Any]) -> None:
+        """Restore what it was in the middle of an epoch, which has begun.
+
+        Callbacks have changed it again by then, such as the learning rate.
+        """
+        self._archive.restore(content, "lasting")
+        self._rates.set(content)
+        self._archive.restore(content, "metrics")
 
     def _forget_start(self) -> None:
         """Let the next `fit` start at its own `initial_epoch` again."""
@@ -255,6 +288,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._workers.is_first:
             warnings.warn(message, stacklevel=4)
 
+    @property
+    def _steps(self) -> int:
+        """The batches of an epoch; `_UNKNOWN`, a large number, if so."""
+        steps = (self.params or {}).get("steps")
+        return _UNKNOWN if steps is None else steps
+
     def _save(self) -> None:
-        self._archive.save({"epoch": self._epoch, "batch": self._batch})
+        position = {"epoch": self._epoch, "batch": self._batch}
+        self._archive.save(position | {"rates": self._rates.given})
         self._unsaved = 0

@@ -81,7 +81,7 @@ class Monitor(keras.callbacks.Callback):
                 f"log_dir={self.log_dir!r}, but TensorBoard is not installed. "
                 "Run `pip install tensorboard`."
             )
-        self._calls, self._is_due = 0, False
+        self._calls, self._is_due, self._latest = 0, False, {}
         self._pending: tuple[int, Any] | None = None
         workers = Workers(self.model.distribute_strategy)
         if self.log_dir is not None and workers.is_first:

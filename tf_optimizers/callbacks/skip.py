@@ -51,8 +51,8 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw as many batches as a call would train on."""
-        for _ in range(self._model.steps_per_execution):
+        """Draw as many batches as a call would train on, if so many remain."""
+        for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1
         if self._logs is None:
@@ -68,6 +68,16 @@ class Skip:
         cancel_undoing(self._model)
         if self._model.train_function is self:
             self._model.train_function = self._train
+
+
+def check_executions(steps: int, seen: int) -> None:
+    """Raise if a backup was made within what is now one execution."""
+    if seen % steps:
+        raise ValueError(
+            "`steps_per_execution` must divide the batches that a backup has "
+            f"seen of an epoch. Received: steps_per_execution={steps}, and a "
+            f"backup after {seen} batches. Pass as many as before."
+        )
 
 
 def check_batches(batches: int, seen: int) -> None:

@@ -27,10 +27,12 @@ from tf_optimizers._compat.keras import (
 )
 from tf_optimizers._compat.lazy import lazy_zeros
 from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
+from tf_optimizers.base.replicas import path_of
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.residual import Increment, Residual
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
+from tf_optimizers.compression.seen import Seen
 from tf_optimizers.compression.sending import send_all, send_largest
 from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
@@ -90,6 +92,8 @@ class Compressor:
         self._rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._shared: dict[int, keras.Variable] = {}
+        has_cool_down = self.schedule.rampdown_begin_step is not None
+        self._seen = Seen(self._name, has_cool_down)
         self.accumulators: dict[int, Accumulator] = {}
 
     def add(
@@ -139,15 +143,21 @@ class Compressor:
         optimizer: Any,
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
+        sends_all: bool = False,
     ) -> None:
-        """Prepare for a step; refuse XLA before anything has changed."""
+        """Prepare for a step; refuse one before anything has changed.
+
+        `sends_all` says that it exchanges all variables, not these alone.
+        """
         indices = [variable_index(optimizer, v) for v in variables]
         compressed = [
-            self._residuals[i]
+            i
             for i, gradient in zip(indices, gradients, strict=True)
             if self._is_compressed(i, gradient)
         ]
-        self._allocate(compressed)
+        paths = list(map(path_of, built_variables(optimizer)))
+        self._seen.check(compressed, paths, sends_all)
+        self._allocate([self._residuals[i] for i in compressed])
         for each in zip(indices, gradients, variables, strict=True):
             self._rows.count(*each)
 

@@ -12,15 +12,16 @@ import keras
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """Return the optimizers among a model's attributes, by name.
 
-    The first is that of `compile`, if there is one. Others are used in a
-    `train_step`, as in that of a GAN.
+    The first is that of `compile`, if there is one. Others, also in a list or
+    dict, are used in a `train_step`, as in that of a GAN.
     """
     compiled = getattr(model, "optimizer", None)
     found = {} if compiled is None else {"optimizer": compiled}
-    for name, value in vars(model).items():
-        is_new = all(value is not each for each in found.values())
-        if isinstance(value, keras.optimizers.Optimizer) and is_new:
-            found[name] = value
+    for attribute, value in vars(model).items():
+        for name, each in _parts(attribute, value):
+            is_new = all(each is not other for other in found.values())
+            if isinstance(each, keras.optimizers.Optimizer) and is_new:
+                found[name] = each
     return found
 
 
@@ -39,6 +40,16 @@ def local_steppers(model: keras.Model) -> list[Any]:
 def has_common_weights(model: keras.Model) -> bool:
     """Tell whether a model's weights are equal on all replicas now."""
     return all(each.is_synchronized for each in local_steppers(model))
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a value, or those in a list or dict, with their names."""
+    if isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
+    else:
+        yield name, value
 
 
 def _steppers_in(optimizer: Any) -> Iterator[Any]:

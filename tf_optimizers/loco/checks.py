@@ -16,6 +16,8 @@ _OF_THE_OUTER = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
+# Of Keras: the weights follow from their state alone, or mostly.
+_ABSOLUTE = ("Ftrl", "ScheduleFreeAdamW")
 
 
 def parts_of(optimizer: Any) -> list[Any]:
@@ -61,6 +63,13 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
             f"Received: `{name}`, which exchanges itself. Pass "
             "`keras.optimizers.SGD(learning_rate, momentum=0.9)`, or use "
             f"`{name}` alone."
+        )
+    if name in _ABSOLUTE:
+        raise ValueError(
+            "`inner_optimizer` must step from the weights that it is given. "
+            f"Received: `{name}`, which computes them from sums of its own, so "
+            "that a step whose result is held back would be made again. Use "
+            "`keras.optimizers.AdamW` or another one."
         )
     for argument in _OF_THE_OUTER:
         given = getattr(part, argument, None)
