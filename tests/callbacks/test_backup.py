@@ -217,12 +217,13 @@ class StopAt(keras.callbacks.Callback):
 
 def test_fit_that_was_stopped_goes_on_in_its_epoch(tmp_path):
     model = make_sgd()
-    fit(model, tmp_path)
+    fit(model, tmp_path / "a")
     stopped = make_sgd()
-    fit(stopped, tmp_path, StopAt(), delete_checkpoint=False)
+    fit(stopped, tmp_path / "b", StopAt(), delete_checkpoint=False)
     assert stopped.optimizer.iterations.numpy() == 4
     resumed = make_sgd()
-    fit(resumed, tmp_path, name="fit 1")
+    fit(resumed, tmp_path / "b")
+    assert resumed.optimizer.iterations.numpy() == 18
     assert_equal(state(resumed), state(model))
 
 
