@@ -83,7 +83,12 @@ def as_json(strategy, value):
         return [as_json(strategy, v) for v in value]
     if isinstance(value, tf.distribute.DistributedValues):
         local = strategy.experimental_local_results(value)
-        return {type(value).__name__: as_json(strategy, local)}
+        kind = next(  # Ours are subclasses of TensorFlow's.
+            each
+            for each in type(value).__mro__
+            if each.__module__.startswith("tensorflow")
+        )
+        return {kind.__name__: as_json(strategy, local)}
     if tf.is_tensor(value):
         return _tensor_as_json(value)
     return value
