@@ -431,6 +431,17 @@ def test_optimizer_of_a_train_step_synchronizes_too(mirrored):
     assert model.own.is_synchronized
 
 
+def test_optimizer_that_is_wrapped_synchronizes_too(mirrored):
+    model = make_model(mirrored)
+    step_alone(model)
+    inner = model.optimizer
+    with mirrored.scope():
+        model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    assert not inner.is_synchronized
+    model.evaluate(X, Y, verbose=0)
+    assert inner.is_synchronized
+
+
 ENDS = list(
     itertools.product(
         ["a.keras", "a.weights.h5"], ["synchronize", "finalize_variable_values"]

@@ -382,6 +382,9 @@ def test_optimizer_that_does_not_step_is_refused(name):
         pytest.skip(f"Keras has no {name} yet")
     with pytest.raises(ValueError, match="must step from the weights"):
         tfo.SparseLoCo(getattr(keras.optimizers, name)(RATE))
+    subclass = type("Own", (getattr(keras.optimizers, name),), {})
+    with pytest.raises(ValueError, match="Received: `Own`"):
+        tfo.SparseLoCo(subclass(RATE))
 
 
 def test_half_precision_of_tensorflow_s_variables():

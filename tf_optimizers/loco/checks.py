@@ -17,7 +17,11 @@ _OF_THE_OUTER = (
     "gradient_accumulation_steps",
 )
 # Of Keras: the weights follow from their state alone, or mostly.
-_ABSOLUTE = ("Ftrl", "ScheduleFreeAdamW")
+_ABSOLUTE = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("Ftrl", "ScheduleFreeAdamW")
+    if hasattr(keras.optimizers, name)
+)
 
 
 def parts_of(optimizer: Any) -> list[Any]:
@@ -64,7 +68,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
             "`keras.optimizers.SGD(learning_rate, momentum=0.9)`, or use "
             f"`{name}` alone."
         )
-    if name in _ABSOLUTE:
+    if isinstance(part, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must step from the weights that it is given. "
             f"Received: `{name}`, which computes them from sums of its own, so "
