@@ -146,18 +146,17 @@ def with_local_steps(make: Make) -> dict[str, Variant]:
     return variants(make) | rare | outer
 
 
+def family(task: str, name: str) -> Family:
+    """Return an inner optimizer on a task, and what is tried with it."""
+    rarely = (task, name) == ("text", "AdamW")
+    tried = (with_local_steps if rarely else variants)(INNER[name])
+    return Family(task, RATES[name], TUNING_SEEDS, tried)
+
+
 FAMILIES = {
-    f"text, {name}": Family(
-        "text",
-        RATES[name],
-        TUNING_SEEDS,
-        (with_local_steps if name == "AdamW" else variants)(make),
-    )
-    for name, make in INNER.items()
-} | {
-    "code, AdamW": Family(
-        "code", RATES["AdamW"], TUNING_SEEDS, variants(INNER["AdamW"])
-    )
+    f"{task}, {name}": family(task, name)
+    for task in ("text", "code")
+    for name in INNER
 }
 
 
