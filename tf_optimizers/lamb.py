@@ -6,7 +6,6 @@ from typing import Any
 import keras
 
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
-from tf_optimizers.layerwise.step import momentum_direction
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -75,8 +74,6 @@ class Lamb(LayerwiseOptimizer):
         You et al., 2020, "Large Batch Optimization for Deep Learning: Training
         BERT in 76 minutes", arXiv:1904.00962, Algorithm 2.
     """
-
-    _directions = (momentum_direction,)
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """LANS: LAMB with normalized gradients and Nesterov's momentum."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -9,15 +9,9 @@ import tensorflow as tf
 
 from tf_optimizers.base.clipping import clip_elements
 from tf_optimizers.checks import TINY, check_positive
-from tf_optimizers.kernels.norms import scaled
+from tf_optimizers.kernels.norms import scaling
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
-from tf_optimizers.layerwise.step import (
-    Corrections,
-    LayerwiseHyperparameters,
-    Rule,
-    inverse_denominator,
-    momentum_direction,
-)
+from tf_optimizers.layerwise.step import Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,29 +20,15 @@ class Normalize:
 
     limit: float | None = None
 
-    def __call__(self, gradient: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-        """Return the gradient to follow; see `Rule`."""
+    def __call__(self, norm: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Return what makes of a gradient the one to follow; see `Rule`."""
         # A norm below the normal numbers has no finite inverse. NaN stays NaN.
         inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
-        gradient = scaled(gradient, inverse)
-        if self.limit is None:
-            return gradient
-        return clip_elements(gradient, self.limit)
-
-
-def gradient_direction(
-    hyperparameters: LayerwiseHyperparameters,
-    weight: tf.Tensor,
-    gradient: tf.Tensor,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    corrections: Corrections,
-) -> tf.Tensor:
-    """Return g~ / (sqrt(v^) + epsilon) + weight_decay w."""
-    del m
-    decay = hyperparameters.weight_decay * weight
-    inverse = inverse_denominator(hyperparameters, v, corrections)
-    return gradient * inverse + decay
+        scale = scaling(inverse)
+        limit = self.limit
+        if limit is None:
+            return scale
+        return lambda gradient: clip_elements(scale(gradient), limit)
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -127,8 +107,6 @@ class LANS(LayerwiseOptimizer):
         Pretraining in 54 minutes", arXiv:2006.13484, Algorithm 2.
     """
 
-    _directions = (momentum_direction, gradient_direction)
-
     def __init__(
         self,
         learning_rate: Any = 1e-3,
@@ -169,7 +147,6 @@ class LANS(LayerwiseOptimizer):
 
     def _rule(self) -> Rule:
         return Rule(
-            self._directions,
             shares=(self.beta_1, 1 - self.beta_1),
             prepare=Normalize(self.clip_normalized_gradient),
         )

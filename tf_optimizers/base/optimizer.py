@@ -251,7 +251,7 @@ class Optimizer(OptimizerHooks):
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         """Step at the current rate, which a callable may change each time."""
-        rate = keras.ops.convert_to_tensor(self.learning_rate)
+        rate = tf.convert_to_tensor(self.learning_rate)
         self._step_at(rate, gradients, variables)
 
     def _step_at(

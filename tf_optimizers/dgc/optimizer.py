@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
@@ -67,7 +66,7 @@ class CompressedMomentum(Optimizer):
             weights = [
                 self._full_precision(own_component(v)) for v in variables
             ]
-            rate = keras.ops.convert_to_tensor(self.learning_rate)
+            rate = tf.convert_to_tensor(self.learning_rate)
             inside = rate if self.rate_in_momentum else None
             updates = self._compressor.exchange(
                 self, sparsity, gradients, variables, weights, inside

@@ -26,7 +26,9 @@ _TINY = 2.0**-100
 
 
 def norms(
-    function: Callable[..., Sequence[tf.Tensor]], *tensors: tf.Tensor
+    function: Callable[..., Sequence[tf.Tensor]],
+    *tensors: tf.Tensor,
+    pair: bool = True,
 ) -> list[tf.Tensor]:
     """Return the L2 norms of vectors without writing these to memory.
 
@@ -34,9 +36,10 @@ def norms(
     but it leaves a loop over blocks as it is.
 
     Args:
-        function: Elementwise; returns one or two vectors, computed from blocks
-            of `tensors`.
+        function: Elementwise; returns vectors, computed from blocks of
+            `tensors`.
         *tensors: All of one shape and dtype.
+        pair: Whether it returns two vectors; otherwise one.
 
     Returns:
         A float64 scalar for each vector.
@@ -46,14 +49,18 @@ def norms(
     count = max(2, -(-length // _BLOCK))
     unit = _ROWS * _LANES
     size = length // (count * unit) * unit if length >= _SMALL else 0
-    rest = (tensor[count * size :] for tensor in flat)
-    total = tf.reduce_sum(_squares(function(*rest)))
+    totals = []
     if size:
-        sums = tf.zeros([size // unit, _LANES], total.dtype)
+        dtype = tf.complex128 if pair else tf.float64
+        sums = tf.zeros([size // unit, _LANES], dtype)
         sums = _add_blocks(function, flat, count, sums)
-        total += tf.reduce_sum(sums)
-    is_pair = total.dtype.is_complex
-    parts = [tf.math.real(total), tf.math.imag(total)] if is_pair else [total]
+        totals.append(tf.reduce_sum(sums))
+    # Every operation takes time to trace and to compile.
+    if not size or count * size < length:
+        rest = (tensor[count * size :] for tensor in flat)
+        totals.append(tf.reduce_sum(_squares(function(*rest))))
+    total = tf.add_n(totals)
+    parts = [tf.math.real(total), tf.math.imag(total)] if pair else [total]
     return [tf.sqrt(part) for part in parts]
 
 
@@ -64,19 +71,30 @@ def norm(tensor: tf.Tensor) -> tf.Tensor:
 
 def norm_of(tensor: tf.Tensor) -> tf.Tensor:
     """Return what `norm` returns, inside an XLA kernel."""
-    return norms(lambda block: [block], tensor)[0]
+    return norms(lambda block: [block], tensor, pair=False)[0]
 
 
 def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor times a float64 scalar, for factors >= 1e-60 or 0.
+    """Return the tensor times a float64 scalar; see `scaling`."""
+    return scaling(factor)(tensor)
+
+
+def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return what multiplies by a float64 scalar that is >= 1e-60 or 0.
 
     The inverse of some finite gradients' norm does not fit float32. Call it
     inside an XLA kernel, which makes it one pass over memory.
     """
-    is_tiny = factor < _TINY
-    first = tf.where(is_tiny, tensor * _TINY, tensor)
-    rest = tf.where(is_tiny, factor / _TINY, factor)
-    return first * tf.cast(rest, tensor.dtype)
+    one = tf.ones_like(factor)
+    first = tf.where(factor < _TINY, _TINY * one, one)
+    parts = first, factor / first
+
+    def scale(tensor: tf.Tensor) -> tf.Tensor:
+        for part in parts:
+            tensor *= tf.cast(part, tensor.dtype)
+        return tensor
+
+    return scale
 
 
 def _add_blocks(
@@ -89,7 +107,7 @@ def _add_blocks(
     size = sums.shape.num_elements() * _ROWS
 
     def add(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        start = [index * size]
+        start = tf.stack([index * size])  # Once, not for each slice.
         squares = _squares(
             function(*(tf.slice(tensor, start, [size]) for tensor in tensors))
         )

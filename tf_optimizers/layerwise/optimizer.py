@@ -25,7 +25,6 @@ from tf_optimizers.checks import (
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.layerwise.step import (
     Corrections,
-    Direction,
     LayerwiseHyperparameters,
     Rule,
     corrections_at,
@@ -36,8 +35,6 @@ from tf_optimizers.layerwise.step import (
 
 class LayerwiseOptimizer(Optimizer):
     """Adam's moments, with steps in proportion to the norm of each variable."""
-
-    _directions: tuple[Direction, ...]
 
     def __init__(
         self,
@@ -103,7 +100,7 @@ class LayerwiseOptimizer(Optimizer):
         }
 
     def _rule(self) -> Rule:
-        return Rule(self._directions)
+        return Rule()
 
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
         return LayerwiseHyperparameters(

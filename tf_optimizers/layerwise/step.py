@@ -9,7 +9,7 @@ No weight can move before the norms of whole directions are known:
 The move computes the directions again, which costs less than storing them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,9 +17,6 @@ import tensorflow as tf
 from tf_optimizers.kernels.compiled import assign, read
 from tf_optimizers.kernels.moments import bias_correction, update_moments
 from tf_optimizers.kernels.norms import norms
-
-# (hyperparameters, weight, gradient, m, v, corrections) -> a tensor like these
-Direction = Callable[..., tf.Tensor]
 
 
 class LayerwiseHyperparameters(NamedTuple):
@@ -43,15 +40,15 @@ class Corrections(NamedTuple):
 class Rule(NamedTuple):
     """What distinguishes layerwise optimizers; equal rules share one kernel.
 
-    The step goes along each of `directions`, by its share of the learning rate.
-    `prepare(gradient, norm)` returns the gradient to follow; it is None if that
-    is the gradient itself. It works elementwise, since it is also called with
-    blocks of the gradient. The norm is float64.
+    The step goes along the direction of m^ and, if there are two shares, along
+    that of the gradient, each by its share of the learning rate.
+    `prepare(norm)` takes the float64 norm of the gradient; it returns a
+    function from blocks of the gradient to those to follow, or is None if that
+    is the gradient itself.
     """
 
-    directions: tuple[Direction, ...]
     shares: tuple[float, ...] = (1.0,)
-    prepare: Callable[..., tf.Tensor] | None = None
+    prepare: Callable[[tf.Tensor], Callable] | None = None
 
 
 def layerwise_step(
@@ -75,20 +72,16 @@ def layerwise_step(
     new_m, new_v = update_moments(*betas, follow(gradient), old_m, old_v)
     state = (w, gradient, new_m, new_v)
 
-    def directions(w: tf.Tensor, g: tf.Tensor, *moments: tf.Tensor) -> list:
-        values = (w, follow(g), *moments, corrections)
-        return [
-            direction(hyperparameters, *values) for direction in rule.directions
-        ]
+    def along(w: tf.Tensor, g: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list:
+        followed = [m * corrections.m, follow(g)][: len(rule.shares)]
+        return directions(hyperparameters, w, followed, v, corrections)
 
-    rates = [learning_rate for _ in rule.directions]
+    rates = [learning_rate for _ in rule.shares]
     if adapted:
-        ratios = trust_ratios(
-            hyperparameters, *_norms(directions, w_norm, state)
-        )
+        ratios = trust_ratios(hyperparameters, *_norms(along, w_norm, state))
         rates = [learning_rate * tf.cast(ratio, w.dtype) for ratio in ratios]
     for direction, share, rate in zip(
-        directions(*state), rule.shares, rates, strict=True
+        along(*state), rule.shares, rates, strict=True
     ):
         w -= rate * share * direction
     assign(m, new_m)
@@ -104,19 +97,19 @@ def corrections_at(
     return Corrections(1.0 / bias_correction(beta_1, step), 1.0 / root)
 
 
-def momentum_direction(
+def directions(
     hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
-    gradient: tf.Tensor,
-    m: tf.Tensor,
+    followed: Sequence[tf.Tensor],
     v: tf.Tensor,
     corrections: Corrections,
-) -> tf.Tensor:
-    """Return m^ / (sqrt(v^) + epsilon) + weight_decay w."""
-    del gradient
+) -> list[tf.Tensor]:
+    """Return x / (sqrt(v^) + epsilon) + weight_decay w for each x followed."""
+    # Two roots, since the quotient can overflow where they do not.
+    root = tf.sqrt(v) * corrections.root_of_v
+    inverse = 1.0 / (root + hyperparameters.epsilon)
     decay = hyperparameters.weight_decay * weight
-    inverse = inverse_denominator(hyperparameters, v, corrections)
-    return m * corrections.m * inverse + decay
+    return [x * inverse + decay for x in followed]
 
 
 def momentum_ratio(
@@ -126,11 +119,11 @@ def momentum_ratio(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return the trust ratio of `momentum_direction`."""
+    """Return the trust ratio of the direction of m^."""
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
-        values = (w, m, m, v, corrections)
-        return [w, momentum_direction(hyperparameters, *values)]
+        followed = [m * corrections.m]
+        return [w, *directions(hyperparameters, w, followed, v, corrections)]
 
     return trust_ratios(hyperparameters, *norms(vectors, weight, m, v))[0]
 
@@ -155,20 +148,6 @@ def trust_ratios(
     ]
 
 
-def inverse_denominator(
-    hyperparameters: LayerwiseHyperparameters,
-    v: tf.Tensor,
-    corrections: Corrections,
-) -> tf.Tensor:
-    """Return 1 / (sqrt(v / (1 - beta_2^step)) + epsilon).
-
-    Directions that use it share its root and its division.
-    """
-    # Two roots, since the quotient can overflow where they do not.
-    root = tf.sqrt(v) * corrections.root_of_v
-    return 1.0 / (root + hyperparameters.epsilon)
-
-
 def _gradient_to_follow(
     rule: Rule, gradient: tf.Tensor, w: tf.Tensor
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
@@ -178,7 +157,7 @@ def _gradient_to_follow(
         return lambda block: block, None
     # Two norms cost hardly more than one.
     norm, w_norm = norms(lambda *blocks: blocks, gradient, w)
-    return lambda block: prepare(block, norm), w_norm
+    return prepare(norm), w_norm
 
 
 def _norms(

@@ -145,7 +145,7 @@ class HostOptimizer(Optimizer):
     ) -> list[tf.Tensor]:
         """Step on the host; return the changes for variables elsewhere."""
         # Both are read where they are, which need not be the host.
-        rate = keras.ops.convert_to_tensor(self.learning_rate)
+        rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
             gradients = clip(
