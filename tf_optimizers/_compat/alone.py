@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
+from tf_optimizers._compat.keras import path_of
+
 # An object, the name of one of its attributes, and a value.
 Attribute = tuple[Any, str, Any]
 
@@ -52,8 +54,10 @@ def unconstrained(variables: Sequence[keras.Variable]) -> list[Attribute]:
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
     """Return the attributes that give a variable another's name and path."""
     # Keras sets both when a variable is created, and has no setter.
-    path = getattr(other, "path", other.name.removesuffix(":0"))
-    return [(variable, "_name", other.name), (variable, "_path", path)]
+    return [
+        (variable, "_name", other.name),
+        (variable, "_path", path_of(other)),
+    ]
 
 
 @contextlib.contextmanager

@@ -71,6 +71,12 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         return super()._lookup_dependency(name, cached_dependencies)
 
 
+def path_of(variable: Any) -> str:
+    """Return the path of a Keras variable, the name of a `tf.Variable`."""
+    # TensorFlow appends the number of an output, always ":0".
+    return getattr(variable, "path", variable.name.removesuffix(":0"))
+
+
 def variable_index(optimizer: Any, variable: Any) -> int:
     """Return the position of `variable` in the list given to `build`."""
     # Keras documents this for subclasses, but under a private name.
@@ -138,7 +144,6 @@ def add_replica_variable(
     there is divided among them. Keras's `add_variable` has no argument for
     this, and tracks its variables in private.
     """
-    path = getattr(reference, "path", reference.name.removesuffix(":0"))
     is_keras = isinstance(reference, keras.Variable)
     value = reference.value if is_keras else reference
     with (
@@ -152,7 +157,7 @@ def add_replica_variable(
             trainable=False,
             synchronization="on_read",
             aggregation="sum",
-            name=f"{path.replace('/', '_')}_{name}",
+            name=f"{path_of(reference).replace('/', '_')}_{name}",
         )
     optimizer._track_variable(variable)
     return variable

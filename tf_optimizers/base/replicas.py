@@ -15,12 +15,6 @@ def backend_variable(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def path_of(variable: Any) -> str:
-    """Return the path of a Keras variable, the name of a `tf.Variable`."""
-    # TensorFlow appends the number of an output, always ":0".
-    return getattr(variable, "path", variable.name.removesuffix(":0"))
-
-
 def components(value: Any) -> Sequence[Any]:
     """Return the components of a variable or value on this worker."""
     return tf.distribute.get_strategy().experimental_local_results(

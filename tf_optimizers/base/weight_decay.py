@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_optimizers.base.replicas import path_of
+from tf_optimizers._compat.keras import path_of
 from tf_optimizers.checks import check_non_negative, check_patterns
 
 # Biases, and scales and offsets of normalization, by the last part of a path.

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import built_variables, is_overwritten
-from tf_optimizers.base.replicas import path_of
+from tf_optimizers._compat.keras import (
+    built_variables,
+    is_overwritten,
+    path_of,
+)
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.kernels.norms import norm
 from tf_optimizers.layerwise.optimizer import (

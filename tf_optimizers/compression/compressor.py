@@ -23,11 +23,11 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import (
     add_replica_variable,
     built_variables,
+    path_of,
     variable_index,
 )
 from tf_optimizers._compat.lazy import lazy_zeros
 from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
-from tf_optimizers.base.replicas import path_of
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.residual import Increment, Residual

@@ -7,14 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import path_of
 from tf_optimizers._compat.replicas import plain_variable
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.base.replicas import (
-    components,
-    local_rank,
-    own_component,
-    path_of,
-)
+from tf_optimizers.base.replicas import components, local_rank, own_component
 from tf_optimizers.compression.wire import Wire
 
 
