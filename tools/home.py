@@ -2,7 +2,8 @@
 
     python tools/home.py                        # do all places agree?
     python tools/home.py OWNER/NAME             # set the address
-    python tools/home.py --published            # the package is on PyPI now
+    python tools/home.py --published            # the package is on PyPI
+    python tools/home.py --no-published         # it is not
     python tools/home.py --pin v0.2.0           # for the index; see below
 
 `[home]` in setup.cfg is the one place to look it up. Everything else follows:
@@ -45,17 +46,20 @@ SITE = re.compile(r"https://[\w-]+\.github\.io/[\w.-]+")
 INSTALL = re.compile(r"(<!-- install -->\n```bash\n).*?\n(```)", re.S)
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?!https?:|#)([^)#\s]+)")
 
+UNKNOWN = "OWNER_UNKNOWN"  # Holds the owner's place until there is one.
 INSTALL_CELL = """\
 from importlib.util import find_spec
 from pathlib import Path
 
 # Install what is missing: from the clone around this notebook, if there is one,
 # or else from {name}.
-if not all(map(find_spec, ("keras", "matplotlib", "tf_optimizers"))):
+needed = ("keras", "matplotlib", "tensorflow_datasets", "tf_optimizers")
+if not all(map(find_spec, needed)):
     source = "{source}"
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "tf_optimizers/__init__.py").exists():
             source = f"@ {{folder.as_uri()}}"
+            break
     %pip install -q "tf_optimizers[demo] {{source}}\""""
 
 
@@ -65,6 +69,11 @@ class Home:
 
     repository: str
     published: bool
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the repository is still to be put somewhere."""
+        return self.repository.startswith(f"{UNKNOWN}/")
 
     @property
     def url(self) -> str:
@@ -85,6 +94,8 @@ class Home:
     @property
     def install(self) -> str:
         """The command that installs the package."""
+        if self.is_unknown and not self.published:
+            return "pip install .  # in a clone: it is not on PyPI yet"
         requirement = f"tf_optimizers {self.source}".strip()
         return f'pip install "{requirement}"'
 
@@ -174,26 +185,27 @@ def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("repository", nargs="?", help="OWNER/NAME")
-    parser.add_argument("--published", action="store_true")
+    parser.add_argument("--published", action=argparse.BooleanOptionalAction)
     parser.add_argument("--pin", metavar="TAG")
     options = parser.parse_args()
     home = read()
     if options.pin:
+        check_is_known(home)
         readme = ROOT / "README.md"
         pinned = absolute_links(readme.read_text(), ROOT, home, options.pin)
         readme.write_text(pinned)
-    elif options.repository or options.published:
+    elif options.repository or options.published is not None:
         move(home, options.repository, options.published)
     else:
         check(home)
 
 
-def move(home: Home, repository: str | None, published: bool) -> None:
+def move(home: Home, repository: str | None, published: bool | None) -> None:
     """Set a new address, in all places."""
     repository = repository or home.repository
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         sys.exit(f"The address must be OWNER/NAME. Received: {repository}.")
-    home = Home(repository, published or home.published)
+    home = Home(repository, home.published if published is None else published)
     save(home)
     for path in places():
         path.write_text(settled(path, home))
@@ -206,6 +218,15 @@ def check(home: Home) -> None:
         sys.stderr.write(f"{path.relative_to(ROOT)} has another address\n")
     if others:
         sys.exit(f"Run `python tools/home.py {home.repository}`.")
+
+
+def check_is_known(home: Home) -> None:
+    """Fail if the address has never been set."""
+    if home.is_unknown:
+        sys.exit(
+            "The address must be set before a release. Received: "
+            f"{home.repository}. Run `python tools/home.py OWNER/NAME`."
+        )
 
 
 if __name__ == "__main__":

@@ -78,6 +78,15 @@ def test_published_package_is_installed_by_name(copy, run):
     for path in (copy / "colab").glob("*.ipynb"):
         assert "git+" not in path.read_text()
     run()
+    run("--no-published")
+    assert home.read() == ADDRESS
+
+
+def test_install_of_an_unknown_owner_is_that_of_a_clone(copy, run):
+    run(f"{home.UNKNOWN}/tf_optimizers")
+    assert "```bash\npip install .  # in a clone" in (
+        (copy / "README.md").read_text()
+    )
 
 
 def test_place_with_another_address_is_named(copy, run, capsys):
@@ -94,12 +103,22 @@ def test_address_without_owner_is_refused(copy, run):
 
 
 def test_pinned_readme_has_no_relative_link(copy, run):
+    run("me/mine")
     run("--pin", "v0.2.0")
     text = (copy / "README.md").read_text()
     assert not home.LINK.search(text)
-    assert f"]({ADDRESS.url}/blob/v0.2.0/docs/lamb.md)" in text
-    assert f"{ADDRESS.url}/raw/v0.2.0/docs/benchmarks/" in text
-    assert f"]({ADDRESS.url}/tree/v0.2.0/colab)" in text
+    url = "https://github.com/me/mine"
+    assert f"]({url}/blob/v0.2.0/docs/lamb.md)" in text
+    assert f"{url}/raw/v0.2.0/docs/benchmarks/" in text
+    assert f"]({url}/tree/v0.2.0/colab)" in text
+
+
+def test_nothing_is_released_before_the_address_is_set(copy, run):
+    run(f"{home.UNKNOWN}/tf_optimizers")
+    before = (copy / "README.md").read_text()
+    with pytest.raises(SystemExit, match="set before a release"):
+        run("--pin", "v0.2.0")
+    assert (copy / "README.md").read_text() == before
 
 
 @pytest.fixture
