@@ -16,7 +16,7 @@ from tf_optimizers.loco.checks import (
     check_outside,
     check_saved,
 )
-from tf_optimizers.loco.common_weights import synchronize_in_fit
+from tf_optimizers.loco.common_weights import watch_fit
 from tf_optimizers.loco.optimizer import LocalOptimizer
 from tf_optimizers.loco.rounds import average
 
@@ -48,19 +48,22 @@ class SparseLoCo(LocalOptimizer):
     weights are read, and average the statistics of `BatchNormalization`; in a
     custom training loop, call `synchronize`.
 
-    The inner optimizer may be any of Keras, `tfo.Lamb`, `tfo.LANS` or, if the
-    process has one replica, `tfo.AdamOffload`. Its learning rate, schedule,
-    weight decay and clipping apply to each worker separately; constraints apply
-    to w. Strategies are supported as by `DGCMomentum`.
+    The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras but `Ftrl`
+    and `ScheduleFreeAdamW`, or, if the process has one replica,
+    `tfo.AdamOffload`. Its learning rate, schedule, weight decay and clipping
+    apply to each worker separately; constraints apply to w. Runs under the same
+    strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. During a step also a copy of w, and the update; with
     `sync_every` > 1 the copy is kept. Read outside of replicas, e_i is the sum
     over i and the inner state is the mean; checkpoints hold these. With
-    `tfo.AdamOffload`, all of it is on the host, the copy too.
+    `tfo.AdamOffload`, all of it is on the host, the copy too, but for master
+    weights of half-precision variables and accumulated gradients.
     Traffic: as `DGCMomentum`'s, in one of `sync_every` steps; dense for
     variables with sparse gradients.
-    Sparse gradients: made dense; duplicate rows are summed.
+    Sparse gradients: made dense; duplicate rows are summed. Under
+    `gradient_accumulation_steps` and `loss_scale_factor` they count as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
     Differs from the paper: workers exchange after every step by default; k is
     per variable, not per block; values have at least 16 bits; e_i does not
@@ -79,13 +82,14 @@ class SparseLoCo(LocalOptimizer):
             entries held back, stage by stage. Defaults to `(0.999,)`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
             starts. Defaults to `0`.
-        rampup_step: int >= 1. Steps over which `sparsity` is walked through.
-            Defaults to `1`.
+        rampup_step: int >= 1. Steps of the warm-up, split evenly among the
+            stages of `sparsity`. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            Where the stages are walked back. Defaults to `None`: nowhere.
-        rampdown_step: int >= 1. Steps from there to dense exchange. In the
-            last of them, or at the next synchronization, all that is left is
-            sent. Defaults to `1`.
+            Where the cool-down begins: the stages return in reverse. Defaults
+            to `None`: no cool-down.
+        rampdown_step: int >= 1. Steps of the cool-down, from there to dense
+            exchange. In the last of them, or at the next synchronization, all
+            that is left is sent. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sum of the sent entries.
@@ -155,8 +159,7 @@ class SparseLoCo(LocalOptimizer):
         )
         super().__init__(inner_optimizer, **kwargs)
         check_averaged(sync_every, self.use_ema)
-        if sync_every > 1:
-            synchronize_in_fit()
+        watch_fit()
         self.sync_every = sync_every
         self.sparsity = schedule.sparsity
         self.rampup_begin_step = schedule.rampup_begin_step
@@ -234,7 +237,22 @@ class SparseLoCo(LocalOptimizer):
             average(strategy, statistics)
             rounds = self._rounds
             if rounds is not None and not self.is_synchronized:
-                rounds.end_early(strategy, lambda: self._end_round(rounds))
+                sparse = self.sparse_gradients
+                rounds.end_early(
+                    strategy,
+                    lambda: self._end_round(rounds),
+                    key=None if sparse is None else tuple(sparse),
+                )
+
+    @property
+    def sparse_gradients(self) -> list[int] | None:
+        """Which variables had gradients of rows, if known; for backups."""
+        return self._compressor.rows.indices
+
+    @sparse_gradients.setter
+    def sparse_gradients(self, indices: list[int] | None) -> None:
+        if indices is not None:
+            self._compressor.rows.expect(indices)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Give all replicas the same weights, as `fit` does at its end."""

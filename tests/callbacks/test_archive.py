@@ -107,6 +107,25 @@ def test_what_local_steps_have_moved_is_conserved(
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+def test_states_of_inner_optimizers_are_averaged(tmp_path, strategies):
+    source, model = make_archive(tmp_path, strategies["two"], "rounds")
+    scramble(model, 0)
+    local = strategies["two"].experimental_local_results
+    inner = model.optimizer.inner_optimizer.variables
+    floats = [i for i, v in enumerate(inner) if "float" in v.dtype]
+    for i in floats:
+        for j, part in enumerate(local(inner[i].value)):
+            part.assign(tf.fill(part.shape, 1.0 + 2 * j))
+    source.save({"epoch": 1, "batch": 2})
+    target, other = make_archive(tmp_path, optimizer="rounds")
+    restore(target)
+    assert len(floats) > 2
+    for i in floats:
+        found = other.optimizer.inner_optimizer.variables[i].numpy()
+        np.testing.assert_array_equal(found, np.full(found.shape, 2.0))
+
+
 @pytest.mark.parametrize(
     "wrapper",
     [
@@ -248,13 +267,18 @@ def test_older_backups_are_deleted(tmp_path, kept):
     ("kwargs", "message"),
     [
         ({"optimizer": "lans"}, "optimizer is LANS here, and Lamb"),
+        (
+            {"optimizer": "lans", "wrapper": "in LossScaleOptimizer"},
+            r"is LossScaleOptimizer\(LANS\) here, and LossScaleOptimizer\(Lamb",
+        ),
         ({"width": 5}, r"dense_\d*/?kernel is .*8, 5.*8, 16|kernel is"),
     ],
-    ids=["optimizer", "shape"],
+    ids=["optimizer", "wrapped optimizer", "shape"],
 )
 def test_backup_of_another_training_is_refused(tmp_path, kwargs, message):
-    make_archive(tmp_path, optimizer="lamb")[0].save({"epoch": 1, "batch": 0})
-    archive, model = make_archive(tmp_path, **{"optimizer": "lamb"} | kwargs)
+    saved = {"optimizer": "lamb", "wrapper": kwargs.get("wrapper", "alone")}
+    make_archive(tmp_path, **saved)[0].save({"epoch": 1, "batch": 0})
+    archive, model = make_archive(tmp_path, **saved | kwargs)
     before = state(model)
     with pytest.raises(ValueError, match=message):
         restore(archive)

@@ -31,7 +31,6 @@ LONG = ["lans", "keras-adam"]
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
-@pytest.mark.filterwarnings("ignore:A run of `SparseLoCo`")
 @pytest.mark.parametrize(
     ("name", "replicas", "freq", "step", "execution"),
     [
@@ -73,6 +72,47 @@ def test_resumed_training_equals_an_uninterrupted_one(
     assert 0 < len(found) < 4
     assert found == logs[-len(found) :]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_round_that_no_step_has_been_traced_of_is_resumed(tmp_path, strategies):
+    """After an epoch's last batch: weights are synchronized first of all.
+
+    That a table's gradients are rows is known from steps.
+    """
+    x = np.random.default_rng(0).integers(0, 50, (60, 3))
+
+    def make():
+        keras.utils.set_random_seed(1)
+        with strategies["two"].scope():
+            layers = keras.layers
+            model = keras.Sequential(
+                [
+                    keras.Input((3,), dtype="int32"),
+                    layers.Embedding(50, 4),
+                    layers.Flatten(),
+                    layers.Dense(8),
+                ]
+            )
+            model.compile(OPTIMIZERS["rounds"](), "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    def train(model, folder, *callbacks):
+        backup = tfo.callbacks.BackupAndRestore(folder, save_freq=6)
+        model.fit(
+            *(x, Y),
+            batch_size=10,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[backup, *callbacks],
+        )
+        return state(model)
+
+    expected = train(make(), tmp_path / "a")
+    with pytest.raises(Interruption):
+        train(make(), tmp_path / "b", Interrupt(6))
+    assert_equal(train(make(), tmp_path / "b"), expected)
 
 
 class Own(keras.Model):

@@ -34,7 +34,6 @@ Y = X[:, :3] ** 2
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic:UserWarning"),
-    pytest.mark.filterwarnings("ignore:A run of `SparseLoCo`:UserWarning"),
 ]
 
 
@@ -567,6 +566,19 @@ def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
     assert all(f"Received: {rounds}, with sync_every=4" in m for m in found)
     # An end of data that is not known beforehand is no step.
     assert model.optimizer.iterations.numpy() == epochs * len(X) // 8
+
+
+@pytest.mark.parametrize("batch_size", [6, 1])
+def test_short_run_of_single_steps_is_warned_of(batch_size):
+    model = make_model(NONE, sync_every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0)
+    found = [str(w.message) for w in caught if "A run of" in str(w.message)]
+    steps = 3 * len(X) // batch_size
+    expected = [f"Received: {steps}, with sync_every=1"] if steps < 100 else []
+    assert len(found) == len(expected)
+    assert all(e in f for e, f in zip(expected, found, strict=True))
 
 
 def test_synchronize_is_refused_within_a_step(mirrored):

@@ -240,6 +240,7 @@ def test_replicas_have_states_of_their_own_and_equal_weights(mirrored, name):
 
 
 @needs_groups
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 def test_several_optimizers_inside_are_as_alone(mirrored):
     def make(rate):
         return keras.optimizers.MultiOptimizer(
@@ -255,7 +256,23 @@ def test_several_optimizers_inside_are_as_alone(mirrored):
     expected = [sgd.weights()[0], *adam.weights()[1:]]
     for ours, theirs in zip(run.weights(), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    train(mirrored, around(make))
+    trained = train(mirrored, around(make))
+    before = trained.weights()
+    used = trained.variables[::2]
+    ones = [tf.ones(v.shape) for v in used]
+    mirrored.run(trained.optimizer.apply, (ones, used))
+    moved = [
+        np.abs(new - old).max() > 0
+        for new, old in zip(trained.weights(), before, strict=True)
+    ]
+    assert moved == [True, False, True]
+
+
+def test_nothing_to_train_is_no_error():
+    """As of Keras's optimizers, in a model that is frozen."""
+    optimizer = around(INNER["Adam"])(RATE)
+    optimizer.build([])
+    assert optimizer.built
 
 
 def test_nothing_is_lost(mirrored):

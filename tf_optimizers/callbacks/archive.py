@@ -85,6 +85,7 @@ class Archive:
             "alike": sorted(alike),
             "parts": parts,
             "seeds": [seed for _, seed in told],
+            "sparse_gradients": self._state.sparse_gradients,
             **self._state.describe(),
         }
         kept = [generation, *self._whole][: self._backups]
@@ -140,6 +141,7 @@ class Archive:
                 parts = self._state.components(variable)
                 for part, value in zip(parts, values, strict=False):
                     part.assign(value)
+        self._state.sparse_gradients = content.get("sparse_gradients", [])
 
     def restore_seed(self, content: dict[str, Any]) -> None:
         """Restore this worker's state of Keras's global seed generator."""

@@ -11,6 +11,8 @@ import tensorflow as tf
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.distribute.local_steps import (
     has_common_weights,
+    kind_of,
+    local_steppers,
     optimizers_of,
 )
 
@@ -93,10 +95,24 @@ class State:
         """
         return has_common_weights(self._model)
 
+    @property
+    def sparse_gradients(self) -> list[list[int] | None]:
+        """What each `SparseLoCo` of several local steps has seen of rows."""
+        return [o.sparse_gradients for o in local_steppers(self._model)]
+
+    @sparse_gradients.setter
+    def sparse_gradients(self, seen: list[list[int] | None]) -> None:
+        for optimizer, indices in zip(
+            local_steppers(self._model), seen, strict=False
+        ):
+            optimizer.sparse_gradients = indices
+
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""
         return {
-            "optimizer": type(self._model.optimizer).__name__,
+            "optimizer": ", ".join(
+                map(kind_of, optimizers_of(self._model).values())
+            ),
             "sections": {
                 section: [_description(v) for v in variables]
                 for section, variables in self.sections.items()
@@ -106,6 +122,9 @@ class State:
     def check(self, saved: dict[str, Any], section: str) -> None:
         """Raise unless a section was saved from the same model, paths aside."""
         described = self.describe()
+        if saved["optimizer"] == type(self._model.optimizer).__name__:
+            # Backups of 0.1.0 say nothing of wrapped ones.
+            described["optimizer"] = saved["optimizer"]
         mine = described["sections"][section]
         others = saved["sections"][section]
         pairs = [

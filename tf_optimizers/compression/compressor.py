@@ -89,7 +89,7 @@ class Compressor:
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Prepare for the variables of a strategy."""
         self.wire = Wire.under(strategy, self._value_dtype)
-        self._rows = SentRows(self.wire)
+        self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._shared: dict[int, keras.Variable] = {}
         has_cool_down = self.schedule.rampdown_begin_step is not None
@@ -136,7 +136,7 @@ class Compressor:
 
         Variables whose gradients came as rows are not among them.
         """
-        return [i for i in self._residuals if i not in self._rows]
+        return [i for i in self._residuals if i not in self.rows]
 
     def prepare(
         self,
@@ -159,7 +159,7 @@ class Compressor:
         self._seen.check(compressed, paths, sends_all)
         self._allocate([self._residuals[i] for i in compressed])
         for each in zip(indices, gradients, variables, strict=True):
-            self._rows.count(*each)
+            self.rows.count(*each)
 
     def _allocate(self, residuals: Sequence[Residual]) -> None:
         if in_xla() and residuals:
@@ -266,7 +266,7 @@ class Compressor:
             step = int(tf.convert_to_tensor(optimizer.iterations))
         step = check_integer("step", step, 0)
         sparsity = self.schedule.stages[self.schedule.stage(step)]
-        sent = self._rows.sent() if self._sends_rows else {}
+        sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
             both = 2 * tf.float32.size
             shared = [i for i in self.compressed if i in self._shared]

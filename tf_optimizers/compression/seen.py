@@ -38,7 +38,8 @@ class Seen:
                 "With a cool-down, all variables must have gradients in every "
                 "step, since one of the steps sends all that is left. "
                 f"Received: no gradient of {paths[min(missing)]}, of which "
-                "there was one before. Pass `rampdown_begin_step=None`, or use "
-                "an optimizer for each set of variables."
+                "there was one before. Pass `rampdown_begin_step=None` and "
+                "`rampdown_step=1`, or use an optimizer for each set of "
+                "variables."
             )
         self._indices |= set(indices)

@@ -59,9 +59,13 @@ class SentRows:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._bytes: dict[int, tf.Variable] = {}
+        self._expected: set[int] = set()
+        self._is_known = False
 
     def count(self, index: int, gradient: Gradient, variable: Any) -> None:
         """Note what this step sends of a variable, from its replica."""
+        self._expected.discard(index)
+        self._is_known = True
         if not isinstance(gradient, tf.IndexedSlices):
             self._bytes.pop(index, None)
             return
@@ -77,7 +81,19 @@ class SentRows:
 
     def __contains__(self, index: int) -> bool:
         """Tell whether the gradient of a variable was sparse when traced."""
-        return index in self._bytes
+        return index in self._bytes or index in self._expected
+
+    @property
+    def indices(self) -> list[int] | None:
+        """The positions of variables with sparse gradients, if known."""
+        if not self._is_known:
+            return None
+        return sorted(self._expected.union(self._bytes))
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Take gradients for sparse until a step shows what they are."""
+        self._expected.update(indices)
+        self._is_known = True
 
     def sent(self) -> dict[int, int]:
         """Return the bytes of the last step, by position of the variable."""

@@ -19,9 +19,9 @@ def check_saved(here: bool, there: bool) -> None:
     """Refuse state that was saved by the other rule."""
     if here != there:
         raise ValueError(
-            f"`{MARK}` must be what the state was saved with. Received: "
-            f"{MARK}={here}, and the state of an optimizer with {MARK}="
-            f"{there}. Pass `{MARK}={there}`, or load the weights alone."
+            "`rate_in_momentum` must be what the state was saved with. "
+            f"Received: {MARK}={here}, and the state of an optimizer with "
+            f"{MARK}={there}. Pass `{MARK}={there}`, or load the weights alone."
         )
 
 

@@ -25,16 +25,27 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
     return found
 
 
-def local_steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of several local steps, inside of others too.
+def kind_of(optimizer: Any) -> str:
+    """Return the class of an optimizer, and in brackets those it wraps."""
+    name, parts = type(optimizer).__name__, _wrapped_by(optimizer)
+    return f"{name}({', '.join(map(kind_of, parts))})" if parts else name
 
-    It has `is_synchronized`, and `synchronize`.
+
+def steppers(model: keras.Model) -> list[Any]:
+    """Return each `SparseLoCo` of a model, inside of other optimizers too.
+
+    It has `sync_every`, `is_synchronized`, and `synchronize`.
     """
     return [
         stepper
         for optimizer in optimizers_of(model).values()
         for stepper in _steppers_in(optimizer)
     ]
+
+
+def local_steppers(model: keras.Model) -> list[Any]:
+    """Return each `SparseLoCo` of several local steps."""
+    return [each for each in steppers(model) if each.sync_every > 1]
 
 
 def has_common_weights(model: keras.Model) -> bool:
@@ -53,10 +64,15 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _steppers_in(optimizer: Any) -> Iterator[Any]:
-    if getattr(optimizer, "sync_every", 1) > 1:
+    if hasattr(optimizer, "sync_every"):
         yield optimizer
         return
+    for part in _wrapped_by(optimizer):
+        yield from _steppers_in(part)
+
+
+def _wrapped_by(optimizer: Any) -> list[Any]:
+    """Return the optimizers that one delegates to."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = [] if inner is None else [inner]
-    for part in [*parts, *getattr(optimizer, "optimizers", [])]:
-        yield from _steppers_in(part)
+    return [*parts, *getattr(optimizer, "optimizers", [])]

@@ -88,7 +88,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
 def check_under(
     optimizer: Any,
     strategy: tf.distribute.Strategy,
-    variable: Any,
+    variables: Sequence[Any],
     refused: tuple[type, ...],
 ) -> None:
     """Check an inner optimizer against the strategy of the outer one.
@@ -96,7 +96,11 @@ def check_under(
     Called again after `build`, when a callable of `MultiOptimizer` has chosen
     its optimizers.
     """
-    replicas = strategy.experimental_local_results(backend_variable(variable))
+    replicas = [
+        strategy.experimental_local_results(backend_variable(variable))
+        for variable in variables[:1]
+    ]
+    count = max(map(len, replicas), default=0)
     for part in parts_of(optimizer):
         _check_part(part, refused)
         name = type(part).__name__
@@ -106,10 +110,10 @@ def check_under(
                 f"Received: `{name}`, created under {strategy_of(part)}. "
                 "Create both in `with strategy.scope():`."
             )
-        if isinstance(part, HostOptimizer) and len(replicas) > 1:
+        if isinstance(part, HostOptimizer) and count > 1:
             raise ValueError(
                 f"`{name}` inside `SparseLoCo` keeps one state per worker "
-                f"process. Received: a process of {len(replicas)} replicas. "
+                f"process. Received: a process of {count} replicas. "
                 "Run one process per device, as `python -m "
                 "tf_optimizers.launch` does."
             )

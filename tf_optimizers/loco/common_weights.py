@@ -1,4 +1,4 @@
-"""What lets `fit`, `evaluate` and `predict` read weights in common."""
+"""What Keras's `fit`, `evaluate` and `predict` do for SparseLoCo."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.callbacks import call_first
 from tf_optimizers._compat.keras import layers_of
-from tf_optimizers.distribute.local_steps import local_steppers
+from tf_optimizers.distribute.local_steps import local_steppers, steppers
 from tf_optimizers.distribute.workers import Workers
 
 # With fewer, much is still held back at the end of a run.
@@ -18,8 +18,9 @@ _ENOUGH = 100
 
 
 @functools.cache
-def synchronize_in_fit() -> None:
-    """Let Keras call `CommonWeights`, for models with local steps."""
+def watch_fit() -> None:
+    """Let Keras call the callbacks below, for models they are for."""
+    call_first(EnoughRounds, lambda model: bool(steppers(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
 
 
@@ -30,27 +31,11 @@ class CommonWeights(keras.callbacks.Callback):
     replicas.
     """
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn of a run that is too short, if its length is known."""
-        self._rounds, self._updates = 0, self._count()
-        self._batches = self.params.get("steps")
-        if self._batches is not None:
-            each = self._optimizer.gradient_accumulation_steps or 1
-            rounds = self._rounds_of(self._batches // each)
-            self._check(rounds * self.params.get("epochs", 1))
-
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Synchronize, before other callbacks read weights."""
-        updates, self._updates = self._updates, self._count()
-        self._rounds += self._rounds_of(self._updates - updates)
         self._synchronize()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn of a run that was too short, if nobody could know before."""
-        if self._batches is None:
-            self._check(self._rounds)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Synchronize, before an evaluation, that of `fit` too."""
@@ -64,9 +49,34 @@ class CommonWeights(keras.callbacks.Callback):
         for optimizer in local_steppers(self.model):
             optimizer.synchronize(_statistics(self.model))
 
+
+class EnoughRounds(keras.callbacks.Callback):
+    """Warns of a run in which entries have too few chances to be sent."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Warn of a run that is too short, if its length is known."""
+        self._rounds, self._updates = 0, self._count()
+        self._batches = self.params.get("steps")
+        if self._batches is not None:
+            each = self._optimizer.gradient_accumulation_steps or 1
+            rounds = self._rounds_of(self._batches // each)
+            self._check(rounds * self.params.get("epochs", 1))
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Count the rounds of an epoch."""
+        updates, self._updates = self._updates, self._count()
+        self._rounds += self._rounds_of(self._updates - updates)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Warn of a run that was too short, if nobody could know before."""
+        if self._batches is None:
+            self._check(self._rounds)
+
     @property
     def _optimizer(self) -> Any:
-        return local_steppers(self.model)[0]
+        return steppers(self.model)[0]
 
     def _count(self) -> int:
         return int(tf.convert_to_tensor(self._optimizer.iterations))
@@ -76,14 +86,14 @@ class CommonWeights(keras.callbacks.Callback):
         return math.ceil(updates / self._optimizer.sync_every)
 
     def _check(self, rounds: int) -> None:
-        """Warn if entries have too few chances to be sent."""
         is_first = Workers(self.model.distribute_strategy).is_first
         if rounds < _ENOUGH and is_first:
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with sync_every="
-                f"{self._optimizer.sync_every}. Much is held back at its end: "
-                "lower `sync_every` or `sparsity`, or train for longer.",
+                f"{self._optimizer.sync_every}. Entries that are held back "
+                "have little time to be sent: lower `sync_every` or "
+                "`sparsity`, or train for longer.",
                 stacklevel=2,
             )
 

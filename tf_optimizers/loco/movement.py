@@ -83,15 +83,22 @@ class LocalSteps:
         indices: Sequence[int],
     ) -> None:
         """Update this replica's weights; the arguments are as below."""
-        variables = [self._variables[i] for i in indices]
-        with self._alone(variables):
-            self._optimizer.apply(
-                gradients,
-                [
-                    variable if isinstance(variable, keras.Variable) else weight
-                    for variable, weight in zip(variables, weights, strict=True)
-                ],
-            )
+        moved = [self._variables[i] for i in indices]
+        shown = [
+            variable if isinstance(variable, keras.Variable) else weight
+            for variable, weight in zip(moved, weights, strict=True)
+        ]
+        if len(parts_of(self._optimizer)) > 1:
+            # `MultiOptimizer` takes a gradient, or None, for every variable.
+            pairs = zip(gradients, shown, strict=True)
+            by_index = dict(zip(indices, pairs, strict=True))
+            every = [
+                by_index.get(i, (None, variable))
+                for i, variable in enumerate(self._variables)
+            ]
+            gradients, shown = map(list, zip(*every, strict=True))
+        with self._alone(moved):
+            self._optimizer.apply(gradients, shown)
 
     def movements(
         self,

@@ -90,7 +90,7 @@ class LocalOptimizer(Optimizer):
         if self.built:
             return
         strategy = strategy_of(self)
-        checked = self.inner_optimizer, strategy, variables[0], self._refused
+        checked = self.inner_optimizer, strategy, variables, self._refused
         check_under(*checked)
         super().build(variables)
         if strategy.num_replicas_in_sync == 1:
@@ -139,11 +139,14 @@ class LocalOptimizer(Optimizer):
         self._compressor.allocate()
         variables = rounds.variables
 
+        is_known = self._compressor.rows.indices is not None
+
         def end(sparsity: float | None, _: list[Gradient]) -> None:
             weights = self._weights(variables)
             movements = rounds.end(weights)
             self._store(variables, weights)
-            self._send(variables, sparsity, movements)
+            # Before it is known what is not compressed, all is sent.
+            self._send(variables, sparsity if is_known else None, movements)
 
         self._compressor.at_stage(self, [], end, is_due)
 

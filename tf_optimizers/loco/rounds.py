@@ -9,7 +9,7 @@ A synchronization may come early, where weights are about to be read.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,7 +65,7 @@ class Rounds:
             optimizer.add_variable_from_reference(master, "common_weight")
             for _, master in moved
         ]
-        self._early: Callable[[], Any] | None = None
+        self._early: dict[Hashable, Callable[[], Any]] = {}
 
     @property
     def taken(self) -> int:
@@ -101,9 +101,12 @@ class Rounds:
         return movements
 
     def end_early(
-        self, strategy: tf.distribute.Strategy, end: Callable[[], None]
+        self,
+        strategy: tf.distribute.Strategy,
+        end: Callable[[], None],
+        key: Hashable,
     ) -> None:
-        """Call `end` on every replica, in a function that is traced once."""
+        """Call `end` on every replica, in a function traced once per key."""
 
         def end_and_constrain() -> None:
             end()
@@ -111,11 +114,11 @@ class Rounds:
             for variable in self._constrained:
                 variable.assign(variable.constraint(variable))
 
-        if self._early is None:
-            self._early = tf.function(
+        if key not in self._early:
+            self._early[key] = tf.function(
                 lambda: strategy.run(end_and_constrain), autograph=False
             )
-        self._early()
+        self._early[key]()
 
 
 def average(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
