@@ -205,7 +205,7 @@ def time_to_accuracy(name: str, result: dict) -> str:
     return table(
         f"{name}: seconds of training until a validation accuracy",
         f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
-        "| end of the run | in the end | MB sent by a host |",
+        "| end of the run | final accuracy | MB sent by a host |",
         rows,
     )
 

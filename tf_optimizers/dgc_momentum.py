@@ -79,11 +79,11 @@ class DGCMomentum(CompressedMomentum):
     holds little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
     Many replicas, of large models, under
-    `tfo.SparseMultiWorkerMirroredStrategy`: each sums a shard, an N-th of every
-    variable, and sends the k / N largest sums of each to all, if that halves
-    this traffic, a message counting 32 KiB: at 99.9 % from 5 replicas on for
-    100 million parameters, from 23 on for 20 million. What is not among these
-    sums stays in v_i and u_i, on every replica.
+    `tfo.SparseMultiWorkerMirroredStrategy`: if it halves this traffic, counting
+    32 KiB per message, each sums a shard, an N-th of every variable, and sends
+    the k / N largest sums of each to all. At 99.9 % that is from 5 replicas on
+    for 100 million parameters, from 23 on for 20 million. What is not among
+    these sums stays in v_i and u_i, on every replica.
     Sparse gradients: exchanged as they are, and made dense after it; duplicate
     rows are summed.
     Not finite: a NaN or inf is always among what is sent, and seen in w.
@@ -105,8 +105,8 @@ class DGCMomentum(CompressedMomentum):
         momentum: float in [0, 1). Decay of u_i, per step. Defaults to `0.9`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
             starts. Defaults to `0`.
-        rampup_step: int >= 1. Steps over which `sparsity` is walked through.
-            Defaults to `1`.
+        rampup_step: int >= 1. Steps of the warm-up, split evenly among the
+            stages of `sparsity`. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. The share of
             entries held back, stage by stage. The paper's warm-up is (0.75,
             0.9375, 0.984375, 0.996, 0.999). Defaults to `(0.999,)`.
@@ -119,8 +119,8 @@ class DGCMomentum(CompressedMomentum):
         momentum_masking: bool. Whether u_i, too, becomes 0 where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16" or "bfloat16". What sent values are
-            rounded to; v_i keeps the rest. Of float16, what exceeds 65504 is
-            sent in parts, and what is below 3e-8 not before it has grown.
+            rounded to; v_i keeps the rest. In float16, values above 65504
+            take several steps; those below 3e-8 wait until they grow.
             TensorFlow's own strategies carry bfloat16 as float32. With
             `rate_in_momentum`, values are first divided by the largest power of
             two that is not above the learning rate, and the two bounds apply
@@ -130,9 +130,10 @@ class DGCMomentum(CompressedMomentum):
             was saved with the one is not loaded with the other.
             Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            Where the stages are walked back. Defaults to `None`: nowhere.
-        rampdown_step: int >= 1. Steps from there to dense exchange.
-            Defaults to `1`.
+            Where the cool-down begins: the stages return in reverse. Defaults
+            to `None`: no cool-down.
+        rampdown_step: int >= 1. Steps of the cool-down, from there to dense
+            exchange. Defaults to `1`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
             `weight_decay` are refused.
@@ -210,7 +211,7 @@ class DGCMomentum(CompressedMomentum):
         The stages of the paper's warm-up, (0.75, 0.9375, 0.984375, 0.996,
         0.999), of a fortieth of the steps each, up to the last one that lets
         a replica send every entry twice, on average: steps (1 - sparsity) >=
-        2, as 0.999 does from 2,000 steps on. They are walked back in the end,
+        2, as 0.999 does from 2,000 steps on. At the end they return in reverse,
         and the last step sends all that is left.
 
         At 0.999 and 6 bytes an entry, a run of T steps sends what 0.026 T + 1

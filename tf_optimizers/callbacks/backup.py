@@ -67,12 +67,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     A resumed epoch sees the batches that it would have seen, provided that an
     epoch's data do not depend on the epochs before: `shuffle=False`, or
     `tf.data.Dataset.shuffle` with a `seed` and
-    `reshuffle_each_iteration=False`. With `steps_per_epoch` and a data set
+    `reshuffle_each_iteration=False`. With `steps_per_epoch` and a dataset
     that spans several epochs, the data start from the beginning, as after
     Keras's own `initial_epoch`.
 
-    The learning rate is part of the state. If the script gives another rate
-    than when the run began, the new one is used, with a warning.
+    The learning rate is part of the state. If the script has changed the
+    learning rate since the run began, the new one is used, with a warning.
 
     Callbacks run in the order of their list. Put those that change the model at
     the end of an epoch, such as `ReduceLROnPlateau`, before this one, and

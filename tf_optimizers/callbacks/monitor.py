@@ -17,7 +17,8 @@ class Monitor(keras.callbacks.Callback):
     The figures go into the logs of `fit`, hence into its progress bar and
     history, and stay there until they are measured again. With a `log_dir`,
     they also go to TensorBoard, by optimizer step and with details. With
-    several workers, all measure at the same steps, and the first one writes.
+    several workers, all measure at the same steps, and the first worker
+    writes.
 
     Subclasses name the `optimizers` they are for, implement `before_step` and
     `after_step`, and document the arguments and errors.

@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=_folder,
-        help="where to write or find the data set (a temporary folder)",
+        help="where to write or find the dataset (a temporary folder)",
     )
     parser.add_argument(
         "--parts",

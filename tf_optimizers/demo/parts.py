@@ -30,7 +30,7 @@ class Settings:
         seeds: int >= 2. Networks trained per cell for the test accuracy;
             a slow part uses fewer.
         quick: Whether to run at a reduced size.
-        data_dir: Where to write or find the data set.
+        data_dir: Where to write or find the dataset.
         report_dir: Where to write the report.
     """
 

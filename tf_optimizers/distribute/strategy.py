@@ -133,7 +133,7 @@ class SparseMultiWorkerMirroredStrategy(
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> Any:
-        """Share the batches of a data set among all replicas.
+        """Share the batches of a dataset among all replicas.
 
         Every worker must call this, as `fit`, `evaluate` and `predict` do.
 

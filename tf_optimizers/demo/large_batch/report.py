@@ -100,7 +100,7 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"rates from {rates[0]:.3g} to {rates[-1]:.3g}, the same for all; the "
         "test runs use other seeds. Weight decay "
         f"{settings['weight_decay']} (SGD: none). `tfo` is this package. One "
-        "data set and one small network: another one may order the optimizers "
+        "dataset and one small network: another one may order the optimizers "
         "differently."
     )
 
