@@ -6,13 +6,16 @@ import re
 
 import pytest
 
-# Half a minute or more each, of those that start workers and others in turn.
+# First, half a minute or more each, those whose workers need two processors,
+# by turns with those that mostly wait. Then others that take long.
 LONGEST = [
-    *("test_resume", "test_local_steps", "test_strategy", "test_dgc_momentum"),
-    *("test_transport", "test_replicas", "test_backup", "test_sparse_loco"),
-    *("test_notebooks", "test_contract", "test_offload_placement"),
-    *("test_faults", "test_gradient_compression", "test_worker_errors"),
-    *("test_guide", "test_rate_in_momentum", "test_sharded", "test_docs"),
+    *("test_resume", "test_worker_errors", "test_strategy", "test_tensorflow"),
+    *("test_ending", "test_gradient_compression", "test_images"),
+    *("test_transport", "test_output", "test_environment", "test_faults"),
+    *("test_local_steps", "test_guide", "test_dgc_momentum", "test_replicas"),
+    *("test_backup", "test_notebooks", "test_contract"),
+    *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
+    *("test_rate_in_momentum", "test_sharded", "test_docs"),
 ]
 
 

@@ -27,7 +27,7 @@ from backups import (
 import tf_optimizers as tfo
 
 # Their state is of the kind that others have, too.
-LONG = ["lans", "keras-adam"]
+LONG = ["lamb", "lans", "loco", "keras-adam"]
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")

@@ -224,13 +224,13 @@ def test_replicas_agree_to_the_bit(group):
     results, count, _ = group
     for result in results:
         assert result["not finite"]["alike"]
-        for name in ("few steps", "many steps"):
+        for name in ("few steps", "many steps", "loco"):
             assert result[name]["sent"] == results[0][name]["sent"]
             assert result[name]["alike"] is (count > 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", ["few steps", "many steps"])
+@pytest.mark.parametrize("steps", ["few steps", "many steps", "loco"])
 def test_nothing_is_lost(group, steps):
     """Sum of everything sent + sum of v = sum of everything accumulated.
 

@@ -372,7 +372,9 @@ def undisturbed():
     }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", cases.with_long(["float32", "bfloat16"], ["bfloat16"])
+)
 def test_long_copies_and_short_arithmetic_do_not_race(
     strategy, dtype, undisturbed
 ):
@@ -419,9 +421,10 @@ def train(model, epochs):
     return [cases.as_numpy(w) for w in model.weights]
 
 
-SOURCES = [("host", "float32"), ("host", "bfloat16")]
-SOURCES += [("device", "bfloat16"), ("one device", "float32")]
-LONG = [("device", "float32"), ("one device", "bfloat16")]
+SOURCES = [("host", "float32"), ("device", "bfloat16")]
+SOURCES += [("one device", "float32")]
+LONG = [("host", "bfloat16"), ("device", "float32")]
+LONG += [("one device", "bfloat16")]
 
 
 @pytest.fixture(

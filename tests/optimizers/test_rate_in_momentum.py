@@ -94,7 +94,9 @@ def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
     assert dgc.worst(run.weights(), keras_sgd(schedule())[-1]) < 3e-7
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", with_long(["float32", "float16", "bfloat16"], ["bfloat16"])
+)
 @pytest.mark.parametrize("masking", [True, False])
 def test_nothing_is_lost_while_the_rate_changes(mirrored, dtype, masking):
     """Sum of everything sent + sum of v = sum of everything accumulated."""

@@ -72,6 +72,7 @@ def main():
             "many steps": transport.balance(
                 strategy, value_dtype="float16", momentum_masking=False
             ),
+            "loco": transport.loco_balance(strategy, sync_every=2),
             "bytes": transport.count_bytes(strategy),
             "drain": drain(strategy),
             "not finite": not_finite(strategy),

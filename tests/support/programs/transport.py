@@ -20,7 +20,7 @@ SETTINGS = {
     "min_compress_size": 100,
     "clipnorm": 2.0,
 }
-STEPS = 60
+STEPS, MANY = 60, 240  # Whole rounds.
 MOST = (0.25,)  # Of two replicas, of either transport.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
@@ -119,7 +119,7 @@ def balance(strategy, steps=STEPS, **settings):
     return balance_of(run, accumulated)
 
 
-def loco_balance(strategy, steps=STEPS, **settings):
+def loco_balance(strategy, steps=MANY, **settings):
     """Return the same of SparseLoCo around SGD, which moves by gradients."""
     zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     inner = around(keras.optimizers.SGD)
