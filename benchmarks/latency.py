@@ -2,6 +2,7 @@
 
     python benchmarks/latency.py [--quick] [--workers 2 4 8]
         [--round-trips 0 5 20 80] [--link "100 Mbit/s"] [--optimizer AdamW]
+        [--width 1414]
 
 `--quick`, for some minutes, takes one round of 0 and 20 ms, without the custom
 loop and float16.
@@ -14,6 +15,7 @@ it goes the same way, so that what a round trip adds is due to it alone:
 
 All contenders are alive together and take turns, in rounds, at every delay.
 Times are the first worker's, from the end of one step to the end of the next.
+The model has two square layers of `--width`.
 `--link` limits the rate, too, which needs root; see hosts.py.
 """
 
@@ -91,14 +93,14 @@ CONTENDERS = {k: v for each in FAMILIES.values() for k, v in each.items()}
 class Training:
     """One worker's part: steps of every contender of one strategy."""
 
-    def __init__(self, strategy: str) -> None:
-        self.strategy = STRATEGIES[strategy]()
+    def __init__(self, strategy: str, width: int) -> None:
+        self.strategy, self.width = STRATEGIES[strategy](), width
         self.models: dict[str, keras.Model] = {}
         self.loops: dict[str, CustomLoop] = {}
         rng = np.random.default_rng(0)
         # Neither the first step nor the last is timed.
         rows = BATCH * (MOST_STEPS + 2)
-        x = rng.standard_normal((rows, WIDTH), "float32")
+        x = rng.standard_normal((rows, width), "float32")
         y = rng.integers(0, CLASSES, rows)
         data = tf.data.Dataset.from_tensor_slices((x, y))
         self.data = data.batch(BATCH, drop_remainder=True).cache()
@@ -107,7 +109,7 @@ class Training:
         """Build its model and trace a step."""
         with self.strategy.scope():
             optimizer = OPTIMIZERS[CONTENDERS[contender].optimizer]()
-            model = make_model(WIDTH, optimizer)
+            model = make_model(self.width, optimizer)
         self.models[contender] = model
         self.loops[contender] = CustomLoop(model, self.strategy)
         self.measure(contender, 1)
@@ -175,10 +177,13 @@ def measure(
     round_trips: list[float],
     rounds: int,
     link: str | None,
+    width: int,
 ) -> dict[str, Any]:
     """Return what all contenders take, by name and by round trip."""
     strategies = sorted({CONTENDERS[name].strategy for name in contenders})
-    commands = [[__file__, "--work", name] for name in strategies]
+    commands = [
+        [__file__, "--work", name, "--width", str(width)] for name in strategies
+    ]
     with contextlib.ExitStack() as stack:
         net: hosts.Network | Loopback = Loopback(workers)
         if link:
@@ -202,6 +207,7 @@ def measure(
     return {
         "workers": workers,
         "link": link,
+        "width": width,
         "contenders": {
             name: {"step_ms": times, "round_trips": round_trips_of(times)}
             for name, times in step_ms.items()
@@ -220,7 +226,7 @@ def round_trips_of(step_ms: dict[str, list[float]]) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = results.options(__file__, __doc__, rounds=ROUNDS)
+    parser = results.options(__file__, __doc__, rounds=ROUNDS, width=WIDTH)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument(
         "--round-trips",
@@ -257,18 +263,21 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.work:
-        training = Training(arguments.work)
+        training = Training(arguments.work, arguments.width)
         hosts.answer({"prepare": training.prepare, "measure": training.measure})
         return
     hosts.end_on_signals()
     for workers in arguments.workers:
-        name = ", ".join(filter(None, (f"{workers} workers", arguments.link)))
+        wide = arguments.width != WIDTH and f"width {arguments.width:,}"
+        parts = f"{workers} workers", arguments.link, wide
+        name = ", ".join(filter(None, parts))
         result = measure(
             workers,
             arguments.contenders,
             arguments.round_trips,
             arguments.rounds,
             arguments.link,
+            arguments.width,
         )
         results.record(arguments.output, name, result, tables.latency)
 
