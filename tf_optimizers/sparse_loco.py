@@ -237,22 +237,12 @@ class SparseLoCo(LocalOptimizer):
             average(strategy, statistics)
             rounds = self._rounds
             if rounds is not None and not self.is_synchronized:
-                sparse = self.sparse_gradients
+                sparse = self._compressor.rows.indices
                 rounds.end_early(
                     strategy,
                     lambda: self._end_round(rounds),
                     key=None if sparse is None else tuple(sparse),
                 )
-
-    @property
-    def sparse_gradients(self) -> list[int] | None:
-        """Which variables had gradients of rows, if known; for backups."""
-        return self._compressor.rows.indices
-
-    @sparse_gradients.setter
-    def sparse_gradients(self, indices: list[int] | None) -> None:
-        if indices is not None:
-            self._compressor.rows.expect(indices)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Give all replicas the same weights, as `fit` does at its end."""

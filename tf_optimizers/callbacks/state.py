@@ -98,14 +98,17 @@ class State:
     @property
     def sparse_gradients(self) -> list[list[int] | None]:
         """What each `SparseLoCo` of several local steps has seen of rows."""
-        return [o.sparse_gradients for o in local_steppers(self._model)]
+        return [
+            optimizer._compressor.rows.indices
+            for optimizer in local_steppers(self._model)
+        ]
 
     @sparse_gradients.setter
     def sparse_gradients(self, seen: list[list[int] | None]) -> None:
-        for optimizer, indices in zip(
-            local_steppers(self._model), seen, strict=False
-        ):
-            optimizer.sparse_gradients = indices
+        steppers = local_steppers(self._model)
+        for optimizer, indices in zip(steppers, seen, strict=False):
+            if indices is not None:
+                optimizer._compressor.rows.expect(indices)
 
     def describe(self) -> dict[str, Any]:
         """Return what a backup must have in common with the model."""
