@@ -25,6 +25,12 @@ from tf_optimizers.base.replicas import local_component
 TUNING_SEEDS = (10_001,)
 SEEDS = 5
 UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
+ALL = {
+    "sparsity": (0.0,),
+    "rampup_step": 1,
+    "rampdown_begin_step": None,
+    "rampdown_step": 1,
+}
 OUTER_MOMENTUM = 0.9
 OUTER_RATE = 0.7
 DIVISORS = (2, 4, 8)  # Of the learning rate, for DiLoCo.
@@ -125,6 +131,8 @@ def variants(make: Make) -> dict[str, Variant]:
         "99.9 %, 2 workers": recommended(2, make),
         "99.6 %, 4 workers": recommended(4, make, sparsity=UP_TO_996),
         "99.9 %, 4 workers": recommended(4, make),
+        # What of a difference is not due to compression.
+        "all sent, 4 workers": recommended(4, make, **ALL),
     }
 
 

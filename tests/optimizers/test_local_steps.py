@@ -547,6 +547,15 @@ def test_monitor_measures_rounds(mirrored):
     assert 0.5 * EVERY < history["residual_age"][-1] < 20 * EVERY
 
 
+def test_monitor_measures_rounds_that_end_with_an_epoch(mirrored):
+    model = make_model(mirrored, sparsity=(0.8,), sync_every=7)
+    monitor = tfo.callbacks.CompressionMonitor(every=1)
+    history = fit(model, monitor, epochs=3).history
+    assert len(history["residual_age"]) == 3
+    # Six steps: what has waited in one round only is as old as that.
+    assert 6 <= history["residual_age"][0] < 60
+
+
 RUNS = [(49, 98, True), (50, None, False), (49, 98, False), (50, None, True)]
 
 

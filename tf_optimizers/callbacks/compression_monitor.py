@@ -54,20 +54,15 @@ class CompressionMonitor(Monitor):
         """Whether all replicas have the same weights; see `SparseLoCo`."""
         return getattr(self.optimizer, "is_synchronized", True)
 
-    def before_step(self) -> tuple[float, dict[int, tf.Tensor]]:
-        """Return what v is multiplied by, and a copy of compressed weights."""
-        if isinstance(self.optimizer, SparseLoCo):
-            return self.optimizer.outer_learning_rate, self._weights()
-        if self.optimizer.rate_in_momentum:
-            return 1.0, self._weights()
-        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
-        return float(rate), self._weights()
+    def before_step(self) -> tuple[int, float, dict[int, tf.Tensor]]:
+        """Return the step, v's factor, and a copy of compressed weights."""
+        return self._step(), self._factor(), self._weights()
 
     def after_step(
-        self, before: tuple[float, dict[int, tf.Tensor]]
+        self, before: tuple[int, float, dict[int, tf.Tensor]]
     ) -> tuple[dict, dict]:
         """Return all figures; there are no details."""
-        rate, copies = before
+        start, rate, copies = before
         # The first step shows which gradients are sparse.
         weights = {key: copies[key] for key in self._weights()}
         summary = self.optimizer.communication_summary(self._step() - 1)
@@ -75,7 +70,7 @@ class CompressionMonitor(Monitor):
         if weights:
             held, squares, moved = map(float, self._measure(weights))
         age = held and (held * rate / moved if moved else math.inf)
-        age *= getattr(self.optimizer, "sync_every", 1)
+        age *= self._step() - start
         figures = {
             "sparsity": summary["sparsity"],
             "sent_bytes": summary["total"]["sent_bytes"],
@@ -83,6 +78,14 @@ class CompressionMonitor(Monitor):
             "residual_age": age,
         }
         return figures, {}
+
+    def _factor(self) -> float:
+        """Return what v is multiplied by when it is sent."""
+        if isinstance(self.optimizer, SparseLoCo):
+            return self.optimizer.outer_learning_rate
+        if self.optimizer.rate_in_momentum:
+            return 1.0
+        return float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
     def _sums(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of |v_i|, of v_i^2, and of how far weights moved.

@@ -102,19 +102,23 @@ class Monitor(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Measure the step, unless it only accumulated gradients."""
+        self._end_step(logs)
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Put the latest figures into the history."""
+        # The end of an epoch may end a round of local steps.
+        self._end_step(logs)
+
+    def _end_step(self, logs: dict[str, Any] | None) -> None:
+        """Measure what is pending, if it has ended; add figures to the logs."""
         pending = self._pending
         if pending and self._can_measure() and self._step() > pending[0]:
             figures, details = self.after_step(pending[1])
             self._pending = None
             self._latest = {name: float(figures[name]) for name in figures}
             self._write(self._latest | details)
-        if logs is not None:
-            logs.update(self._latest)
-
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        """Put the latest figures into the history."""
         if logs is not None:
             logs.update(self._latest)
 
