@@ -130,6 +130,34 @@ def test_a_round_may_end_early(mirrored, taken):
         assert np.abs(parts).max() > 1e-5
 
 
+def test_all_is_sent_before_a_step_has_shown_what_is_compressed(mirrored):
+    """In the middle of a round that a checkpoint has restored."""
+
+    def parts(run):
+        variables = [*run.variables, *run.optimizer.variables]
+        return [
+            part
+            for variable in variables
+            for part in mirrored.experimental_local_results(variable.value)
+        ]
+
+    settings = {"sync_every": EVERY, "sparsity": (0.9,)}
+    source = train(mirrored, around(INNER["SGD"]), EVERY + 2, **settings)
+    run = train(mirrored, around(INNER["SGD"]), steps=0, **settings)
+    with mirrored.scope():
+        run.optimizer.build(run.variables)
+    for part, value in zip(parts(run), parts(source), strict=True):
+        part.assign(value)
+    means = [np.mean(copies(mirrored, v), axis=0) for v in run.variables]
+    held = run.memory("residual")
+    run.optimizer.synchronize()
+    for variable, mean in zip(run.variables, means, strict=True):
+        for copy in copies(mirrored, variable):
+            np.testing.assert_allclose(copy, mean, atol=1e-6)
+    assert max(np.abs(v).max() for v in held) > 1e-3
+    np.testing.assert_equal(run.memory("residual"), held)
+
+
 def test_one_replica_makes_local_steps(mirrored):
     rounds = Rounds(NONE, SETTINGS["adamw"])
     for _ in range(10):
