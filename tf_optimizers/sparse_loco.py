@@ -51,7 +51,9 @@ class SparseLoCo(LocalOptimizer):
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras but `Ftrl`
     and `ScheduleFreeAdamW`, or, if the process has one replica,
     `tfo.AdamOffload`. Its learning rate, schedule, weight decay and clipping
-    apply to each worker separately; constraints apply to w. Runs under the same
+    apply to each worker separately; constraints apply to w. The mean of N
+    noisy steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than
+    one: begin with sqrt(N) times the learning rate. Runs under the same
     strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
