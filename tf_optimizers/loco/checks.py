@@ -96,11 +96,10 @@ def check_under(
     Called again after `build`, when a callable of `MultiOptimizer` has chosen
     its optimizers.
     """
-    replicas = [
-        strategy.experimental_local_results(backend_variable(variable))
-        for variable in variables[:1]
-    ]
-    count = max(map(len, replicas), default=0)
+    count = 0
+    if variables:
+        first = backend_variable(variables[0])
+        count = len(strategy.experimental_local_results(first))
     for part in parts_of(optimizer):
         _check_part(part, refused)
         name = type(part).__name__
