@@ -112,7 +112,8 @@ class SparsitySchedule:
             raise ValueError(
                 "`rampdown_step` needs a `rampdown_begin_step`. Received: "
                 f"rampdown_step={self.rampdown_step}, "
-                "rampdown_begin_step=None. Pass the step that it starts from."
+                "rampdown_begin_step=None. Pass the step that it starts from, "
+                "or `rampdown_step=1` for no cool-down."
             )
         if begin is not None and begin < end:
             raise ValueError(

@@ -49,7 +49,8 @@ class SparseMultiWorkerMirroredStrategy(
     values travel in that all-gather, too. Large ones of one dtype travel
     together, in packs of `communication_options.bytes_per_pack` (0, the
     default, is one pack). On CPUs a gather takes one round trip, or two from 64
-    replicas on, and a sum of large values two, however many workers there are.
+    replicas on, and a sum of large values at most two, however many workers
+    there are.
 
     Create it before any tensor or variable, and the model in its `scope()`:
 
