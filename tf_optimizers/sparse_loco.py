@@ -243,7 +243,7 @@ class SparseLoCo(LocalOptimizer):
                 rounds.end_early(
                     strategy,
                     lambda: self._end_round(rounds),
-                    key=None if sparse is None else tuple(sparse),
+                    None if sparse is None else tuple(sparse),
                 )
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:

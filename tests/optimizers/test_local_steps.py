@@ -290,6 +290,65 @@ def test_constraint_holds_for_local_and_common_weights(mirrored):
     np.testing.assert_array_equal(variable, [1.25, 0.375])
 
 
+@pytest.fixture
+def held_back(mirrored):
+    """Return an optimizer that holds back 0.4 of a weight, and a function.
+
+    That makes a round of two steps of which the weights have no gradient in the
+    last, or in any.
+    """
+    with mirrored.scope():
+        weights, other = keras.Variable([1.0, 1.0]), keras.Variable([1.0])
+        optimizer = tfo.SparseLoCo(
+            keras.optimizers.SGD(1.0),
+            sync_every=2,
+            sparsity=(0.5,),
+            min_compress_size=2,
+        )
+        optimizer.build([weights, other])
+
+    def make_round(gradient=None):
+        nothing = tf.zeros([2, 1])
+        if gradient is None:
+            dgc.apply_own(mirrored, optimizer, other, nothing)
+        else:
+            each = tf.broadcast_to(gradient, [2, 2]) / 2
+            dgc.apply_own(mirrored, optimizer, weights, each)
+        dgc.apply_own(mirrored, optimizer, other, nothing)
+
+    make_round([0.5, 0.4])
+    np.testing.assert_array_equal(weights, [0.5, 1.0])
+    return weights, make_round
+
+
+def test_constraint_holds_without_a_gradient_in_the_last_step(held_back):
+    weights, make_round = held_back
+    weights.constraint = keras.constraints.NonNeg()
+    make_round([0.0, 0.9])
+    np.testing.assert_array_equal(weights, [0.5, 0.0])
+
+
+def test_frozen_weight_does_not_move(held_back):
+    """Not by what was held back either."""
+    weights, make_round = held_back
+    weights.trainable = False
+    make_round()
+    np.testing.assert_array_equal(weights, [0.5, 1.0])
+    weights.trainable = True
+    make_round()
+    np.testing.assert_allclose(weights, [0.5, 0.6])
+
+
+def test_frozen_weight_with_a_gradient_moves(mirrored, held_back):
+    """On all replicas alike, as with Keras's optimizers."""
+    weights, make_round = held_back
+    weights.trainable = False
+    make_round([[1.0, 0.0], [0.0, 0.0]])
+    # The second replica sends what it has held back.
+    np.testing.assert_allclose(weights, [0.0, 0.8])
+    np.testing.assert_array_equal(*copies(mirrored, weights))
+
+
 def test_weight_assigned_between_rounds_is_where_the_next_begins(mirrored):
     run = train(mirrored, around(INNER["SGD"]), steps=2, sync_every=2)
     for variable, value in zip(run.variables, start(9).values(), strict=True):

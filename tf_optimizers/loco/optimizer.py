@@ -127,18 +127,28 @@ class LocalOptimizer(Optimizer):
             send = functools.partial(self._send, variables)
             self._compressor.at_stage(self, movements, send)
             return
-        self._rounds.begin(self._weights(self._rounds.variables))
+        self._rounds.begin(
+            self._weights(self._rounds.variables), stepped=variables
+        )
         self._steps.step(means, weights, indices)
         self._store(variables, weights)
-        self._end_round(self._rounds, self._rounds.count())
+        self._end_round(self._rounds, variables, self._rounds.count())
 
     def _end_round(
-        self, rounds: Rounds, is_due: tf.Tensor | None = None
+        self,
+        rounds: Rounds,
+        stepped: Sequence[tf.Variable] = (),
+        is_due: tf.Tensor | None = None,
     ) -> None:
-        """Exchange what weights have moved by in a round, if it is over."""
-        self._compressor.allocate()
-        variables = rounds.variables
+        """Exchange what weights have moved by in a round, if it is over.
 
+        Args:
+            rounds: Knows what they were when it began.
+            stepped: Variables of a step of Keras, if this is part of one.
+            is_due: Whether it is over; None says that it is.
+        """
+        self._compressor.allocate()
+        variables = rounds.trained
         is_known = self._compressor.rows.indices is not None
 
         def end(sparsity: float | None, _: list[Gradient]) -> None:
@@ -147,6 +157,7 @@ class LocalOptimizer(Optimizer):
             self._store(variables, weights)
             # Before it is known what is not compressed, all is sent.
             self._send(variables, sparsity if is_known else None, movements)
+            rounds.constrain(stepped)
 
         self._compressor.at_stage(self, [], end, is_due)
 

@@ -8,10 +8,12 @@
 A synchronization may come early, where weights are about to be read.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import is_overwritten
@@ -35,7 +37,6 @@ class Rounds:
         steps: Local steps of a round.
 
     Attributes:
-        variables: Those that move, of TensorFlow.
         steps: As above.
     """
 
@@ -46,25 +47,19 @@ class Rounds:
         masters: Sequence[Any],
         steps: int,
     ) -> None:
-        moved = [
-            (variable, master)
-            for variable, master in zip(variables, masters, strict=True)
-            if not is_overwritten(optimizer, variable)
-        ]
-        self.variables = [backend_variable(variable) for variable, _ in moved]
         self.steps = steps
-        self._constrained = [
-            variable
-            for variable, _ in moved
-            if getattr(variable, "constraint", None) is not None
-        ]
         self._taken = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int64", name="local_steps"
         )
         self._starts = [
-            optimizer.add_variable_from_reference(master, "common_weight")
-            for _, master in moved
+            (
+                variable,
+                optimizer.add_variable_from_reference(master, "common_weight"),
+            )
+            for variable, master in zip(variables, masters, strict=True)
+            if not is_overwritten(optimizer, variable)
         ]
+        self._stepped_frozen: set[int] = set()
         self._early: dict[Hashable, Callable[[], Any]] = {}
 
     @property
@@ -72,13 +67,41 @@ class Rounds:
         """The local steps since all replicas had the same weights."""
         return int(tf.convert_to_tensor(self._taken.value))
 
-    def begin(self, weights: Sequence[tf.Variable]) -> None:
-        """Note this replica's weights, if a round begins."""
-        starts = list(map(own_component, self._starts))
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All variables, of TensorFlow."""
+        return [backend_variable(variable) for variable, _ in self._starts]
+
+    @property
+    def trained(self) -> list[tf.Variable]:
+        """Those that move; not what has been frozen."""
+        return [backend_variable(variable) for variable, _ in self._trained()]
+
+    def _trained(self) -> list[tuple[Any, keras.Variable]]:
+        return list(itertools.compress(self._starts, self._are_trained()))
+
+    def _are_trained(self) -> list[bool]:
+        return [
+            variable.trainable or i in self._stepped_frozen
+            for i, (variable, _) in enumerate(self._starts)
+        ]
+
+    def begin(
+        self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
+    ) -> None:
+        """Note this replica's weights, of all variables, if a round begins.
+
+        `stepped` are the variables of the step that follows.
+        """
+        self._stepped_frozen |= {
+            i
+            for i, (variable, _) in enumerate(self._starts)
+            if not variable.trainable and _is_in(stepped, variable)
+        }
 
         def note() -> None:
-            for start, weight in zip(starts, weights, strict=True):
-                start.assign(weight)
+            for (_, start), weight in zip(self._starts, weights, strict=True):
+                own_component(start).assign(weight)
 
         tf.cond(own_component(self._taken) == 0, note, lambda: None)
 
@@ -89,8 +112,8 @@ class Rounds:
         return taken >= self.steps
 
     def end(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Return how far this replica has moved, and undo that."""
-        starts = list(map(own_component, self._starts))
+        """Return how far this replica's trained weights moved; undo that."""
+        starts = [own_component(start) for _, start in self._trained()]
         movements = []
         for start, weight in zip(starts, weights, strict=True):
             with tf.device(start.device):
@@ -100,25 +123,37 @@ class Rounds:
         own_component(self._taken).assign(0)
         return movements
 
+    def constrain(self, stepped: Sequence[tf.Variable]) -> None:
+        """Apply constraints, but of the variables of a step.
+
+        Keras applies theirs after it.
+        """
+        for variable, _ in self._trained():
+            if variable.constraint and not _is_in(stepped, variable):
+                own = own_component(variable)
+                own.assign(variable.constraint(own))
+
     def end_early(
         self,
         strategy: tf.distribute.Strategy,
         end: Callable[[], None],
-        key: Hashable,
+        sparse: Hashable,
     ) -> None:
-        """Call `end` on every replica, in a function traced once per key."""
+        """Call `end` on every replica.
 
-        def end_and_constrain() -> None:
-            end()
-            # Keras does so after a step.
-            for variable in self._constrained:
-                variable.assign(variable.constraint(variable))
-
+        It is traced once for each set of sparse gradients, and of variables
+        that are not frozen.
+        """
+        key = sparse, *self._are_trained()
         if key not in self._early:
             self._early[key] = tf.function(
-                lambda: strategy.run(end_and_constrain), autograph=False
+                lambda: strategy.run(end), autograph=False
             )
         self._early[key]()
+
+
+def _is_in(variables: Sequence[tf.Variable], variable: Any) -> bool:
+    return any(each is backend_variable(variable) for each in variables)
 
 
 def average(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
