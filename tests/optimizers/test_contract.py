@@ -712,6 +712,16 @@ def test_moving_average_overwrites_at_its_frequency(case):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+def test_moving_average_is_of_the_weights_before_the_first_update(case):
+    """A run may end, or be validated, before gradients are accumulated."""
+    variables = cases.make_variables()
+    optimizer = case.make(use_ema=True, gradient_accumulation_steps=4)
+    cases.run(optimizer, variables, 3)
+    optimizer.finalize_variable_values(variables)
+    for variable, value in zip(variables, cases.make_values(), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
 def test_moving_average_of_half_precision_is_float32(case):
     variables = cases.make_variables("bfloat16")
     optimizer = case.make(1e-4, use_ema=True, ema_momentum=0.999)

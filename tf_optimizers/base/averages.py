@@ -27,28 +27,56 @@ def update_averages(optimizer: Any, masters: MasterWeights, where: Any) -> None:
         masters: Its master weights, averaged where a variable has one.
         where: Where the averages are: `Replicas` or the host.
     """
-    variables = [
-        backend_variable(variable)
-        for variable in built_variables(optimizer)
-        if not is_overwritten(optimizer, variable)
-    ]
+    variables = _averaged(optimizer)
 
-    def follow(variable: tf.Variable) -> None:
-        mean = local_component(average(optimizer, variable), variable)
-        index = variable_index(optimizer, variable)
-        weight = value_of(masters.full_precision(index, variable))
-        # The first update sets the average to the weights themselves.
-        is_later = tf.cast(optimizer.iterations > 0, mean.dtype)
-        momentum = optimizer.ema_momentum * is_later
-        mean.assign(momentum * mean + (1 - momentum) * weight)
+    def update() -> None:
+        # The first update sets the averages to the weights themselves.
+        _follow(optimizer, masters, where, optimizer.iterations > 0)
 
-    where.once("average", lambda: where.update_each(variables, follow))
+    where.once("average", update)
     if frequency := optimizer.ema_overwrite_frequency:
         tf.cond(
             (optimizer.iterations + 1) % frequency == 0,
             lambda: assign_averages(optimizer, masters, variables),
             lambda: None,
         )
+
+
+def start_averages(optimizer: Any, masters: MasterWeights, where: Any) -> None:
+    """Set the averages to the weights, until there is an update.
+
+    The arguments are those of `update_averages`.
+    """
+
+    def start() -> None:
+        tf.cond(
+            optimizer.iterations == 0,
+            lambda: _follow(optimizer, masters, where, False),
+            lambda: None,
+        )
+
+    where.once("first average", start)
+
+
+def _averaged(optimizer: Any) -> list[tf.Variable]:
+    return [
+        backend_variable(variable)
+        for variable in built_variables(optimizer)
+        if not is_overwritten(optimizer, variable)
+    ]
+
+
+def _follow(
+    optimizer: Any, masters: MasterWeights, where: Any, is_later: Any
+) -> None:
+    def follow(variable: tf.Variable) -> None:
+        mean = local_component(average(optimizer, variable), variable)
+        index = variable_index(optimizer, variable)
+        weight = value_of(masters.full_precision(index, variable))
+        momentum = optimizer.ema_momentum * tf.cast(is_later, mean.dtype)
+        mean.assign(momentum * mean + (1 - momentum) * weight)
+
+    where.update_each(_averaged(optimizer), follow)
 
 
 def assign_averages(

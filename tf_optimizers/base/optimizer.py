@@ -22,7 +22,11 @@ from tf_optimizers._compat.replicas import (
     update_each,
 )
 from tf_optimizers.base.accumulation import Accumulators
-from tf_optimizers.base.averages import assign_averages, update_averages
+from tf_optimizers.base.averages import (
+    assign_averages,
+    start_averages,
+    update_averages,
+)
 from tf_optimizers.base.clipping import clip
 from tf_optimizers.base.gradients import (
     as_gradient,
@@ -197,6 +201,11 @@ class Optimizer(OptimizerHooks):
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
         with tf.control_dependencies(last):
+            if self.use_ema and self.gradient_accumulation_steps and self.built:
+                # Callbacks may read the averages before the first update.
+                call_across_replicas(
+                    lambda _: start_averages(self, self._masters, self._where)
+                )
             super().apply(grads, trainable_variables)
 
     def _cast(
