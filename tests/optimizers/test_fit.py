@@ -88,6 +88,22 @@ def test_groups_survive_a_keras_file(case, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_model_is_built_by_its_first_step(case, dtype):
+    """Without an `Input` it has no weights before, and none in the trace."""
+
+    def weights(*inputs):
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.Dense(3, dtype=dtype)
+        model = keras.Sequential([*inputs, layer])
+        model.compile(case.make(), "mse")
+        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+        return map(cases.as_numpy, model.get_weights())
+
+    for a, b in zip(weights(), weights(keras.Input((4,))), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_mixed_precision_policy_trains(case):
     """`mixed_float16` wraps the optimizer in dynamic loss scaling."""
     keras.config.set_dtype_policy("mixed_float16")

@@ -60,8 +60,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    return optimizer.add_variable_from_reference(
-        variable,
-        name="master_weight",
-        initializer=lambda shape, dtype: tf.cast(variable, dtype),
-    )
+    # Zeros are replaced by the weights in the first step. Before, a model that
+    # is built in a trace has none.
+    return optimizer.add_variable_from_reference(variable, "master_weight")

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import variable_index
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.precision import state_dtype
+from tf_optimizers.base.precision import refreshed, state_dtype
 from tf_optimizers.base.replicas import backend_variable, local_component
 from tf_optimizers.base.weight_decay import (
     check_exclusions,
@@ -195,11 +195,12 @@ def trust_ratio(
 
 
 def weight_of(optimizer: LayerwiseOptimizer, variable: Any) -> tf.Tensor:
-    """Return a weight in full precision, as the last step left it."""
+    """Return a weight in full precision."""
     master = optimizer._masters[variable_index(optimizer, variable)]
-    return tf.convert_to_tensor(
-        backend_variable(variable) if master is None else master
-    )
+    value = tf.convert_to_tensor(backend_variable(variable))
+    if master is None:
+        return value
+    return refreshed(tf.convert_to_tensor(master), value)
 
 
 def _check_bounds(
