@@ -1,5 +1,7 @@
 """Two replicas on logical CPU devices equal one on the same global batch."""
 
+import functools
+
 import cases
 import keras
 import numpy as np
@@ -66,9 +68,13 @@ def assert_two_replicas_equal_one(strategy, make_optimizer):
 @pytest.mark.parametrize("name", ["mirrored", "none"])
 def test_keras_callback_swaps_weights_and_averages(case, mirrored, name):
     strategy = mirrored if name == "mirrored" else tf.distribute.get_strategy()
+    assert_swaps_averages(strategy, functools.partial(case.make, 0.1))
+
+
+def assert_swaps_averages(strategy, make):
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-        model.compile(case.make(0.1, use_ema=True, ema_momentum=0.5), "mse")
+        model.compile(make(use_ema=True, ema_momentum=0.5), "mse")
     variables, optimizer = model.trainable_variables, model.optimizer
     gradients = [tf.ones(variable.shape) for variable in variables]
     for _ in range(2):

@@ -9,6 +9,7 @@ import pytest
 import reference
 import tensorflow as tf
 from cases import error, needs_groups, with_long
+from test_replicas import assert_swaps_averages
 
 import tf_optimizers as tfo
 
@@ -365,6 +366,14 @@ def test_constraint_holds_for_the_weights_of_all(mirrored):
     dgc.apply_own(mirrored, optimizer, variable, gradients)
     np.testing.assert_array_equal(variable, [0.0, 0.0])
     assert variable.constraint is not None
+
+
+def test_keras_callback_swaps_weights_and_averages(mirrored):
+    """It looks for them on the inner optimizer."""
+    assert_swaps_averages(
+        mirrored,
+        lambda **kwargs: tfo.SparseLoCo(keras.optimizers.Adam(0.1), **kwargs),
+    )
 
 
 def test_rate_of_the_inner_optimizer_is_read_and_set():

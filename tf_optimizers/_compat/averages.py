@@ -1,4 +1,4 @@
-"""Moving averages on the host, as Keras's private code expects them."""
+"""Moving averages where Keras's private code expects them."""
 
 from typing import Any, TypeVar
 
@@ -30,6 +30,21 @@ def shares_averages(optimizer_class: _Class) -> _Class:
     owner: Any = optimizer_class
     owner._model_variables_moving_average = property(shown, keep)
     return optimizer_class
+
+
+def show_averages(optimizer: Any, inner: Any) -> None:
+    """Let `SwapEMAWeights` find an optimizer's averages on the one it wraps.
+
+    The callback takes every `inner_optimizer` for that of a
+    `LossScaleOptimizer`, which has the averages.
+    """
+    if not hasattr(type(inner), "_model_variables_moving_average"):
+        # Not `setattr`: Keras tracks what is assigned to an optimizer.
+        object.__setattr__(
+            inner,
+            "_model_variables_moving_average",
+            optimizer._model_variables_moving_average,
+        )
 
 
 def _shown(optimizer: Any, variable: Any, average: Any) -> Any:

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.averages import show_averages
 from tf_optimizers._compat.keras import (
     is_overwritten,
     strategy_of,
@@ -93,6 +94,8 @@ class LocalOptimizer(Optimizer):
         checked = self.inner_optimizer, strategy, variables, self._refused
         check_under(*checked)
         super().build(variables)
+        if self.use_ema:
+            show_averages(self, self.inner_optimizer)
         if strategy.num_replicas_in_sync == 1:
             warnings.warn(
                 "SparseLoCo saves traffic between replicas. Received: one "
