@@ -16,7 +16,7 @@ from tf_optimizers.loco.checks import (
     check_outside,
     check_saved,
 )
-from tf_optimizers.loco.common_weights import watch_fit
+from tf_optimizers.loco.common_weights import watch_models
 from tf_optimizers.loco.optimizer import LocalOptimizer
 from tf_optimizers.loco.rounds import average
 
@@ -161,7 +161,7 @@ class SparseLoCo(LocalOptimizer):
         )
         super().__init__(inner_optimizer, **kwargs)
         check_averaged(sync_every, self.use_ema)
-        watch_fit()
+        watch_models()
         self.sync_every = sync_every
         self.sparsity = schedule.sparsity
         self.rampup_begin_step = schedule.rampup_begin_step
@@ -253,8 +253,7 @@ class SparseLoCo(LocalOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Save the state, as Keras does, if the weights are common."""
-        if self._rounds is not None:
-            check_saved(self._rounds.taken, self._rounds.steps)
+        check_saved(self)
         super().save_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:

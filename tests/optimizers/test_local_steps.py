@@ -538,11 +538,15 @@ ENDS = list(
 
 @pytest.mark.parametrize(("name", "end"), with_long(ENDS, ENDS[1:3]))
 def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
+    """The file that was there before is kept."""
     model = make_model(mirrored)
-    step_alone(model)
     save = model.save if name == "a.keras" else model.save_weights
+    save(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    step_alone(model)
     with pytest.raises(RuntimeError, match="after 1 of 4 local steps"):
         save(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == before
     arguments = [] if end == "synchronize" else [model.trainable_variables]
     getattr(model.optimizer, end)(*arguments)
     save(tmp_path / name)
@@ -555,6 +559,23 @@ def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
         loaded.load_weights(tmp_path / name)
     for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_own_weights_are_not_exported(mirrored, tmp_path):
+    model = make_model(mirrored)
+    step_alone(model)
+    for save, name in ((model.export, "exported"), (model.save, "a.h5")):
+        with pytest.raises(RuntimeError, match="after 1 of 4 local steps"):
+            save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
+def test_own_weights_are_refused_by_the_optimizer(mirrored, tmp_path):
+    """Keras's `save_model` does not call the model's method."""
+    model = make_model(mirrored)
+    step_alone(model)
+    with pytest.raises(RuntimeError, match="after 1 of 4 local steps"):
+        keras.saving.save_model(model, tmp_path / "a.keras")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""How Keras is made to call callbacks that the user has not passed."""
+"""How Keras is made to call what the user has not passed."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -25,3 +26,24 @@ def call_first(
         set_model(self, model)
 
     keras.callbacks.CallbackList.set_model = add_and_set_model
+
+
+def check_first(
+    names: Sequence[str], check: Callable[[keras.Model], None]
+) -> None:
+    """Let methods of all models begin with a check of the model.
+
+    From now on in this process. Keras asks an optimizer for its state when the
+    file that is to be written has been opened, and its old content is gone.
+    """
+    for name in names:
+        setattr(keras.Model, name, _checked(getattr(keras.Model, name), check))
+
+
+def _checked(method: Callable, check: Callable[[keras.Model], None]) -> Any:
+    @functools.wraps(method)
+    def check_and_call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        check(self)
+        return method(self, *args, **kwargs)
+
+    return check_and_call

@@ -152,12 +152,13 @@ def check_outside() -> None:
         )
 
 
-def check_saved(taken: int, sync_every: int) -> None:
+def check_saved(optimizer: Any) -> None:
     """Refuse to save weights of which every replica has its own."""
-    if taken:
+    if not optimizer.is_synchronized:
+        rounds = optimizer._rounds
         raise RuntimeError(
             "Weights must be common to all replicas to be saved. Received: a "
-            f"save after {taken} of {sync_every} local steps. Call "
+            f"save after {rounds.taken} of {rounds.steps} local steps. Call "
             "`optimizer.synchronize()` before, on every worker; save at the "
             "end of an epoch; or back up with "
             "`tfo.callbacks.BackupAndRestore`, anywhere."

@@ -1,4 +1,4 @@
-"""What Keras's `fit`, `evaluate` and `predict` do for SparseLoCo."""
+"""What Keras's models do for SparseLoCo, before they train or are read."""
 
 import functools
 import math
@@ -8,20 +8,28 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.callbacks import call_first
+from tf_optimizers._compat.callbacks import call_first, check_first
 from tf_optimizers._compat.keras import layers_of
 from tf_optimizers.distribute.local_steps import local_steppers, steppers
 from tf_optimizers.distribute.workers import Workers
+from tf_optimizers.loco.checks import check_saved
 
 # With fewer, much is still held back at the end of a run.
 _ENOUGH = 100
 
 
 @functools.cache
-def watch_fit() -> None:
-    """Let Keras call the callbacks below, for models they are for."""
+def watch_models() -> None:
+    """Let Keras call what is below, for models it is for."""
     call_first(EnoughRounds, lambda model: bool(steppers(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
+    check_first(("save", "save_weights", "export"), check_common)
+
+
+def check_common(model: keras.Model) -> None:
+    """Refuse to save a model of which every replica has its own weights."""
+    for optimizer in local_steppers(model):
+        check_saved(optimizer)
 
 
 class CommonWeights(keras.callbacks.Callback):
