@@ -376,6 +376,44 @@ def test_keras_callback_swaps_weights_and_averages(mirrored):
     )
 
 
+def test_constraint_of_a_tensorflow_variable_holds_for_the_weights(mirrored):
+    """Residuals are of movements without it, as those of Keras's variables."""
+    with mirrored.scope():
+        constraint = keras.constraints.NonNeg()
+        variable = tf.Variable([0.5, 0.5], constraint=constraint)
+        optimizer = tfo.SparseLoCo(keras.optimizers.SGD(1.0))
+        optimizer.build([variable])
+    gradients = tf.constant([[1.5, 0.0], [-1.0, 0.25]])
+    dgc.apply_own(mirrored, optimizer, variable, gradients)
+    np.testing.assert_array_equal(variable, [0.0, 0.25])
+
+
+def test_count_of_updates_can_be_assigned():
+    """To continue a run whose state was not saved."""
+    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+    optimizer = tfo.SparseLoCo(keras.optimizers.SGD(schedule))
+    variable = keras.Variable([1.0])
+    optimizer.build([variable])
+    optimizer.iterations.assign(5)
+    optimizer.apply([tf.ones([1])])
+    np.testing.assert_array_equal(variable, [0.5])
+    assert float(optimizer.learning_rate) == float(schedule(6))
+
+
+def test_weights_of_the_inner_optimizer_are_set():
+    def make():
+        optimizer = tfo.SparseLoCo(keras.optimizers.Adam())
+        optimizer.build([keras.Variable([1.0])])
+        return optimizer
+
+    first, second = make(), make()
+    first.apply([tf.ones([1])])
+    weights = [variable.numpy() for variable in first.variables]
+    second.set_weights(weights)
+    for a, b in zip(second.variables, weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_rate_of_the_inner_optimizer_is_read_and_set():
     schedule = keras.optimizers.schedules.PolynomialDecay(0.1, 10)
     optimizer = tfo.SparseLoCo(keras.optimizers.Adam(schedule))

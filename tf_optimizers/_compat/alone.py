@@ -45,8 +45,11 @@ def alone(
         distribute_lib._pop_per_thread_mode()
 
 
-def unconstrained(variables: Sequence[keras.Variable]) -> list[Attribute]:
-    """Return the attributes that switch constraints off."""
+def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
+    """Return the attributes that switch constraints off.
+
+    Of variables of Keras, or of TensorFlow, but not of a strategy's.
+    """
     # `apply` reads the constraint of each variable, and has no argument for it.
     return [(variable, "_constraint", None) for variable in variables]
 

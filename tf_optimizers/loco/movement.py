@@ -81,14 +81,17 @@ class LocalSteps:
         gradients: Sequence[tf.Tensor],
         weights: Sequence[tf.Variable],
         indices: Sequence[int],
+        updates: tf.Tensor,
     ) -> None:
         """Update this replica's weights; the arguments are as below."""
+        parts = parts_of(self._optimizer)
         moved = [self._variables[i] for i in indices]
         shown = [
             variable if isinstance(variable, keras.Variable) else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]
-        if len(parts_of(self._optimizer)) > 1:
+        switched_off = unconstrained(shown)
+        if len(parts) > 1:
             # `MultiOptimizer` takes a gradient, or None, for every variable.
             pairs = zip(gradients, shown, strict=True)
             by_index = dict(zip(indices, pairs, strict=True))
@@ -97,7 +100,9 @@ class LocalSteps:
                 for i, variable in enumerate(self._variables)
             ]
             gradients, shown = map(list, zip(*every, strict=True))
-        with self._alone(moved):
+        with self._alone(moved), replaced(switched_off):
+            for part in parts:
+                part.iterations.assign(updates)
             self._optimizer.apply(gradients, shown)
 
     def movements(
@@ -105,17 +110,21 @@ class LocalSteps:
         gradients: Sequence[tf.Tensor],
         weights: Sequence[tf.Variable],
         indices: Sequence[int],
+        updates: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Return old minus new weights of a step, and restore the weights.
+
+        Constraints are left out: they are applied to the common weights.
 
         Args:
             gradients: This replica's, dense.
             weights: This replica's components of the variables.
             indices: Positions of the variables among all.
+            updates: How many there were before; the optimizer's `iterations`.
         """
         with self._place():
             before = [weight.read_value() for weight in weights]
-        self.step(gradients, weights, indices)
+        self.step(gradients, weights, indices, updates)
         with self._place():
             changes = [
                 old - weight.read_value()
@@ -127,17 +136,14 @@ class LocalSteps:
 
     @contextlib.contextmanager
     def _alone(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Show the optimizer only this replica.
-
-        Constraints are applied after the exchange, to the common weights.
-        """
+        """Show the optimizer only this replica."""
         moved = [v for v in variables if isinstance(v, keras.Variable)]
         own = [
             (variable, own_component(variable))
             for variable in [*self._optimizer.variables, *moved]
         ]
         with (
-            replaced([*self._names, *unconstrained(moved)]),
+            replaced(self._names),
             alone(parts_of(self._optimizer), own),
         ):
             yield

@@ -77,6 +77,12 @@ class LocalOptimizer(Optimizer):
     def learning_rate(self, value: Any) -> None:
         self.inner_optimizer.learning_rate = value
 
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set `variables`; Keras's own sets none of another optimizer."""
+        own = len(super().variables)
+        super().set_weights(weights[:own])
+        self.inner_optimizer.set_weights(weights[own:])
+
     def exclude_from_weight_decay(
         self,
         var_list: Sequence[Any] | None = None,
@@ -125,15 +131,16 @@ class LocalOptimizer(Optimizer):
         means = worker_means(self._compressor, densify(gradients, variables))
         indices = [variable_index(self, v) for v in variables]
         weights = self._weights(variables)
+        step = means, weights, indices, tf.convert_to_tensor(self.iterations)
         if self._rounds is None:
-            movements = self._steps.movements(means, weights, indices)
+            movements = self._steps.movements(*step)
             send = functools.partial(self._send, variables)
             self._compressor.at_stage(self, movements, send)
             return
         self._rounds.begin(
             self._weights(self._rounds.variables), stepped=variables
         )
-        self._steps.step(means, weights, indices)
+        self._steps.step(*step)
         self._store(variables, weights)
         self._end_round(self._rounds, variables, self._rounds.count())
 
