@@ -706,6 +706,20 @@ def test_short_run_of_single_steps_is_warned_of(batch_size):
     assert all(e in f for e, f in zip(expected, found, strict=True))
 
 
+def test_short_run_is_counted_over_its_calls_of_fit():
+    """Each has four updates, of two epochs each."""
+    model = make_model(NONE, sync_every=1, gradient_accumulation_steps=16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in (0, 8):
+            span = {"initial_epoch": epoch, "epochs": epoch + 8}
+            model.fit(X[:8], Y[:8], batch_size=1, verbose=0, **span)
+    found = [str(w.message) for w in caught if "A run of" in str(w.message)]
+    assert len(found) == 2
+    assert "Received: 4, with" in found[0]
+    assert "Received: 8, with" in found[1]
+
+
 def test_synchronize_is_refused_within_a_step(mirrored):
     run = train(mirrored, around(INNER["SGD"]), steps=1, sync_every=2)
     calls = [

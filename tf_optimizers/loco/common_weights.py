@@ -1,6 +1,7 @@
 """What Keras's models do for SparseLoCo, before they train or are read."""
 
 import functools
+import itertools
 import math
 import warnings
 from typing import Any
@@ -62,13 +63,23 @@ class EnoughRounds(keras.callbacks.Callback):
     """Warns of a run in which entries have too few chances to be sent."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Count the rounds of calls of `fit` before."""
+        self._updates = self._count()
+        self._rounds = self._rounds_of(self._updates)
+        self._is_checked = False
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Warn of a run that is too short, if its length is known."""
-        self._rounds, self._updates = 0, self._count()
-        self._batches = self.params.get("steps")
-        if self._batches is not None:
-            each = self._optimizer.gradient_accumulation_steps or 1
-            rounds = self._rounds_of(self._batches // each)
-            self._check(rounds * self.params.get("epochs", 1))
+        batches = self.params.get("steps")
+        if batches is None or self._is_checked:
+            return
+        each = self._optimizer.gradient_accumulation_steps or 1
+        epochs = self.params["epochs"] - epoch
+        ends = [i * batches // each for i in range(epochs + 1)]
+        coming = [b - a for a, b in itertools.pairwise(ends)]
+        self._check(self._rounds + sum(map(self._rounds_of, coming)))
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -79,7 +90,7 @@ class EnoughRounds(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Warn of a run that was too short, if nobody could know before."""
-        if self._batches is None:
+        if not self._is_checked:
             self._check(self._rounds)
 
     @property
@@ -94,6 +105,7 @@ class EnoughRounds(keras.callbacks.Callback):
         return math.ceil(updates / self._optimizer.sync_every)
 
     def _check(self, rounds: int) -> None:
+        self._is_checked = True
         is_first = Workers(self.model.distribute_strategy).is_first
         if rounds < _ENOUGH and is_first:
             warnings.warn(
