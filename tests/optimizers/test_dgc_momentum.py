@@ -570,6 +570,40 @@ def test_sparse_gradients_are_exchanged_whole(mirrored):
     assert sent == {"dense_bytes": 240, "sent_bytes": 60, "ratio": 4.0}
 
 
+@pytest.mark.parametrize("first", ["dense", "sparse"])
+def test_gradients_may_be_dense_in_one_step_and_sparse_in_another(
+    mirrored, first
+):
+    """The first kind decides. Replicas agree, and nothing is lost."""
+    run = dgc.Run(
+        mirrored,
+        {"table": np.zeros((20, 3), "float32")},
+        momentum=0.0,
+        sparsity=(0.9,),
+    )
+    optimizer, (table,) = run.optimizer, run.variables
+    rng = np.random.default_rng(0)
+    total = np.zeros((20, 3))
+    for step in range(6):
+        values = rng.standard_normal((2, 5, 3)).astype("float32")
+        rows = rng.integers(20, size=(2, 5))
+        gradients = [
+            tf.IndexedSlices(*map(tf.constant, (*own, [20, 3])))
+            for own in zip(values, rows, strict=True)
+        ]
+        if (first == "sparse") == step % 2:
+            gradients = list(map(tf.convert_to_tensor, gradients))
+        dgc.apply_own(mirrored, optimizer, table, gradients)
+        np.add.at(total, rows.ravel(), values.reshape(10, 3))
+        parts = mirrored.experimental_local_results(table.value)
+        np.testing.assert_array_equal(*parts)
+    unsent = np.sum(run.memory("residual"), axis=(0, 1))
+    assert (np.abs(unsent).max() > 0.01) == (first == "dense")
+    np.testing.assert_allclose(table - unsent, -0.1 * total, atol=1e-6)
+    sent = optimizer.communication_summary()["variables"]["table"]["sent_bytes"]
+    assert (sent == 240) == (first == "sparse")
+
+
 def run_of_a_table(strategy):
     """A table, of 256 KiB, beside a kernel."""
     rng = np.random.default_rng(0)

@@ -144,12 +144,13 @@ class Compressor:
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
         sends_all: bool = False,
-    ) -> None:
-        """Prepare for a step; refuse one before anything has changed.
+    ) -> list[Gradient]:
+        """Prepare for a step, or refuse it; return its gradients.
 
         `sends_all` says that it exchanges all variables, not these alone.
         """
         indices = [variable_index(optimizer, v) for v in variables]
+        gradients = self._seen.densify(indices, gradients, variables)
         compressed = [
             i
             for i, gradient in zip(indices, gradients, strict=True)
@@ -160,6 +161,7 @@ class Compressor:
         self._allocate([self._residuals[i] for i in compressed])
         for each in zip(indices, gradients, variables, strict=True):
             self.rows.count(*each)
+        return gradients
 
     def _allocate(self, residuals: Sequence[Residual]) -> None:
         if in_xla() and residuals:
@@ -280,8 +282,8 @@ class Compressor:
 
     def _is_compressed(self, index: int, gradient: Gradient) -> bool:
         """Tell whether replicas send only entries of this gradient."""
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        return index in self._residuals and not is_sparse
+        has_residual = index in self._residuals
+        return has_residual and not self.rows.is_sparse(index, gradient)
 
     def _choose(
         self, residuals: Sequence[Residual], sparsity: float

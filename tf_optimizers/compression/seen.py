@@ -1,6 +1,10 @@
 """Which variables have been compressed, and whether a step may have others."""
 
 from collections.abc import Sequence
+from typing import Any
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers.base.gradients import as_dense
 
 
 class Seen:
@@ -15,6 +19,24 @@ class Seen:
         self._name = name
         self._has_cool_down = has_cool_down
         self._indices: set[int] = set()
+
+    def densify(
+        self,
+        indices: Sequence[int],
+        gradients: Sequence[Gradient],
+        variables: Sequence[Any],
+    ) -> list[Gradient]:
+        """Make rows dense if their variable has been compressed.
+
+        What replicas have accumulated of it differs, and they would not make
+        the same update of the same rows.
+        """
+        return [
+            as_dense(gradient, variable) if i in self._indices else gradient
+            for i, gradient, variable in zip(
+                indices, gradients, variables, strict=True
+            )
+        ]
 
     def check(
         self, indices: list[int], paths: Sequence[str], is_all: bool

@@ -53,7 +53,8 @@ class SentRows:
     """Counts the bytes of gradients that are `tf.IndexedSlices`.
 
     Which gradients these are shows when a step is traced; how many rows they
-    have, in every step. Of several replicas of a process, the first one counts.
+    have, in every step. One that was sparse once is taken for sparse. Of
+    several replicas of a process, the first one counts.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -66,18 +67,25 @@ class SentRows:
         """Note what this step sends of a variable, from its replica."""
         self._expected.discard(index)
         self._is_known = True
-        if not isinstance(gradient, tf.IndexedSlices):
-            self._bytes.pop(index, None)
-            return
-        if local_rank(len(components(variable))):
+        is_sparse = self.is_sparse(index, gradient)
+        if not is_sparse or local_rank(len(components(variable))):
             return
         if index not in self._bytes:
             with tf.init_scope(), tf.device(own_component(variable).device):
                 self._bytes[index] = plain_variable(
                     tf.zeros([], tf.int64), trainable=False
                 )
-        rows = tf.size(gradient.indices, tf.int64)
-        self._bytes[index].assign(rows * self._wire.row_bytes(gradient))
+        self._bytes[index].assign(self._size(gradient))
+
+    def _size(self, gradient: Gradient) -> tf.Tensor:
+        if isinstance(gradient, tf.IndexedSlices):
+            rows = tf.size(gradient.indices, tf.int64)
+            return rows * self._wire.row_bytes(gradient)
+        return tf.size(gradient, tf.int64) * gradient.dtype.size
+
+    def is_sparse(self, index: int, gradient: Gradient) -> bool:
+        """Tell whether a gradient is sparse, or one before was."""
+        return isinstance(gradient, tf.IndexedSlices) or index in self._bytes
 
     def __contains__(self, index: int) -> bool:
         """Tell whether the gradient of a variable was sparse when traced."""

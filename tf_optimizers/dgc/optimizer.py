@@ -73,7 +73,7 @@ class CompressedMomentum(Optimizer):
             )
             self._step_at(rate, updates, variables)
 
-        self._compressor.prepare(self, gradients, variables)
+        gradients = self._compressor.prepare(self, gradients, variables)
         self._compressor.at_stage(self, gradients, update)
 
     def update_step(

@@ -127,7 +127,9 @@ class LocalOptimizer(Optimizer):
     ) -> None:
         """Step locally and, at the end of a round, exchange movements."""
         sends_all = self._rounds is not None
-        self._compressor.prepare(self, gradients, variables, sends_all)
+        gradients = self._compressor.prepare(
+            *(self, gradients, variables, sends_all)
+        )
         means = worker_means(self._compressor, densify(gradients, variables))
         indices = [variable_index(self, v) for v in variables]
         weights = self._weights(variables)
