@@ -14,7 +14,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
-    parts += ["order", "counts", "seeds"]
+    parts += ["order", "counts", "seeds", "files", "kinds", "outside"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -109,3 +109,19 @@ def test_unknown_numbers_of_batches_end_together(results):
     assert first["predict"] == second["predict"] == 16
     # None for the batch that is not there, which others' data end with.
     assert first["updates"] == second["updates"] == 2 * 5
+
+
+def test_files_are_not_written_to(results):
+    """Where TensorFlow takes an array without a copy, and computes in place."""
+    assert [result["files"] for result in results] == [True, True]
+
+
+def test_data_may_be_of_any_dtype(results):
+    for result in results:
+        for losses in result["kinds"].values():
+            assert losses == pytest.approx(result["kinds"]["float32"], 1e-6)
+
+
+def test_metric_of_one_worker_is_refused(results):
+    for result in results:
+        assert "Received: `mine/total`" in result["outside"]

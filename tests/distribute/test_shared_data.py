@@ -72,6 +72,20 @@ def test_tf_data_are_in_the_order_of_the_seed(seed):
     assert seeds[1] == 1
 
 
+@pytest.mark.parametrize("policy", ["AUTO", "DATA", "FILE", "OFF"])
+def test_shared_data_have_one_order(policy):
+    """Which of them comes first is not left to the machine."""
+    options = tf.data.Options()
+    options.deterministic = False
+    kinds = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = kinds[policy]
+    data = tf.data.Dataset.range(8).with_options(options)
+    is_shared = policy in ("AUTO", "DATA")
+    chosen = shared_data.in_one_order(data).options()
+    assert chosen.deterministic is is_shared
+    assert chosen.experimental_distribute.auto_shard_policy == kinds[policy]
+
+
 def test_seed_of_the_user_counts(seed):
     def rows():
         tf.random.set_seed(1)

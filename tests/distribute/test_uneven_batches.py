@@ -47,6 +47,7 @@ def make_model(*, masked=False, normalized=False, outputs=1):
 
 def fit(
     reduction="sum_over_batch_size",
+    loss=None,
     weight=None,
     batch_size=3,
     optimizer="sgd",
@@ -56,7 +57,7 @@ def fit(
     """Batches of 3, 3 and 1 rows: one replica gets none of the last."""
     model = make_model(**model or {})
     optimizer = {"class_name": optimizer, "config": {"learning_rate": 0.1}}
-    loss = keras.losses.MeanSquaredError(reduction)
+    loss = loss or keras.losses.MeanSquaredError(reduction)
     metrics, targets = ["mae"], Y
     if len(model.outputs) > 1:
         loss, metrics, targets = [loss] * 2, [["mae"]] * 2, [Y] * 2
@@ -73,7 +74,12 @@ def fit(
     return model, [*history.history.values(), np.ravel(evaluated)]
 
 
+def averaged_by_the_user(targets, outputs):
+    return keras.ops.mean((targets - outputs) ** 2)
+
+
 CASES = {
+    "one number": {"loss": averaged_by_the_user},
     "sum": {"reduction": "sum", "optimizer": "adam"},
     "weighted, several steps": {"weight": WEIGHT, "steps_per_execution": 2},
     "by weight": {"weight": WEIGHT, "reduction": "mean_with_sample_weight"},

@@ -62,11 +62,14 @@ def _close(element: Any) -> tf.Tensor:
     """Return one tensor that holds an element.
 
     `Dataset.scan` keeps no `tf.experimental.Optional` (TensorFlow 2.21), but
-    it does keep what is in one.
+    it does keep what is in one. The element is copied: a step may write into
+    its tensors, which may be arrays of the user's, or files.
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
-        components=[leaf for leaf in leaves if leaf is not None]
+        components=[
+            tf.raw_ops.DeepCopy(x=leaf) for leaf in leaves if leaf is not None
+        ]
     )
 
 

@@ -29,8 +29,27 @@ class EpochCheck:
         self._models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
     def watch(self, model: keras.Model) -> None:
-        """Check a model from now on."""
-        self._models.add(model)
+        """Check a model from now on.
+
+        Raises:
+            ValueError: If it has metrics that would not be of all workers.
+        """
+        if model not in self._models:
+            self._check_metrics(model)
+            self._models.add(model)
+
+    def _check_metrics(self, model: keras.Model) -> None:
+        extended = self._strategy.extended
+        for variable in model.metrics_variables:
+            is_here = extended.variable_created_in_scope(variable.value)
+            if extended.workers > 1 and not is_here:
+                raise ValueError(
+                    "Metrics must be created in the scope of the model's "
+                    f"strategy. Received: `{variable.path}`, created "
+                    "elsewhere, where it would count this worker's rows alone. "
+                    "Create metrics, and call `compile`, in "
+                    "`with strategy.scope():`."
+                )
 
     def on_read(self, variable: Any) -> None:
         """Check the model, if any, whose metric all are about to read."""

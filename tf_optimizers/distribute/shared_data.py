@@ -93,6 +93,19 @@ def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
             reseed(first[i])
 
 
+def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set whose order is the same on all who share it.
+
+    The order in which parallel parts are done, which
+    `options.deterministic=False` allows, differs between workers.
+    """
+    if not _is_shared(dataset):
+        return dataset
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
 def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
     """Raise unless all workers distribute data of one length and order.
 

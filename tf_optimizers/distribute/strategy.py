@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.building import build_from_specs
 from tf_optimizers._compat.counted import rows_of_all
 from tf_optimizers._compat.look_ahead import look_ahead
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
@@ -20,12 +21,14 @@ from tf_optimizers.distribute.cluster import (
     check_in_time,
     check_options,
 )
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.notes import add_notes
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.shared_data import (
     adopt_seeds,
     agree_on_data,
+    in_one_order,
     propose_seeds,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
@@ -113,6 +116,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
         weigh_uneven_batches()
         agree_on_overflow()
+        build_from_specs(is_sparse_multi_worker)
         self._epoch_check = EpochCheck(self)
         self._scalars = ScalarsOfRun(self, [])
         self._agree()
@@ -141,7 +145,10 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If data differ in length or order between workers.
         """
-        distributed = super().experimental_distribute_dataset(dataset, options)
+        distributed = super().experimental_distribute_dataset(
+            in_one_order(dataset) if self.extended.workers > 1 else dataset,
+            options,
+        )
         self._agree_on_data(dataset, distributed)
         return distributed
 

@@ -143,6 +143,8 @@ def _reduce(
     arguments = (values, sample_weight, mask, reduction, dtype)
     if reduction not in _MEANS or not _is_replica_of_ours():
         return keras_reduce(*arguments)
+    if tuple(values.shape) == () and sample_weight is None and mask is None:
+        return _share_of_mean(keras_reduce(*arguments))
     by_weight = reduction == "mean_with_sample_weight"
     is_plain = mask is None and not (by_weight and sample_weight is not None)
     if is_plain and _replica.batch_size() is not None:
@@ -159,6 +161,18 @@ def _reduce(
     total = _sum_over_replicas(tf.stop_gradient(divisor))
     with _replica.set(share=tf.math.divide_no_nan(divisor, total)):
         return keras_reduce(*arguments)
+
+
+def _share_of_mean(mean: tf.Tensor) -> tf.Tensor:
+    """Return a replica's part of a loss that the user has averaged.
+
+    Keras takes what is one number for what is to be summed.
+    """
+    size = _replica.batch_size()
+    if size is not None:
+        mean = tf.where(size.local > 0, mean, tf.zeros_like(mean))
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return _scale(lambda loss: loss / replicas, mean)
 
 
 def _sum_up(keras_sum_up: Callable, *args: Any, **kwargs: Any) -> Any:

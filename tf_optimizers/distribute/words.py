@@ -27,7 +27,7 @@ class WordReader:
         replicas: Their number.
     """
 
-    def __init__(self, words: tf.Tensor, replicas: int, start: int = 0) -> None:
+    def __init__(self, words: tf.Tensor, replicas: int) -> None:
         self._words = tf.reshape(words, [replicas, -1])
         self.replicas = replicas
         self._next: Any = 0

@@ -158,9 +158,10 @@ class Worker:
             return self._signal_group(0)
         for file in PROCESSES.glob("[0-9]*/stat"):
             with suppress(OSError):  # It has ended in the meantime.
-                _, _, after_name = file.read_text().rpartition(")")
+                # Bytes: a name may end in the middle of a character.
+                _, _, after_name = file.read_bytes().rpartition(b")")
                 state, _, group, *_ = after_name.split()
-                if int(group) == self._process.pid and state not in "ZX":
+                if int(group) == self._process.pid and state not in b"ZX":
                     return True
         return False
 

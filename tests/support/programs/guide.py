@@ -25,7 +25,7 @@ def message_of(function):
     """Return the error that every worker must get, or None."""
     try:
         function()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
     return None
 
@@ -198,7 +198,10 @@ def seen(model, data, fits=1, **kwargs):
 
 
 class Shuffled(keras.utils.PyDataset):
-    """Twelve batches of two rows, in an order that NumPy draws."""
+    """Twelve batches of two rows, in an order that NumPy draws.
+
+    So it draws for every batch, as one that augments its images does.
+    """
 
     order = np.arange(24)
 
@@ -206,8 +209,9 @@ class Shuffled(keras.utils.PyDataset):
         return 12
 
     def __getitem__(self, index):
+        np.random.rand()
         rows = ROWS[self.order[2 * index : 2 * index + 2]]
-        return rows, rows.copy()  # TensorFlow may overwrite either.
+        return rows, rows
 
     def on_epoch_begin(self):
         self.order = np.random.permutation(24)
@@ -234,10 +238,72 @@ def order():
     epochs["tf.data"] = seen(model, pairs().shuffle(24).batch(6))
     draw_alone(strategy)
     epochs["PyDataset"] = seen(model, Shuffled(), shuffle=True)
+    batches = iter(np.split(np.concatenate([ROWS, ROWS[::-1]]), 24))
+    generator = ((batch, batch) for batch in batches)
+    epochs["generator"] = seen(model, generator, steps_per_epoch=12)
     drawn["fit"] = [random.random(), np.random.rand()]
     keras.utils.set_random_seed(3)
     epochs["seeded"] = seen(model, ROWS, y=ROWS, batch_size=6)
     return {"epochs": epochs, "drawn": drawn}
+
+
+class OfFiles(keras.utils.PyDataset):
+    """Slices of files that can be written to, without a copy."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.files = [
+            np.load(folder / f"{name}.npy", mmap_mode="r+") for name in "xy"
+        ]
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return tuple(file[8 * index : 8 * index + 8] for file in self.files)
+
+
+def files():
+    """Files that are trained on, before and after."""
+    strategy = Strategy()
+    folder = FOLDER / f"files-{worker_of(strategy)}"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name in "xy":
+        np.save(folder / f"{name}.npy", rng.random((32, 16), "float32"))
+    before = [file.tolist() for file in OfFiles(folder).files]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16)])
+        model.compile("sgd", "mse")
+    model.fit(OfFiles(folder), epochs=2, verbose=0)
+    return before == [file.tolist() for file in OfFiles(folder).files]
+
+
+def kinds():
+    """The losses of data that cannot be averaged over workers."""
+    strategy = Strategy()
+    losses = {}
+    for kind in ("float32", "uint8", "int16", "bool"):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            layers = [keras.layers.Rescaling(1.0), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile("sgd", "mse")
+        data = (ROWS % 2).astype(kind)
+        loss = model.fit(data, data, shuffle=False, verbose=0).history["loss"]
+        losses[kind] = [*loss, model.evaluate(data, data, verbose=0)]
+    return losses
+
+
+def outside():
+    """The error of a metric that was not made in the scope."""
+    strategy = Strategy()
+    metric = keras.metrics.MeanAbsoluteError(name="mine")
+    metric.update_state([0.0], [0.0])
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric])
+    return message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
 
 
 def seeds():
@@ -306,7 +372,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, another_cluster),
-        *(order, seeds, counts),
+        *(order, seeds, counts, files, kinds, outside),
     )
 }
 

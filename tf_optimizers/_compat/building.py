@@ -1,0 +1,46 @@
+"""Private names of Keras, to build a model without a batch of its data."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.distribute import values
+
+
+@functools.cache
+def build_from_specs(
+    is_for: Callable[[tf.distribute.Strategy], bool],
+) -> None:
+    """Let Keras build models of some strategies by what it knows of the data.
+
+    From now on in this process. Keras draws a batch before `fit` and
+    `evaluate`, to build the model by its mean over replicas. So a generator
+    loses batches, each worker draws different ones ahead, and data that cannot
+    be averaged fail. Keras does this in a private method, and offers no other
+    place.
+    """
+    build = keras.Model._maybe_symbolic_build
+
+    @functools.wraps(build)
+    def build_without_batch(
+        self: Any, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        if iterator is not None and is_for(self.distribute_strategy):
+            spec = iterator._distributed_dataset.element_spec
+            data_batch = tf.nest.map_structure(_symbol, spec)
+            iterator = None
+        build(self, iterator=iterator, data_batch=data_batch)
+
+    keras.Model._maybe_symbolic_build = build_without_batch
+
+
+def _symbol(spec: Any) -> keras.KerasTensor | None:
+    """Return what Keras builds with in place of a value, None of None."""
+    if isinstance(spec, values.PerReplicaSpec):
+        spec = spec._value_specs[0]  # Of a worker's first replica.
+    if not hasattr(spec, "shape"):
+        return None
+    dtype = keras.backend.standardize_dtype(spec.dtype)
+    return keras.KerasTensor(spec.shape, dtype)
