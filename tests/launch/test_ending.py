@@ -117,6 +117,23 @@ def test_children_of_a_worker_end_with_it(start, write, code):
     assert_gone(pids)
 
 
+def test_child_may_have_any_name(start, write):
+    """Linux cuts names at 15 bytes, here in the middle of a character."""
+    script = write(
+        INDEX,
+        "import pathlib\n"
+        "name = pathlib.Path('/proc/self/comm')\n"
+        "name.write_bytes('worker'.encode() + 'é'.encode() * 5)\n"
+        "child = os.fork()\n"
+        f"if not child: time.sleep({LONG})\n"
+        "print('ready', child, flush=True)\n",
+    )
+    launcher = start("--workers", "1", script)
+    pids = launcher.pids(1)
+    assert launcher.wait() == 0
+    assert_gone(pids)
+
+
 def test_children_of_an_ended_worker_do_not_wait_for_the_others(start, write):
     script = write(
         INDEX,

@@ -78,7 +78,7 @@ def pids_in(text):
 def is_alive(pid):
     """Tell a process that runs from none, and from one nobody waits for."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
