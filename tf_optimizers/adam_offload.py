@@ -56,7 +56,8 @@ class AdamOffload(HostOptimizer):
     `/CPU:0` of the worker process, once, however many replicas there are.
     Only the weights are on the model's devices.
     Traffic: gradients to the host, updates to every replica: 8 bytes per
-    float32 parameter and step, 4 more if it is decayed; 6 in half precision.
+    float32 parameter and step, 4 more if it is decayed; in half precision 6,
+    or 8 with several replicas.
     Between replicas, as the strategy's all-reduce of the gradients.
     Sparse gradients: sent as they are, made dense on the host; duplicate rows
     are summed first. The update is dense.
