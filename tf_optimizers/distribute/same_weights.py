@@ -34,9 +34,8 @@ class EpochCheck:
         Raises:
             ValueError: If it has metrics that would not be of all workers.
         """
-        if model not in self._models:
-            self._check_metrics(model)
-            self._models.add(model)
+        self._check_metrics(model)
+        self._models.add(model)
 
     def _check_metrics(self, model: keras.Model) -> None:
         extended = self._strategy.extended
