@@ -20,18 +20,26 @@ def expected(tmp_path_factory):
     return training.reference(tmp_path_factory.mktemp("reference"))
 
 
+OTHERS = pytest.mark.skip(reason="`python tests/faults` tries it")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *CASES,
+        *(
+            pytest.param(case, marks=OTHERS)
+            for case in soak.CASES
+            if case not in CASES
+        ),
+    ],
+)
 def test_fault_ends_as_it_should(case, expected):
     if reason := soak.missing(case):
         pytest.skip(reason)
     trial = soak.attempt(case, CASES[case], expected)
     assert trial["passed"], trial
-
-
-def test_others_are_tried_on_demand():
-    others = ", ".join(case for case in soak.CASES if case not in CASES)
-    pytest.skip(f"`python tests/faults --minutes 20` tries: {others}")
 
 
 @pytest.mark.parametrize("figure", ["detected", "resumed", "steps_lost"])
