@@ -69,9 +69,7 @@ def moved_and_held(model):
                 local(s.value), local(v.value), strict=True
             )
         )
-        for s, v in zip(
-            optimizer._rounds._starts, model.trainable_variables, strict=True
-        )
+        for v, s in optimizer._rounds._starts
     ]
     for i, residual in optimizer._compressor._residuals.items():
         parts = local(residual.variable.value)
