@@ -4,6 +4,7 @@ python benchmarks/plots.py
 """
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,7 +154,8 @@ def winners(document: dict) -> None:
 
 def accuracy(document: dict, name: str = "accuracy") -> None:
     """Draw validation loss by step, a panel per task or optimizer."""
-    figure, axes = panels(len(document["models"]))
+    count = len(document["models"])
+    figure, axes = panels(count, rows=math.ceil(count / 3))
     for axis, (task, result) in zip(
         axes, document["models"].items(), strict=True
     ):
