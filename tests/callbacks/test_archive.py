@@ -253,6 +253,17 @@ def test_folder_that_cannot_be_synced_takes_backups(
     assert archive.newest()["epoch"] == 1
 
 
+def test_relative_folder_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    archive, _ = make_archive("backup", optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    archive.save({"epoch": 2, "batch": 0})
+    assert archive.newest()["epoch"] == 2
+    assert (tmp_path / "backup" / "00000002.json").exists()
+
+
 def test_second_process_in_a_folder_is_noticed(tmp_path):
     """By whichever of the two comes second."""
     archives = [make_archive(tmp_path, optimizer="lamb")[0] for _ in range(2)]

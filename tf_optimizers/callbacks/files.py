@@ -42,7 +42,7 @@ class Folder:
     """A folder of a run's backups, and maybe of others'; made when needed."""
 
     def __init__(self, path: str, name: str = "") -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # A script may change its folder.
         self.name = name
         self._mark: Path | None = None
 
