@@ -89,6 +89,50 @@ def test_variables_stay_excluded_when_loaded(case, kind, tmp_path):
     assert_go_on_alike(loaded, again)
 
 
+def decayed_alone(model):
+    """Tell of each weight whether a step without gradients moves it."""
+    before = model.get_weights()
+    zeros = [tf.zeros(weight.shape) for weight in before]
+    model.optimizer.apply(zeros, model.trainable_variables)
+    return [
+        not np.array_equal(a, b)
+        for a, b in zip(model.get_weights(), before, strict=True)
+    ]
+
+
+INNER = {
+    "keras": lambda: keras.optimizers.SGD(0.1, weight_decay=0.5),
+    "ours": lambda: tfo.AdamOffload(0.1, weight_decay=0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("kind", ["sequential", "equal names"])
+@pytest.mark.parametrize("how", ["variables", "names"])
+def test_inner_optimizers_exclude_the_same_when_loaded(
+    inner, kind, how, tmp_path
+):
+    model = make_model(kind)
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    optimizer = tfo.SparseLoCo(INNER[inner]())
+    excluded = [2] if how == "variables" else [1, 3]
+    if how == "variables":
+        optimizer.exclude_from_weight_decay([model.weights[2]])
+    else:
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    loaded = save_and_load(model, tmp_path)
+    copy = make_model(kind)
+    copy.set_weights(model.get_weights())
+    copy.compile(tfo.SparseLoCo.from_config(optimizer.get_config()), "mse")
+    for each in (model, loaded, copy):
+        expected = [i not in excluded for i in range(4)]
+        assert decayed_alone(each) == expected
+
+
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @pytest.mark.parametrize("kind", ["sequential", "functional"])
 def test_variables_stay_excluded_when_saved_before_they_are_built(
