@@ -207,6 +207,16 @@ def test_patterns_mean_the_same_when_loaded(argument, pattern, tmp_path):
     assert_go_on_alike(model, loaded)
 
 
+def test_patterns_may_be_replaced_in_a_config():
+    model = compiled("sequential", tfo.Lamb(exclude_from_weight_decay=["b"]))
+    train(model)
+    config = model.optimizer.get_config()
+    optimizer = tfo.Lamb(**config | {"exclude_from_weight_decay": ["kernel"]})
+    optimizer.build(model.trainable_variables)
+    found = [optimizer._is_decayed(i) for i in range(4)]
+    assert found == [False, True, False, True]
+
+
 def test_patterns_may_begin_with_a_layer_of_a_sequential_model():
     """As the documentation's own example does."""
     model = keras.Sequential(

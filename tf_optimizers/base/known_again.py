@@ -63,19 +63,19 @@ class Excluded:
     Args:
         variables: All of them.
         chosen: The positions of those that a user has chosen.
-        by_patterns: The positions that patterns have found, by their purpose;
-            no purpose has no pattern.
+        by_patterns: Patterns and the positions that they have found, by their
+            purpose; no purpose has no pattern.
     """
 
     variables: Sequence[Any] = ()
     chosen: AbstractSet[int] = frozenset()
-    by_patterns: Mapping[str, AbstractSet[int]] = dataclasses.field(
-        default_factory=dict
+    by_patterns: Mapping[str, tuple[Sequence[str], AbstractSet[int]]] = (
+        dataclasses.field(default_factory=dict)
     )
 
     def has(self, purpose: str, index: int) -> bool:
         """Tell whether patterns exclude the variable at a position."""
-        return index in self.by_patterns.get(purpose, ())
+        return index in self.by_patterns.get(purpose, ((), ()))[1]
 
     def entry(self) -> dict[str, Any]:
         """Return a config's entry, empty if nothing can be excluded."""
@@ -84,7 +84,10 @@ class Excluded:
         return {
             _ALL: list(map(_label, self.variables)),
             _CHOSEN: sorted(self.chosen),
-            **{name: sorted(found) for name, found in self.by_patterns.items()},
+            **{
+                purpose: [list(patterns), sorted(found)]
+                for purpose, (patterns, found) in self.by_patterns.items()
+            },
         }
 
 
@@ -94,11 +97,15 @@ def entry_of_chosen(variables: Iterable[Any]) -> dict[str, Any]:
 
 
 def recorded(
-    entry: Mapping[str, Any], purpose: str, variables: Sequence[Any]
+    entry: Mapping[str, Any],
+    purpose: str,
+    patterns: Sequence[str],
+    variables: Sequence[Any],
 ) -> set[int] | None:
-    """Return positions from an entry; None if it is of other variables."""
+    """Return what patterns have found; None of other patterns or variables."""
+    saved_patterns, found = entry.get(purpose, (None, ()))
     is_same = entry.get(_ALL) == list(map(_label, variables))
-    return set(entry[purpose]) if is_same and purpose in entry else None
+    return set(found) if is_same and saved_patterns == list(patterns) else None
 
 
 def chosen(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:

@@ -70,7 +70,7 @@ class Exclusions:
         """
         patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
         by_patterns = {
-            purpose: self._found(purpose, each, variables)
+            purpose: (each, self._found(purpose, each, variables))
             for purpose, each in patterns.items()
             if each
         }
@@ -85,7 +85,7 @@ class Exclusions:
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
         """Return the positions of what patterns exclude, here or when saved."""
-        saved = known_again.recorded(self.saved, purpose, variables)
+        saved = known_again.recorded(self.saved, purpose, patterns, variables)
         if saved is not None:
             return saved
         return known_again.search(patterns, variables)
