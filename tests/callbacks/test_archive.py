@@ -253,6 +253,23 @@ def test_folder_that_cannot_be_synced_takes_backups(
     assert archive.newest()["epoch"] == 1
 
 
+def test_worker_that_cannot_write_is_told_before_training(
+    tmp_path, monkeypatch
+):
+    """Also if it is not the first, which writes most."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    workers = archive._workers
+    workers.index, workers.count = 1, 2
+    workers.gather = lambda mine: [["mark", None], mine]
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Folder, "leave_mark", refuse)
+    with pytest.raises(RuntimeError, match=r"Permission denied \(worker 1\)"):
+        archive.check_shared()
+
+
 def test_relative_folder_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     archive, _ = make_archive("backup", optimizer="lamb")
