@@ -452,11 +452,13 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_input_channel", "_draw", "_exchange", "_iterate"),
         "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),
+        *("_shown_averages", "_start_averages"),
         *(
             "_checked",
             "_symbol",
             "_apply_together",
             "_averages",
+            "_optimizer",
             "_is_first",
             "_variable",
         ),

@@ -21,6 +21,8 @@ from test_contract import (  # noqa: F401
     test_learning_rate_can_be_set_between_steps,
     test_loss_scale_is_divided_out,
     test_moving_average_follows_and_replaces_the_weights,
+    test_moving_average_is_of_the_weights_before_the_first_update,
+    test_moving_average_is_of_the_weights_where_every_step_overflows,
     test_moving_average_of_half_precision_is_float32,
     test_moving_average_overwrites_at_its_frequency,
     test_schedule_sets_the_rate_of_each_step,

@@ -722,6 +722,32 @@ def test_moving_average_is_of_the_weights_before_the_first_update(case):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_moving_average_is_of_the_weights_where_every_step_overflows(
+    case, dtype
+):
+    variables = cases.make_variables(dtype)
+    start = [cases.as_numpy(variable) for variable in variables]
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        case.make(use_ema=True, ema_overwrite_frequency=1)
+    )
+    model = keras.Model()
+    model.optimizer = optimizer
+    callback = keras.callbacks.SwapEMAWeights()
+    callback.set_model(model)
+    for step in range(2):
+        overflown = [np.inf * g for g in cases.make_gradients(step, dtype)]
+        optimizer.apply(overflown, variables)
+        if dtype == "float32":  # Keras cannot swap others.
+            callback.on_test_begin()
+            for variable, value in zip(variables, start, strict=True):
+                np.testing.assert_array_equal(variable.numpy(), value)
+            callback.on_test_end()
+    optimizer.finalize_variable_values(variables)
+    for variable, value in zip(variables, start, strict=True):
+        np.testing.assert_array_equal(cases.as_numpy(variable), value)
+
+
 def test_moving_average_of_half_precision_is_float32(case):
     variables = cases.make_variables("bfloat16")
     optimizer = case.make(1e-4, use_ema=True, ema_momentum=0.999)

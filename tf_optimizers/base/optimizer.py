@@ -201,11 +201,6 @@ class Optimizer(OptimizerHooks):
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
         with tf.control_dependencies(last):
-            if self.use_ema and self.gradient_accumulation_steps and self.built:
-                # Callbacks may read the averages before the first update.
-                call_across_replicas(
-                    lambda _: start_averages(self, self._masters, self._where)
-                )
             super().apply(grads, trainable_variables)
 
     def _cast(
@@ -289,7 +284,16 @@ class Optimizer(OptimizerHooks):
                 lambda _: update_averages(self, self._masters, self._where)
             )
 
+    def _start_averages(self) -> None:
+        """Let the averages be the weights, if no update has been made."""
+        if not self.use_ema:
+            return  # They are those of an optimizer around this one.
+        # Callbacks read them outside of the strategy's scope.
+        with strategy_of(self).scope():
+            start_averages(self, self._masters, self._where)
+
     def _overwrite_with_averages(self, variables: list[Any]) -> None:
+        self._start_averages()
         # Keras calls this after training, outside of the strategy's scope.
         with strategy_of(self).scope():
             assign_averages(
