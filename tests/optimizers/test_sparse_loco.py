@@ -459,7 +459,8 @@ def test_half_precision_of_tensorflow_s_variables():
 
 
 def test_optimizer_of_another_strategy_is_refused(mirrored):
-    inner = keras.optimizers.SGD()
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        inner = keras.optimizers.SGD()
     with mirrored.scope():
         optimizer = tfo.SparseLoCo(inner)
         variable = keras.Variable([1.0])

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.adoption import adopt
 from tf_optimizers._compat.keras import (
     OptimizerHooks,
     built_variables,
@@ -96,6 +97,7 @@ class Optimizer(OptimizerHooks):
         """
         if self.built:
             return
+        adopt(self, variables)
         for variable in variables:
             if not is_overwritten(self, variable):
                 check_floating(variable)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.adoption import bring_in
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.digests import digests
 from tf_optimizers.distribute.local_steps import (
@@ -31,24 +32,11 @@ class EpochCheck:
     def watch(self, model: keras.Model) -> None:
         """Check a model from now on.
 
-        Raises:
-            ValueError: If it has metrics that would not be of all workers.
+        Metrics that were made outside of the scope would count the rows of
+        this worker alone.
         """
-        self._check_metrics(model)
+        bring_in(self._strategy, model.metrics_variables)
         self._models.add(model)
-
-    def _check_metrics(self, model: keras.Model) -> None:
-        extended = self._strategy.extended
-        for variable in model.metrics_variables:
-            is_here = extended.variable_created_in_scope(variable.value)
-            if extended.workers > 1 and not is_here:
-                raise ValueError(
-                    "Metrics must be created in the scope of the model's "
-                    f"strategy. Received: `{variable.path}`, created "
-                    "elsewhere, where it would count this worker's rows alone. "
-                    "Create metrics, and call `compile`, in "
-                    "`with strategy.scope():`."
-                )
 
     def on_read(self, variable: Any) -> None:
         """Check the model, if any, whose metric all are about to read."""

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.adoption import adopt
 from tf_optimizers._compat.averages import show_averages
 from tf_optimizers._compat.keras import (
     is_overwritten,
@@ -21,7 +22,7 @@ from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.loco.checks import check_excluded, check_under
+from tf_optimizers.loco.checks import check_excluded, check_under, parts_of
 from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
 from tf_optimizers.loco.rounds import Rounds
 
@@ -96,6 +97,8 @@ class LocalOptimizer(Optimizer):
         """Create the residuals and the inner optimizer's state."""
         if self.built:
             return
+        for part in [self, *parts_of(self.inner_optimizer)]:
+            adopt(part, variables)
         strategy = strategy_of(self)
         checked = self.inner_optimizer, strategy, variables, self._refused
         check_under(*checked)
