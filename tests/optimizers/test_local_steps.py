@@ -518,6 +518,59 @@ def test_optimizer_of_a_train_step_synchronizes_too(mirrored):
     assert model.own.is_synchronized
 
 
+class Pair(keras.Model):
+    """Two compiled parts, each trained by its own optimizer, as in a GAN."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.a, self.b = make_model(strategy), make_model(strategy)
+
+    def call(self, x):
+        return self.a(x) + self.b(x)
+
+    def train_step(self, data):
+        x, y = data
+        losses = []
+        for part in (self.a, self.b):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            variables = part.trainable_variables
+            gradients = tape.gradient(loss, [v.value for v in variables])
+            part.optimizer.apply(gradients, variables)
+            losses.append(loss)
+        return {"own": losses[0]}
+
+
+def test_optimizers_of_compiled_parts_synchronize_too(mirrored, tmp_path):
+    with mirrored.scope():
+        model = Pair(mirrored)
+        model.compile(loss="mse")
+    look = Look()
+    fit(model, look, epochs=1)
+    assert look.seen.pop("step") == [False] * 3 + [True] + [False] * 2
+    assert look.seen == {"epoch": [True], "train": [True]}
+    for name, whole in (("all", model), ("part", model.a)):
+        path = tmp_path / f"{name}.weights.h5"
+        whole.save_weights(path)
+        before = path.read_bytes()
+        step_alone(model.a)
+        with pytest.raises(RuntimeError, match="after 1 of 4 local steps"):
+            whole.save_weights(path)
+        assert path.read_bytes() == before
+        whole.predict(X, verbose=0)
+        assert model.a.optimizer.is_synchronized
+
+
+def test_optimizer_that_hangs_nowhere_synchronizes_too(mirrored):
+    model = make_model(mirrored)
+    step_alone(model)
+    optimizer = model.optimizer
+    with mirrored.scope():
+        model.compile("sgd", "mse")
+    model.predict(X, verbose=0)
+    assert optimizer.is_synchronized
+
+
 def test_optimizer_that_is_wrapped_synchronizes_too(mirrored):
     model = make_model(mirrored)
     step_alone(model)

@@ -11,9 +11,12 @@ import tensorflow as tf
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.distribute.local_steps import (
     has_common_weights,
-    kind_of,
     local_steppers,
+)
+from tf_optimizers.distribute.optimizers import (
+    kind_of,
     optimizers_of,
+    with_updated,
 )
 
 # The values that a process has of every variable, by name.
@@ -36,7 +39,10 @@ class State:
             for variable in optimizer.variables
         }
         return {
-            "lasting": [*self._model.variables, *slots.values()],
+            "lasting": [
+                *with_updated(self._model, self._model.variables),
+                *slots.values(),
+            ],
             "metrics": self._model.metrics_variables,
         }
 

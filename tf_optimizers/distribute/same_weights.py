@@ -10,9 +10,12 @@ import tensorflow as tf
 from tf_optimizers._compat.adoption import bring_in
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.digests import digests
-from tf_optimizers.distribute.local_steps import (
-    has_common_weights,
+from tf_optimizers.distribute.local_steps import has_common_weights
+from tf_optimizers.distribute.optimizers import (
+    is_wrapper,
     optimizers_of,
+    parts_of,
+    with_updated,
 )
 
 
@@ -48,13 +51,18 @@ class EpochCheck:
 
     def _check(self, model: keras.Model) -> None:
         components = self._strategy.experimental_local_results
-        is_alike = has_common_weights(model)
+        trained = (
+            with_updated(model, model.trainable_variables)
+            if has_common_weights(model)
+            else []
+        )
+        # By their places and own names: those of layers are numbered by what
+        # a worker has made before.
         weights = {
-            weight.path: digests(
+            f"weight {i}, {weight.name}": digests(
                 part.numpy() for part in components(weight.value)
             )
-            for weight in model.trainable_variables
-            if is_alike
+            for i, weight in enumerate(trained)
         }
         check_agreement(
             self._strategy,
@@ -67,12 +75,16 @@ class EpochCheck:
 
 def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
     """Return the learning rate, or those of all optimizers in these."""
-    parts: list[Any] = []
-    for optimizer in optimizers:
-        while hasattr(optimizer, "inner_optimizer"):
-            optimizer = optimizer.inner_optimizer
-        parts += getattr(optimizer, "optimizers", [optimizer])
-    rates = [tf.convert_to_tensor(part.learning_rate).numpy() for part in parts]
+    parts = {
+        id(part): part
+        for optimizer in optimizers
+        for part in parts_of(optimizer)
+        if not is_wrapper(part)
+    }
+    rates = [
+        tf.convert_to_tensor(part.learning_rate).numpy()
+        for part in parts.values()
+    ]
     if len(rates) == 1:
         return {"learning_rate": str(rates[0])}
     return {

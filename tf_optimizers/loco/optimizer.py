@@ -22,6 +22,7 @@ from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
+from tf_optimizers.distribute.local_steps import note_local_steps
 from tf_optimizers.loco.checks import check_excluded, check_under, parts_of
 from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
 from tf_optimizers.loco.rounds import Rounds
@@ -123,6 +124,7 @@ class LocalOptimizer(Optimizer):
                 if not is_overwritten(self, variable):
                     self._compressor.add(self, variable, movement)
             if self.sync_every > 1:
+                note_local_steps(self)
                 self._rounds = Rounds(self, variables, masters, self.sync_every)
 
     def _update(
