@@ -25,6 +25,7 @@ from test_contract import (  # noqa: F401
     test_moving_average_is_of_the_weights_where_every_step_overflows,
     test_moving_average_of_half_precision_is_float32,
     test_moving_average_overwrites_at_its_frequency,
+    test_moving_average_replaces_what_the_running_step_trains,
     test_schedule_sets_the_rate_of_each_step,
     test_step_matches_reference,
     test_terminate_on_nan_sees_a_nonfinite_gradient,

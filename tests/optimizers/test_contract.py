@@ -722,6 +722,22 @@ def test_moving_average_is_of_the_weights_before_the_first_update(case):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+def test_moving_average_replaces_what_the_running_step_trains(case):
+    """Whatever has been frozen or thawed since `compile`."""
+    layers = [keras.layers.Dense(2, name=name) for name in "abc"]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    layers[0].trainable = False
+    model.compile(case.make(use_ema=True, ema_momentum=0.5), "mse")
+    data = np.random.default_rng(0).random((8, 2))
+    for thawed, frozen in ((None, None), *([(layers[0], layers[1])] * 2)):
+        if thawed:
+            thawed.trainable, frozen.trainable = True, False
+        model.fit(data, data, epochs=2, verbose=0, batch_size=4)
+        for layer in layers[1:]:
+            expected = average(model.optimizer, layer.kernel).numpy()
+            np.testing.assert_array_equal(layer.kernel, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_moving_average_is_of_the_weights_where_every_step_overflows(
     case, dtype

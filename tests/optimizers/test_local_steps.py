@@ -339,6 +339,46 @@ def test_frozen_weight_does_not_move(held_back):
     np.testing.assert_allclose(weights, [0.5, 0.6])
 
 
+def test_what_the_running_step_trains_is_exchanged(mirrored):
+    """Whatever has been frozen since it was traced."""
+    model, look = make_model(mirrored, batch_norm=True), Look()
+    fit(model, epochs=1)
+    before = model.get_weights()
+    for layer in model.layers[:2]:
+        layer.trainable = False
+    fit(model, look, epochs=1)
+    assert look.seen == {"step": [False] * 6, "epoch": [True], "train": [True]}
+    assert error(model.get_weights()[:1], before[:1]) > 1e-3
+
+
+def test_what_another_step_has_moved_is_exchanged(mirrored):
+    """At the end of a round, which is traced without it."""
+    model = make_model(mirrored)
+    first, last = model.layers
+    with mirrored.scope():
+        model.optimizer.build(model.trainable_variables)
+    signs = tf.constant([1.0, -0.5])
+
+    def step_of(layer):
+        variables = layer.trainable_variables
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            sign = signs[context.replica_id_in_sync_group]
+            gradients = [tf.fill(v.shape, sign) for v in variables]
+            model.optimizer.apply(gradients, variables)
+
+        return tf.function(lambda: mirrored.run(replica))
+
+    steps = [step_of(first), step_of(last)]
+    first.trainable = False  # The step of the last one is traced first.
+    for step in [steps[1]] * EVERY + steps * (EVERY // 2):
+        step()
+    assert model.optimizer.is_synchronized
+    for variable in model.weights:
+        np.testing.assert_array_equal(*copies(mirrored, variable))
+
+
 def test_frozen_weight_with_a_gradient_moves(mirrored, held_back):
     """On all replicas alike, as with Keras's optimizers."""
     weights, make_round = held_back

@@ -88,6 +88,7 @@ class Optimizer(OptimizerHooks):
         self._exclusions = Exclusions()
         self._where: Any = Replicas()
         self._is_agreed = False
+        self._stepped: frozenset[str] = frozenset()  # By the step traced last.
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create what every optimizer keeps for `variables`.
@@ -199,6 +200,14 @@ class Optimizer(OptimizerHooks):
                 # replicas would get variables that are never initialized.
                 with tf.init_scope():
                     self.build(trainable_variables)
+            if self.use_ema:
+                self._stepped = frozenset(
+                    variable_key(self, variable)
+                    for variable, gradient in zip(
+                        trainable_variables, grads, strict=True
+                    )
+                    if gradient is not None
+                )
             if not self._is_agreed:
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
@@ -299,8 +308,24 @@ class Optimizer(OptimizerHooks):
         # Keras calls this after training, outside of the strategy's scope.
         with strategy_of(self).scope():
             assign_averages(
-                self, self._masters, map(backend_variable, variables)
+                *(self, self._masters),
+                map(backend_variable, self._averaged(variables)),
             )
+
+    def _averaged(self, variables: list[Any]) -> list[Any]:
+        """Return what of these is averaged, and what else steps have moved.
+
+        Keras passes what is not frozen now. A step that was traced before goes
+        on with what was not frozen then.
+        """
+        by_key = {variable_key(self, v): v for v in built_variables(self)}
+        listed = {variable_key(self, v) for v in variables}
+        return [
+            variable
+            for key, variable in by_key.items()
+            if key in listed
+            or (key in self._stepped and not variable.trainable)
+        ]
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight."""

@@ -25,7 +25,7 @@ from tf_optimizers.compression.residual import subtract
 from tf_optimizers.distribute.local_steps import note_local_steps
 from tf_optimizers.loco.checks import check_excluded, check_under, parts_of
 from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
-from tf_optimizers.loco.rounds import Rounds
+from tf_optimizers.loco.rounds import Choice, Rounds
 
 # Arguments that the inner optimizer takes in the wrapper's place.
 _OF_THE_INNER = (
@@ -149,34 +149,40 @@ class LocalOptimizer(Optimizer):
         )
         self._steps.step(*step)
         self._store(variables, weights)
-        self._end_round(self._rounds, variables, self._rounds.count())
+        due = self._rounds.exchanges(variables, self._rounds.count())
+        self._end_round(self._rounds, due, variables)
 
     def _end_round(
         self,
         rounds: Rounds,
+        due: Sequence[tuple[Choice, tf.Tensor | None]],
         stepped: Sequence[tf.Variable] = (),
-        is_due: tf.Tensor | None = None,
     ) -> None:
         """Exchange what weights have moved by in a round, if it is over.
 
         Args:
             rounds: Knows what they were when it began.
+            due: Choices of weights, of which at most one is due; None says
+                that it is.
             stepped: Variables of a step of Keras, if this is part of one.
-            is_due: Whether it is over; None says that it is.
         """
         self._compressor.allocate()
-        variables = rounds.trained
         is_known = self._compressor.rows.indices is not None
 
-        def end(sparsity: float | None, _: list[Gradient]) -> None:
+        def end(
+            choice: Choice, sparsity: float | None, _: list[Gradient]
+        ) -> None:
+            variables = rounds.chosen(choice)
             weights = self._weights(variables)
-            movements = rounds.end(weights)
+            movements = rounds.end(weights, choice)
             self._store(variables, weights)
             # Before it is known what is not compressed, all is sent.
             self._send(variables, sparsity if is_known else None, movements)
-            rounds.constrain(stepped)
+            rounds.constrain(stepped, choice)
 
-        self._compressor.at_stage(self, [], end, is_due)
+        for choice, is_due in due:
+            exchange = functools.partial(end, choice)
+            self._compressor.at_stage(self, [], exchange, is_due)
 
     def _send(
         self,
