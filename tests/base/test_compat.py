@@ -204,6 +204,12 @@ def test_keras_variable_has_private_attribute(name):
     )
 
 
+def test_keras_variable_is_still_made_by_the_method_that_is_called_again():
+    variable = keras.Variable(1.0)
+    variable._initialize(np.float32(2))
+    assert (variable.value.numpy(), float(variable)) == (2, 2)
+
+
 @pytest.mark.parametrize("name", MODEL)
 def test_keras_model_has_private_name(name):
     assert hasattr(keras.Sequential(), name), (
@@ -438,6 +444,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *ATTRIBUTES,
         *MODEL,
         *LOSS_SCALING,
+        "_initialize",
         *itertools.chain(*TENSORFLOW.values()),
     }
     private = {name for name in listed if re.match("_[a-z]", name)}
@@ -450,13 +457,15 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),
-        "_in_every_replica",
+        *("_in_every_replica", "_none", "_scope", "_strategy_of"),
         *("_accumulate", "_overwrite_with_averages", "_shown"),
+        *("_shown_averages", "_start_averages"),
         *(
             "_checked",
             "_symbol",
             "_apply_together",
             "_averages",
+            "_optimizer",
             "_is_first",
             "_variable",
         ),

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.adoption import adopt_optimizers_of_keras
 from tf_optimizers._compat.building import build_from_specs
 from tf_optimizers._compat.counted import rows_of_all
 from tf_optimizers._compat.look_ahead import look_ahead
@@ -117,6 +118,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
         weigh_uneven_batches()
         agree_on_overflow()
+        adopt_optimizers_of_keras(is_sparse_multi_worker)
         build_from_specs(is_sparse_multi_worker)
         self._epoch_check = EpochCheck(self)
         self._scalars = ScalarsOfRun(self, [])

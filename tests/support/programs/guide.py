@@ -1,5 +1,6 @@
 """A script of several strategies, as Keras's guide has: `guide.py PART...`."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -330,15 +331,45 @@ def kinds():
     return losses
 
 
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.001),
+    "adam": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.1, 6),
+        use_ema=True,
+        gradient_accumulation_steps=2,
+    ),
+    "dgc": lambda: tfo.DGCMomentum(0.001, min_compress_size=1),
+    "offload": lambda: tfo.AdamOffload(0.1),
+}
+
+
 def outside():
-    """The error of a metric that was not made in the scope."""
+    """What `compile` out of the scope does, and in it."""
     strategy = Strategy()
-    metric = keras.metrics.MeanAbsoluteError(name="mine")
-    metric.update_state([0.0], [0.0])
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=[metric])
-    return message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
+    results = {}
+    for name, make in OPTIMIZERS.items():
+        for is_inside in (True, False):
+            keras.utils.set_random_seed(0)
+            with strategy.scope():
+                model = keras.Sequential(
+                    [keras.Input((1,)), keras.layers.Dense(1)]
+                )
+            with strategy.scope() if is_inside else contextlib.nullcontext():
+                metric = keras.metrics.MeanAbsoluteError(name="mine")
+                model.compile(make(), "mse", metrics=[metric])
+            history = model.fit(
+                *(ROWS, ROWS / 24),
+                epochs=2,
+                batch_size=8,
+                shuffle=False,
+                verbose=0,
+            )
+            results[f"{name} {is_inside}"] = {
+                "history": history.history,
+                "weights": as_lists(model.get_weights()),
+                "state": as_lists(v.numpy() for v in model.optimizer.variables),
+            }
+    return results
 
 
 def seeds():
