@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import real_workers
+from programs.guide import trained_positions
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +16,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
-    parts += ["order", "counts", "seeds", "files", "kinds", "outside"]
+    parts += ["order", "counts", "seeds", "files", "kinds", "outside", "rows"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -138,6 +139,15 @@ def test_weights_are_compared_whatever_their_names(results):
         assert f"Received: {path}=['" in message
         names.add(path)
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_rows_that_all_replicas_have_move_as_in_one_process(results, name):
+    first, second = (result["rows"][name] for result in results)
+    assert first == second
+    # A tenth of what the duplicates would make of a step.
+    for ours, alone in zip(first, trained_positions(name), strict=True):
+        np.testing.assert_allclose(ours, alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "dgc", "offload"])

@@ -14,7 +14,7 @@ from real_workers import report
 import tf_optimizers as tfo
 
 Strategy = tfo.SparseMultiWorkerMirroredStrategy
-FOLDER = pathlib.Path(os.environ["FOLDER"])
+FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
 ROWS = np.arange(24.0, dtype="float32")[:, None]
 
 
@@ -372,6 +372,38 @@ def outside():
     return results
 
 
+class Positions(keras.layers.Layer):
+    """Adds an embedding of the position, as Transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(5, 3)
+
+    def build(self, shape):
+        self.embedding.build(shape)
+
+    def call(self, x):
+        return x + self.embedding(tf.range(5))
+
+
+def trained_positions(name):
+    """Return the weights of an embedding whose rows all replicas have."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((5, 3)), Positions(), keras.layers.Dense(2)]
+    )
+    model.compile(getattr(keras.optimizers, name)(0.1), "mse")
+    x = np.random.default_rng(0).random((8, 5, 3)).astype("float32")
+    model.fit(x, x[..., :2], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return as_lists(model.get_weights())
+
+
+def rows():
+    """What Keras's optimizers make of rows that all workers send."""
+    with Strategy().scope():
+        return {n: trained_positions(n) for n in ("Adam", "RMSprop")}
+
+
 def seeds():
     """Errors of workers that shuffle differently."""
     strategy = Strategy()
@@ -439,7 +471,7 @@ PARTS = {
     for part in (
         *(guide, interleaved, uncompiled, another_cluster),
         *(versions, shifted),
-        *(order, seeds, counts, files, kinds, outside),
+        *(order, seeds, counts, files, kinds, outside, rows),
     )
 }
 
