@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.building import build_from_specs
-from tf_optimizers._compat.counted import rows_of_all
+from tf_optimizers._compat.counted import rows_of
 from tf_optimizers._compat.look_ahead import look_ahead
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute.agreement import (
@@ -189,7 +189,8 @@ class SparseMultiWorkerMirroredStrategy(
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
             self._epoch_check.watch(model)
-            fn = with_batch_size(fn, rows_of_all((args, kwargs)))
+            rows = rows_of((args, kwargs))
+            fn = with_batch_size(fn, rows and rows.total)
         if not tf.executing_eagerly():
             fn = after_its_arguments(fn)
         outputs = run_whole(
