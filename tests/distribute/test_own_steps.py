@@ -1,11 +1,18 @@
 """Losses, metrics and steps that users write compute what one process does."""
 
+import functools
+
 import cases
+import keras
+import numpy as np
 import own_steps
 import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers._compat.counted import Rows, with_rows
+
+RNG = np.random.default_rng(0)
 
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6
@@ -33,6 +40,95 @@ def test_predictions_are_those_of_the_rows(ours):
     expected = own_steps.predictions()
     with ours.scope():
         assert own_steps.predictions() == expected
+
+
+def counted(strategy, batch):
+    """Return a batch of which the second replica holds a copy of a row."""
+
+    def parts(tensor):
+        return strategy.experimental_distribute_values_from_function(
+            lambda c: tensor[:1] if c.replica_id_in_sync_group else tensor
+        )
+
+    rows = tf.shape(batch[0])[0]
+    parts = [parts(tensor) for tensor in batch]
+    return with_rows(tuple(parts), Rows(rows, (rows, tf.constant(0))))
+
+
+def make_telling(reduction, *, synchronized):
+    """Return a model of which every part would show another row."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4, 3))
+    x = keras.layers.Masking()(inputs)
+    x = keras.layers.BatchNormalization(synchronized=synchronized)(x)
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.MeanSquaredError(reduction),
+        metrics=["mae", keras.metrics.AUC(name="auc"), own_steps.Total()],
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("reduction", "synchronized"),
+    [
+        *(("mean", False), ("sum", False), ("none", False)),
+        ("mean_with_sample_weight", True),
+    ],
+)
+def test_row_that_is_not_its_own_counts_for_nothing(
+    ours, reduction, synchronized
+):
+    batch = [
+        RNG.standard_normal((3, 4, 3)).astype("float32"),
+        RNG.integers(0, 2, (3, 4, 2)).astype("float32"),
+        np.array([[0.5], [1], [2]], "float32"),
+    ]
+    batch[0][0, 2:] = 0  # Masked steps.
+    batch = [tf.constant(values) for values in batch]
+    expected = make_telling(reduction, synchronized=synchronized)
+    with ours.scope():
+        actual = make_telling(reduction, synchronized=synchronized)
+    step, test = map(tf.function, (expected.train_step, expected.test_step))
+    logs = [step(batch), test(batch)]
+
+    def run(batch, name):
+        outputs = ours.run(getattr(actual, name), (batch,))
+        return {k: ours.reduce("MEAN", v, None) for k, v in outputs.items()}
+
+    train, evaluate = (
+        tf.function(functools.partial(run, name=name))
+        for name in ("train_step", "test_step")
+    )
+    batch = counted(ours, batch)
+    found = [train(batch), evaluate(batch)]
+    # That of replica 0; the other keeps its statistics.
+    assert cases.error(actual.get_weights(), expected.get_weights()) < TOLERANCE
+    for log, expected_log in zip(found, logs, strict=True):
+        for name, value in expected_log.items():
+            assert cases.error([log[name]], [value]) < 1e-5, name
+    if not synchronized:
+        moving = actual.non_trainable_variables[0].value.values[1]
+        np.testing.assert_array_equal(moving, np.zeros(3))
+
+
+def test_loop_of_the_user_gets_no_row_that_is_not_its_own(ours):
+    batch = counted(ours, [tf.ones([3, 4]), tf.constant(["a", "b", "c"])])
+
+    @tf.function
+    def run(batch, other):
+        return ours.run(
+            lambda batch, *, other: (
+                [tf.size(tensor) for tensor in batch] + [tf.size(other)]
+            ),
+            (batch,),
+            {"other": other},
+        )
+
+    sizes = run(batch, tf.constant([7]))
+    sizes = [ours.experimental_local_results(size) for size in sizes]
+    np.testing.assert_array_equal(sizes, [[12, 0], [3, 0], [1, 1]])
 
 
 DTYPES = [

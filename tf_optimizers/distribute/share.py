@@ -94,14 +94,20 @@ def share_of(
         rows: What is known of all parts. If nothing is, replicas ask.
         kept: The variables of this worker's replicas.
     """
-    context = tf.distribute.get_replica_context()
-    rank = tf.get_static_value(context.replica_id_in_sync_group) % len(kept)
+    rank = local_rank(len(kept))
     if rows is not None:
         return Share(rows.own[rank], rows.total, kept[rank])
     counted = count_rows(batch)
     own = tf.cast(0 if counted is None else counted, tf.float32)
+    context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
     return Share(own, total, kept[rank])
+
+
+def local_rank(replicas: int) -> int:
+    """Return the number of the calling replica among those of its worker."""
+    context = tf.distribute.get_replica_context()
+    return tf.get_static_value(context.replica_id_in_sync_group) % replicas
 
 
 def count_rows(data: Any) -> Any:

@@ -14,10 +14,12 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import step_of
-from tf_optimizers._compat.counted import Rows, rows_of
+from tf_optimizers._compat.counted import Counted, Rows, rows_of
+from tf_optimizers._compat.replicas import convert
 from tf_optimizers.distribute.share import (
     Share,
     count_rows,
+    local_rank,
     make_kept,
     replica,
     share_of,
@@ -54,7 +56,7 @@ class Steps:
             self._kept = make_kept(len(devices))
         model, step, is_predicting = found
         if is_predicting:
-            return Step(step, _own_rows, [], rows_of(args), self._kept)
+            return Step(step, _predicted, [], rows_of(args), self._kept)
         self._watch(model)
         return Step(step, _weigh, model.metrics, rows_of(args), self._kept)
 
@@ -194,12 +196,61 @@ def _weigh(share: Share, value: Any) -> Any:
     return tf.math.multiply_no_nan(value, weight)
 
 
-def _own_rows(share: Share, value: Any) -> Any:
-    """Return predictions, none of a replica that has no rows."""
+def _predicted(share: Share, value: Any) -> Any:
+    return _take_or_leave(value, share.has_rows)
+
+
+def own_rows(function: Callable, arguments: Any) -> Callable:
+    """Return a function to which replicas pass rows of their own only.
+
+    What is no model's step counts rows by itself.
+
+    Args:
+        function: Called with each replica's part of the arguments.
+        arguments: A pair of positional ones and others.
+    """
+    args, kwargs = arguments
+    counts = [
+        count
+        for argument in (*args, *(kwargs[name] for name in sorted(kwargs)))
+        for count in _counts(argument)
+    ]
+    if not any(counts):
+        return function
+    converted = convert(function)
+
+    def take(value: Any, rows: Rows | None) -> Any:
+        if rows is None:
+            return value
+        own = rows.own[local_rank(len(rows.own))]
+        return _take_or_leave(value, (own > 0) | (rows.total == 0))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = tf.nest.flatten((args, kwargs))
+        leaves = list(map(take, leaves, counts))
+        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
+        return converted(*args, **kwargs)
+
+    return tf.autograph.experimental.do_not_convert(call)
+
+
+def _counts(argument: Any) -> Iterator[Rows | None]:
+    """Yield the rows of each leaf of an argument, None if not of a batch."""
+    rows = None
+    for leaf in tf.nest.flatten(argument):
+        # Of a batch, the first tensor has them.
+        if isinstance(leaf, Counted):
+            rows = leaf.rows
+        is_part = isinstance(leaf, tf.distribute.DistributedValues)
+        yield rows if is_part else None
+
+
+def _take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
+    """Return all rows of a value, or none."""
     rows = count_rows(value)
     if rows is None:
         return value
-    rows = tf.where(share.has_rows, rows, tf.zeros_like(rows))
+    rows = tf.where(is_taken, rows, tf.zeros_like(rows))
     if not isinstance(value, tf.SparseTensor):
         return value[:rows]
     shape = tf.concat([[rows], value.dense_shape[1:]], 0)

@@ -32,7 +32,7 @@ from tf_optimizers.distribute.shared_data import (
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
-from tf_optimizers.distribute.steps import Steps
+from tf_optimizers.distribute.steps import Steps, own_rows
 from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
 from tf_optimizers.distribute.whole_runs import after_its_arguments, run_whole
@@ -189,6 +189,7 @@ class SparseMultiWorkerMirroredStrategy(
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
         if step is None:
+            fn = own_rows(fn, (args, kwargs or {}))
             outputs = self._run(run, fn, args, kwargs)
         else:
             with step.noted():
