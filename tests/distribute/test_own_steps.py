@@ -42,17 +42,21 @@ def test_predictions_are_those_of_the_rows(ours):
         assert own_steps.predictions() == expected
 
 
-def counted(strategy, batch):
-    """Return a batch of which the second replica holds a copy of a row."""
+def counted(strategy, batch, other=None):
+    """Return a batch of which the second replica has no row of its own.
 
-    def parts(tensor):
+    It holds a copy of the first row, or another.
+    """
+
+    def parts(tensor, other):
         return strategy.experimental_distribute_values_from_function(
-            lambda c: tensor[:1] if c.replica_id_in_sync_group else tensor
+            lambda c: other if c.replica_id_in_sync_group else tensor
         )
 
     rows = tf.shape(batch[0])[0]
-    parts = [parts(tensor) for tensor in batch]
-    return with_rows(tuple(parts), Rows(rows, (rows, tf.constant(0))))
+    others = other or [tensor[:1] for tensor in batch]
+    parts = tuple(map(parts, batch, others))
+    return with_rows(parts, Rows(rows, (rows, tf.constant(0))))
 
 
 def make_telling(reduction, *, synchronized):
@@ -111,6 +115,32 @@ def test_row_that_is_not_its_own_counts_for_nothing(
     if not synchronized:
         moving = actual.non_trainable_variables[0].value.values[1]
         np.testing.assert_array_equal(moving, np.zeros(3))
+
+
+@pytest.mark.parametrize("step", [keras.Sequential, own_steps.Guide])
+def test_gradient_of_a_row_that_is_not_its_own_may_be_nan(ours, step):
+    """As that of a square root at zero."""
+
+    class Root(step):
+        def compute_loss(self, x, y, y_pred, *_, **__):
+            return self.loss_of(y, y_pred)
+
+        def loss_of(self, y, y_pred):
+            return keras.ops.mean(keras.ops.norm(y_pred - y, axis=1))
+
+    with ours.scope():
+        layers = [keras.Input((2,)), keras.layers.Dense(2)]
+        model = Root(layers) if step is keras.Sequential else Root()
+        model.compile(keras.optimizers.SGD(0.1))
+    units = model.layers[0].kernel.shape[0]
+    ones, zeros = (
+        [make([1, units]), make([1, 2])] for make in (tf.ones, tf.zeros)
+    )
+    batch = counted(ours, ones, zeros)
+    before = model.get_weights()
+    ours.run(model.train_step, (batch,))
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert cases.error(model.get_weights()[:1], before[:1]) > 1e-2
 
 
 def test_loop_of_the_user_gets_no_row_that_is_not_its_own(ours):

@@ -278,6 +278,15 @@ def number(y_true, y_pred):
     return ops.mean(ops.abs(y_pred))
 
 
+def several_optimizers():
+    """One for the kernel and one for the bias, where Keras has that."""
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        return sgd()
+    choice = keras.optimizers.OptimizerMap(sgd())
+    choice[".*bias"] = keras.optimizers.Adam(0.1)
+    return keras.optimizers.MultiOptimizer(choice)
+
+
 def compiled(model, *arguments, **kwargs):
     model.compile(*(arguments or [sgd()]), **kwargs)
     return model
@@ -335,6 +344,9 @@ CASES = {
     ),
     "no reduction, eager": lambda: compiled(
         dense(2), sgd(), keras.losses.MeanSquaredError(None), run_eagerly=True
+    ),
+    "several optimizers": lambda: compiled(
+        dense(2), several_optimizers(), keras.losses.MeanSquaredError(None)
     ),
     "total": lambda: compiled(dense(2), sgd(), "mse", metrics=[Total()]),
 }

@@ -33,11 +33,11 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
             "assign": What changes a `keras.Variable`.
     """
     optimizers = [
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
+        getattr(keras.optimizers, name)
+        # Those that have methods of their own; the last is of Keras 3.12.
+        for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+        if hasattr(keras.optimizers, name)
     ]
-    if hasattr(keras.optimizers, "MultiOptimizer"):  # From Keras 3.12 on.
-        optimizers.append(keras.optimizers.MultiOptimizer)
     for owner, name, key in (
         (keras_losses, "scale_loss_for_distribution", "scale"),
         (keras_losses, "unscale_loss_for_distribution", "unscale"),
@@ -50,7 +50,9 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
         (keras.metrics.Mean, "update_state", "update_mean"),
         (keras.Variable, "assign", "assign"),
     ):
-        setattr(owner, name, _hooked(getattr(owner, name), hooks[key]))
+        original = getattr(owner, name)
+        if getattr(original, "hook", None) is not hooks[key]:  # Inherited.
+            setattr(owner, name, _hooked(original, hooks[key]))
 
 
 def _hooked(original: Callable, hook: Callable) -> Callable:
@@ -60,6 +62,7 @@ def _hooked(original: Callable, hook: Callable) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
+    call.hook = hook  # type: ignore[attr-defined]
     return call
 
 

@@ -37,34 +37,45 @@ def apply(
         grads = [
             gradient
             if is_overwritten(optimizer, variable)
-            else _weigh(gradient, replica.share)
+            else _counted(gradient, replica.share)
             for gradient, variable in zip(grads, variables, strict=True)
         ]
     with replica.set(is_applying=True):
         return original(optimizer, grads, trainable_variables)
 
 
-def _weigh(gradient: Any, share: Share) -> Any:
+def _counted(gradient: Any, share: Share) -> Any:
     """Return a gradient times the share; 0 without rows, even if it is NaN."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        values = _weigh(gradient.values, share)
+        values = _counted(gradient.values, share)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     gradient = tf.convert_to_tensor(gradient)
-    weight = tf.cast(share.weight, gradient.dtype)
-    return tf.math.multiply_no_nan(gradient, weight)
+    if not replica.is_scaled:
+        weight = tf.cast(share.weight, gradient.dtype)
+        return tf.math.multiply_no_nan(gradient, weight)
+    # A multiplication would take a pass through memory.
+    counted = tf.cond(
+        share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
+    )
+    return tf.ensure_shape(counted, gradient.shape)
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss of which gradients are taken.
 
-    Those of a vector, as without a reduction, are the sum over rows.
+    Those of a vector, as without a reduction, are the sum over rows. In
+    Keras's own step, it is the loss that counts by the share.
     """
-    loss = original(optimizer, loss)
-    if replica.share is None or len(loss.shape) == 0:
+    loss, share = original(optimizer, loss), replica.share
+    if share is None:
         return loss
-    return loss * tf.cast(replica.share.inverse, loss.dtype)
+    is_vector, replica.is_scaled = len(loss.shape) > 0, replica.is_keras
+    if is_vector == replica.is_keras:
+        return loss
+    factor = share.inverse if is_vector else share.weight
+    return loss * tf.cast(factor, loss.dtype)
 
 
 def update_mean(

@@ -61,6 +61,8 @@ class _Replica(threading.local):
     """What a replica, which is a thread, does at the moment."""
 
     share: Share | None = None
+    is_keras: bool = False  # Whether it runs Keras's own `train_step`.
+    is_scaled: bool = False  # Whether the loss of that has been weighed.
     is_applying: bool = False  # Within an optimizer.
     results: list[Any] | None = None  # Of metrics, see `steps.py`.
 

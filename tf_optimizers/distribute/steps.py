@@ -89,7 +89,11 @@ class Step:
         """Return what a replica's step does, and its metrics' variables."""
         share = share_of(batch, self._rows, self._kept)
         results: list[Any] = []
-        with replica.set(share=share, results=results):
+        method = getattr(self._function, "__func__", None)
+        is_keras = method is keras.Model.train_step
+        with replica.set(
+            share=share, results=results, is_keras=is_keras, is_scaled=False
+        ):
             returned = self._function(batch)
         outputs = tf.nest.flatten(returned)
         self._found = {
