@@ -58,6 +58,7 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
 def _hooked(original: Callable, hook: Callable) -> Callable:
     """Return a function that calls the hook, and can be a method."""
 
+    @tf.autograph.experimental.do_not_convert
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
@@ -74,6 +75,7 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def step_of(function: Callable) -> tuple[keras.Model, Callable, bool] | None:
     """Return the model that Keras runs a step of, the step, and if it predicts.
 

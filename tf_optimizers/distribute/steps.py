@@ -28,6 +28,8 @@ from tf_optimizers.distribute.share import (
 # What a metric may have in variables that are summed with every step.
 _MOST_BYTES = 1 << 16
 
+_as_it_is = tf.autograph.experimental.do_not_convert
+
 
 class Steps:
     """The steps of Keras models that a strategy runs.
@@ -81,18 +83,23 @@ class Step:
         rows: Rows | None,
         kept: Sequence[tf.Variable],
     ) -> None:
-        self._function, self._as_returned = function, as_returned
+        method = getattr(function, "__func__", None)
+        self._is_keras = method is keras.Model.train_step
+        # Only what the user has written is converted by AutoGraph.
+        self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
         self._found: dict[int, tuple[Any, int]] = {}
 
+    @_as_it_is
     def __call__(self, batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
         """Return what a replica's step does, and its metrics' variables."""
         share = share_of(batch, self._rows, self._kept)
         results: list[Any] = []
-        method = getattr(self._function, "__func__", None)
-        is_keras = method is keras.Model.train_step
         with replica.set(
-            share=share, results=results, is_keras=is_keras, is_scaled=False
+            share=share,
+            results=results,
+            is_keras=self._is_keras,
+            is_scaled=False,
         ):
             returned = self._function(batch)
         outputs = tf.nest.flatten(returned)
@@ -118,6 +125,7 @@ class Step:
                 vars(metric)["result"] = result
             yield
 
+    @_as_it_is
     def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
         """Return the outputs, and those among them that are alike everywhere.
 
@@ -213,12 +221,7 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
         function: Called with each replica's part of the arguments.
         arguments: A pair of positional ones and others.
     """
-    args, kwargs = arguments
-    counts = [
-        count
-        for argument in (*args, *(kwargs[name] for name in sorted(kwargs)))
-        for count in _counts(argument)
-    ]
+    counts = _counts(arguments)
     if not any(counts):
         return function
     converted = convert(function)
@@ -235,18 +238,23 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
         return converted(*args, **kwargs)
 
-    return tf.autograph.experimental.do_not_convert(call)
+    return _as_it_is(call)
 
 
-def _counts(argument: Any) -> Iterator[Rows | None]:
-    """Yield the rows of each leaf of an argument, None if not of a batch."""
-    rows = None
-    for leaf in tf.nest.flatten(argument):
-        # Of a batch, the first tensor has them.
-        if isinstance(leaf, Counted):
-            rows = leaf.rows
-        is_part = isinstance(leaf, tf.distribute.DistributedValues)
-        yield rows if is_part else None
+@_as_it_is
+def _counts(arguments: Any) -> list[Rows | None]:
+    """Return the rows for each leaf of arguments, None if not of a batch."""
+    args, kwargs = arguments
+    counts = []
+    for argument in (*args, *(kwargs[name] for name in sorted(kwargs))):
+        rows = None
+        for leaf in tf.nest.flatten(argument):
+            # Of a batch, the first tensor has them.
+            if isinstance(leaf, Counted):
+                rows = leaf.rows
+            is_part = isinstance(leaf, tf.distribute.DistributedValues)
+            counts.append(rows if is_part else None)
+    return counts
 
 
 def _take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
