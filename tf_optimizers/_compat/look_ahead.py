@@ -6,14 +6,14 @@ step before, and for the number of rows as well.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_lib, values
+from tensorflow.python.distribute import input_lib
 from tensorflow.python.eager import context
 
-from tf_optimizers._compat.counted import with_rows
+from tf_optimizers._compat.counted import Rows, with_rows
 from tf_optimizers._compat.replicas import plain_variable
 
 _UNKNOWN = (-1, 0)
@@ -49,7 +49,9 @@ class AheadIterator(input_lib.DistributedIterator):
         def end() -> Any:
             # It is TensorFlow's own that raises the error.
             element, _ = self._get_next_no_partial_batch_handling()
-            return with_rows(element, tf.constant(0))
+            none = tf.constant(0)
+            replicas = len(self._strategy.extended.worker_devices)
+            return with_rows(element, Rows(none, (none,) * replicas))
 
         return tf.cond(count > 0, lambda: batch, end)
 
@@ -85,16 +87,24 @@ class AheadIterator(input_lib.DistributedIterator):
         else:
             parts = iterator.get_next_as_list()
         element, notes = input_lib._create_per_replica(parts, self._strategy)
-        count, rows = tf.unstack(self._exchange(notes))
-        return count, with_rows(element, rows)
-
-    def _exchange(self, notes: values.PerReplica) -> tf.Tensor:
-        """Return what is known of this batch, after asking for the next."""
         # Without a part, there is no note either: a sum makes it zeros.
         this, following = zip(
             *(tf.unstack(tf.reduce_sum(note, 0)) for note in notes.values),
             strict=True,
         )
+        count, total = tf.unstack(self._exchange(this, following))
+        own = tuple(note[1] for note in this)
+        return count, with_rows(element, Rows(total, own))
+
+    def _exchange(
+        self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """Return what is known of this batch, after asking for the next.
+
+        Args:
+            this: What each replica of this worker knows of the batch.
+            following: Likewise, of the next.
+        """
         total = self._strategy.extended.total_ahead
         with tf.device("CPU:0"):
             before = tf.raw_ops.ReadVariableOp(

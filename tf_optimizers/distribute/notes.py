@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.distribute.uneven_batches import count_rows
+from tf_optimizers.distribute.share import count_rows
 
 
 def add_notes(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:

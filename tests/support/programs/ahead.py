@@ -10,7 +10,7 @@ from programs import training
 from real_workers import report
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.counted import rows_of_all
+from tf_optimizers._compat.counted import rows_of
 from tf_optimizers._compat.look_ahead import FIRST_BATCH
 
 # 5 full batches and one of a single row.
@@ -89,8 +89,8 @@ def own_lengths(strategy):
         return tf.data.Dataset.range(rows).filter(lambda i: i >= 0).batch(2)
 
     def rows(batch):
-        local = strategy.experimental_local_results(batch)
-        return [tf.stack([tf.size(part) for part in local]), rows_of_all(batch)]
+        counted = rows_of(batch)
+        return [tf.stack(counted.own), counted.total]
 
     data = strategy.distribute_datasets_from_function(make)
     draw = tf.function(lambda iterator: rows(next(iterator)))
