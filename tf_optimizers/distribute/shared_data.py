@@ -26,6 +26,7 @@ from tf_optimizers.distribute.agreement import (
     gather_statements,
     raise_together,
 )
+from tf_optimizers.distribute.parts import is_split
 
 _POLICIES = tf.data.experimental.AutoShardPolicy
 _BATCHES = {
@@ -99,7 +100,7 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     The order in which parallel parts are done, which
     `options.deterministic=False` allows, differs between workers.
     """
-    if not _is_shared(dataset):
+    if not is_shared(dataset):
         return dataset
     options = tf.data.Options()
     options.deterministic = True
@@ -115,8 +116,8 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown one.
     """
-    is_shared = _is_shared(dataset)
-    seeds = seeds_of_shuffles(dataset) if is_shared else []
+    is_same = is_shared(dataset)
+    seeds = seeds_of_shuffles(dataset) if is_same else []
     heard = gather_statements(
         strategy,
         "the distribution of data",
@@ -140,16 +141,17 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
             "`OFF`."
         )
     # Workers with data of their own may use seeds of their own.
-    if is_shared:
+    if is_same:
         adopt_seeds(proposals)
 
 
-def _is_shared(dataset: Any) -> bool:
+def is_shared(dataset: Any) -> bool:
     """Return whether every worker goes through the whole data set."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    return policy in (_POLICIES.AUTO, _POLICIES.DATA)
+    is_by_rows = policy in (_POLICIES.AUTO, _POLICIES.DATA)
+    return is_by_rows and is_split(dataset.element_spec)
 
 
 def _by_worker(values: Sequence[Any]) -> str:
