@@ -1,5 +1,6 @@
 """What workers must know of a batch, they know when the step begins."""
 
+import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf

@@ -6,6 +6,7 @@ and sees others twice. If they count different numbers of batches, they wait for
 each other forever.
 """
 
+import itertools
 import pickle
 import random
 import secrets
@@ -39,19 +40,26 @@ class _ShuffleSeed:
     """The seed to shuffle data by, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
+    _numbers = itertools.count()
 
     def set(self, seed: int) -> None:
         """Shuffle by a seed from now on."""
         if self._seed is None:
-            replace_shuffles(self._seed_of_dataset, self._shuffle_of_arrays)
-        self._seed = seed
+            replace_shuffles(self._next_seed, self._shuffle_of_arrays)
+        self._seed, self._numbers = seed, itertools.count()
 
-    def _seed_of_dataset(self) -> int | None:
-        return self._seed if tensorflow_seed() is None else None
+    def _next_seed(self) -> int | None:
+        """Return a seed that no other shuffle has, unless the user has one.
+
+        Rows of two data sets that are shuffled alike would come in pairs.
+        """
+        if self._seed is None or tensorflow_seed() is not None:
+            return None
+        return (self._seed + next(self._numbers)) % 2**31
 
     def _shuffle_of_arrays(self) -> Callable | None:
         """Return a function that shuffles differently in every epoch."""
-        seed = self._seed_of_dataset()
+        seed = self._next_seed()
         if seed is None:
             return None
         with tf.device("CPU:0"):

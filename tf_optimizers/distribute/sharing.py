@@ -1,11 +1,14 @@
 """What each worker draws from: its replicas' parts of batches, with notes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat.counted import Rows, regroup
 from tf_optimizers._compat.look_ahead import dataset_of, look_ahead
+from tf_optimizers._compat.shuffles import has_random_maps
 from tf_optimizers.distribute import drawn
 from tf_optimizers.distribute.drawn import Comparison
 from tf_optimizers.distribute.notes import note_next
@@ -36,18 +39,69 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         )
     extended, batches = strategy.extended, _count(dataset)
     _agree(strategy, dataset, batches)
-    is_compared = strategy.compares_data and extended.workers > 1
-    comparison = Comparison.ALL if is_compared else Comparison.NOT
-    # TensorFlow's worker 0 has the first, and every so manieth, replica.
-    places = range(extended.worker_index, extended.replicas, extended.workers)
+    comparison = _comparison(strategy, dataset)
     distributed = _TensorFlows.distribute_datasets_from_function(
         strategy,
         lambda _: share_out(
-            in_one_order(dataset), places, extended.replicas, comparison
+            in_one_order(dataset),
+            _places(extended),
+            extended.replicas,
+            comparison,
         ),
         options,
     )
     return look_ahead(distributed, batches)
+
+
+def share_arguments(strategy: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Share a batch of plain arrays, which all workers have, among replicas.
+
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such a one,
+    and TensorFlow would hand all of it to every replica.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        args: What a step of a Keras model is called with.
+    """
+    leaves = tf.nest.flatten(args)
+    if len(args) != 1 or any(
+        isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves
+    ):
+        return args
+    (batch,) = tf.nest.map_structure(_as_tensor, args)
+    if all(rows_in(leaf) is None for leaf in tf.nest.flatten(batch)):
+        return args
+    extended = strategy.extended
+    parts, own = zip(
+        *split(batch, _places(extended), extended.replicas), strict=True
+    )
+    counts = tuple(tf.cast(rows, tf.int32) for rows in own)
+    return (regroup(parts, Rows(_rows_of_all(batch), counts)),)
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.constant(value) if isinstance(value, np.ndarray) else value
+
+
+def _rows_of_all(batch: Any) -> tf.Tensor:
+    rows = map(rows_in, tf.nest.flatten(batch))
+    return tf.cast(next(n for n in rows if n is not None), tf.int32)
+
+
+def _places(extended: Any) -> range:
+    """Return the places of this worker's replicas in a global batch.
+
+    Keras puts predictions in this order: the first replicas of all workers
+    come first.
+    """
+    return range(extended.worker_index, extended.replicas, extended.workers)
+
+
+def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
+    """Return how what workers draw is compared."""
+    if strategy.extended.workers == 1 or not strategy.compares_data:
+        return Comparison.NOT
+    return Comparison.SOME if has_random_maps(dataset) else Comparison.ALL
 
 
 def distribute_from_function(
@@ -154,4 +208,9 @@ def keep(
         rows: Any = next((n for n in counts if n is not None), 0)
         return element, drawn.note(rows, Comparison.NOT)
 
-    return note_next(dataset.map(add_note), replicas, drawn.end(Comparison.NOT))
+    return note_next(
+        dataset.map(add_note),
+        replicas,
+        drawn.end(Comparison.NOT),
+        is_endless,
+    )

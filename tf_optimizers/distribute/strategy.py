@@ -27,6 +27,7 @@ from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
 from tf_optimizers.distribute.sharing import (
     distribute_dataset,
     distribute_from_function,
+    share_arguments,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
@@ -175,6 +176,7 @@ class SparseMultiWorkerMirroredStrategy(
         model = getattr(fn, "__self__", None)
         if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
             self._epoch_check.watch(model)
+            args = share_arguments(self, args)
             rows = rows_of((args, kwargs))
             fn = with_batch_size(fn, rows and rows.total)
         if not tf.executing_eagerly():
