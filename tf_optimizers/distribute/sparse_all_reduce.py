@@ -24,6 +24,7 @@ import tensorflow as tf
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.extended import MultiWorkerExtendedHooks
 from tf_optimizers._compat.replicas import in_xla
+from tf_optimizers.distribute import drawn
 from tf_optimizers.distribute.dense import is_gathered
 from tf_optimizers.distribute.entries import Entries
 from tf_optimizers.distribute.message import (
@@ -144,6 +145,7 @@ class SparseExtended(MultiWorkerExtendedHooks):
     """
 
     collectives = SparseCollectiveAllReduce
+    drawn = drawn  # What workers tell each other of a batch ahead.
 
     def exchange(
         self, entries: Sequence[Entries], values: Sequence[Any]

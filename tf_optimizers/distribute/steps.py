@@ -24,6 +24,7 @@ from tf_optimizers.distribute.share import (
     replica,
     share_of,
 )
+from tf_optimizers.distribute.sharing import share_arguments
 
 # What a metric may have in variables that are summed with every step.
 _MOST_BYTES = 1 << 16
@@ -56,11 +57,12 @@ class Steps:
         if not self._kept:
             devices = self._strategy.extended.worker_devices
             self._kept = make_kept(len(devices))
+        args = share_arguments(self._strategy, args)
         model, step, is_predicting = found
         if is_predicting:
-            return Step(step, _predicted, [], rows_of(args), self._kept)
+            return Step(step, args, _predicted, [], self._kept)
         self._watch(model)
-        return Step(step, _weigh, model.metrics, rows_of(args), self._kept)
+        return Step(step, args, _weigh, model.metrics, self._kept)
 
 
 class Step:
@@ -68,26 +70,27 @@ class Step:
 
     Args:
         function: Called with a replica's part of a batch.
+        args: The parts of all replicas of this worker, in a tuple.
         as_returned: Called with the replica's share and each output that is no
             result of a metric; returns what replicas return.
         metrics: Those of the model.
-        rows: What is known of all replicas' rows, or None.
         kept: See `share_of`.
     """
 
     def __init__(
         self,
         function: Callable,
+        args: Any,
         as_returned: Callable[[Share, Any], Any],
         metrics: Sequence[keras.metrics.Metric],
-        rows: Rows | None,
         kept: Sequence[tf.Variable],
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
-        self._metrics, self._rows, self._kept = metrics, rows, kept
+        self.args, self._rows = args, rows_of(args)
+        self._metrics, self._kept = metrics, kept
         self._found: dict[int, tuple[Any, int]] = {}
 
     @_as_it_is
