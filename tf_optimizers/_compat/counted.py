@@ -3,10 +3,11 @@
 They are kept apart, so that the optimizers do not need these modules.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.distribute import values
+from tensorflow.python.distribute import distribute_utils, values
 
 
 class Rows(NamedTuple):
@@ -76,6 +77,11 @@ def with_rows(element: Any, rows: Rows) -> Any:
     leaves = tf.nest.flatten(element)
     leaves[:1] = [Counted(leaf.values, rows) for leaf in leaves[:1]]
     return tf.nest.pack_sequence_as(element, leaves)
+
+
+def regroup(parts: Sequence[Any], rows: Rows) -> Any:
+    """Return a batch of which each replica of this worker has a part."""
+    return with_rows(distribute_utils.regroup(parts, always_wrap=True), rows)
 
 
 def rows_of(arguments: Any) -> Rows | None:

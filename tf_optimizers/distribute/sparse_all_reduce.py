@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.extended import MultiWorkerExtendedHooks
 from tf_optimizers._compat.replicas import in_xla
+from tf_optimizers.distribute import drawn
 from tf_optimizers.distribute.dense import is_gathered
 from tf_optimizers.distribute.entries import Entries
 from tf_optimizers.distribute.message import layout, pack, unpack
@@ -135,6 +136,7 @@ class SparseExtended(MultiWorkerExtendedHooks):
     """
 
     collectives = SparseCollectiveAllReduce
+    drawn = drawn  # What workers tell each other of a batch ahead.
 
     def exchange(
         self, entries: Sequence[Entries], values: Sequence[Any]

@@ -24,6 +24,7 @@ from tf_optimizers.distribute.share import (
     replica,
     share_of,
 )
+from tf_optimizers.distribute.sharing import share_arguments
 
 # What a metric may have in variables that are summed with every step.
 _MOST_BYTES = 1 << 16
@@ -43,24 +44,29 @@ class Steps:
         self._strategy, self._watch = strategy, watch
         self._kept: list[tf.Variable] = []
 
-    def of(self, function: Callable, args: Any, kwargs: Any) -> "Step | None":
+    def of(
+        self, function: Callable, args: Any, kwargs: Any
+    ) -> tuple["Step | None", Any]:
         """Return a model's step to be run in place of a function, if it is one.
 
-        Other functions count rows by themselves.
+        Also its arguments, as they are shared among replicas. Other functions
+        count rows by themselves.
         """
         found = step_of(function)
         if not found or self._strategy.num_replicas_in_sync == 1:
-            return None
+            return None, args
         if kwargs or len(args) != 1:
-            return None
+            return None, args
         if not self._kept:
             devices = self._strategy.extended.worker_devices
             self._kept = make_kept(len(devices))
+        args = share_arguments(self._strategy, args)
+        known = rows_of(args), self._kept
         model, step, is_predicting = found
         if is_predicting:
-            return Step(step, _predicted, [], rows_of(args), self._kept)
+            return Step(step, _predicted, [], *known), args
         self._watch(model)
-        return Step(step, _weigh, model.metrics, rows_of(args), self._kept)
+        return Step(step, _weigh, model.metrics, *known), args
 
 
 class Step:

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.building import build_from_specs
-from tf_optimizers._compat.look_ahead import look_ahead
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute.agreement import (
     check_agreement,
@@ -21,14 +20,12 @@ from tf_optimizers.distribute.cluster import (
 )
 from tf_optimizers.distribute.gathering import gather_any
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
-from tf_optimizers.distribute.notes import add_notes
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
-from tf_optimizers.distribute.shared_data import (
-    adopt_seeds,
-    agree_on_data,
-    in_one_order,
-    propose_seeds,
+from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
+from tf_optimizers.distribute.sharing import (
+    distribute_dataset,
+    distribute_from_function,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
@@ -90,6 +87,8 @@ class SparseMultiWorkerMirroredStrategy(
             its data, or computes something on its own, before they agree on
             what comes next. Half an hour, unless you set it. No collective
             waits in the meantime.
+        compares_data: Whether a batch that differs between workers which share
+            their data is an error. True, unless you set it before `fit`.
 
     Raises:
         TypeError: If an argument is of another class.
@@ -100,6 +99,7 @@ class SparseMultiWorkerMirroredStrategy(
     """
 
     agreement_seconds: float = 1800.0
+    compares_data: bool = True
 
     def __init__(
         self, cluster_resolver: Any = None, communication_options: Any = None
@@ -143,12 +143,7 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If data differ in length or order between workers.
         """
-        distributed = super().experimental_distribute_dataset(
-            in_one_order(dataset) if self.extended.workers > 1 else dataset,
-            options,
-        )
-        self._agree_on_data(dataset, distributed)
-        return distributed
+        return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any = None
@@ -160,16 +155,7 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If data differ in length between workers.
         """
-        distributed = super().distribute_datasets_from_function(
-            dataset_fn, options
-        )
-        self._agree_on_data(None, distributed)
-        return distributed
-
-    def _agree_on_data(self, dataset: Any, distributed: Any) -> None:
-        if self.extended.workers > 1 and tf.executing_eagerly():
-            agree_on_data(self, dataset, distributed.cardinality)
-            look_ahead(distributed, add_notes)
+        return distribute_from_function(self, dataset_fn, options)
 
     def run(
         self,
@@ -185,7 +171,7 @@ class SparseMultiWorkerMirroredStrategy(
         process would from the rows that a replica has. Gradients then count by
         the replica's share of the global batch's rows.
         """
-        step = self._steps.of(fn, args, kwargs)
+        step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
         if step is None:

@@ -384,11 +384,110 @@ def counts():
     }
 
 
+def drawn_alone(strategy):
+    """Return the rows of data of which a worker could see different ones."""
+    alone = worker_of(strategy) == 0
+
+    def shuffle_rows(*pair):
+        order = tf.random.shuffle(tf.range(6))
+        return tuple(tf.gather(part, order) for part in pair)
+
+    shuffled = pairs().shuffle(24, seed=3)
+    if alone:
+        list(shuffled.take(1))
+    return {
+        "looked at before": shuffled.batch(6),
+        "shuffled in a map": pairs()
+        .batch(24)
+        .map(lambda x, y: (tf.random.shuffle(x),) * 2)
+        .unbatch()
+        .batch(6),
+        "filtered": pairs()
+        .filter(lambda x, y: tf.random.uniform([]) < 0.7)
+        .repeat(10)
+        .batch(6),
+        "before": tf.data.Dataset.from_tensor_slices(
+            (np.roll(ROWS, int(alone)),) * 2
+        ).batch(6),
+    }
+
+
+def compared():
+    """The errors of workers that draw different rows, and of augmented ones."""
+    strategy = Strategy()
+    model = seeing_model(strategy)
+
+    def message(data):
+        model.epochs = [[]]
+        return error_of_graph(lambda: model.fit(data, verbose=0))
+
+    messages = {
+        name: message(data) for name, data in drawn_alone(strategy).items()
+    }
+
+    def augment(x, y):
+        return x + tf.random.uniform(tf.shape(x)), y
+
+    augmented = pairs().batch(6).map(augment)
+    return {
+        "differ": messages,
+        "augmented": message(augmented),
+        "like one": message(
+            pairs().batch(1).map(lambda x, y: (augment(x, y)[0], 0.0 * y))
+        ),
+    }
+
+
+def error_of_graph(function):
+    """Return the error of a step, which every worker must get, or None."""
+    try:
+        function()
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+    return None
+
+
+def mixed():
+    """Share of rows that a zip of two shuffles pairs with themselves."""
+    Strategy()
+    numbers = tf.data.Dataset.range(200)
+    both = tf.data.Dataset.zip((numbers.shuffle(200), numbers.shuffle(200)))
+    return sum(int(a == b) for a, b in both) / 200
+
+
+def by_rows():
+    """What is predicted of two record files, and of a single row."""
+    strategy = Strategy()
+    paths = []
+    for i, count in enumerate((9, 3)):
+        paths.append(str(FOLDER / f"{worker_of(strategy)}-{i}.records"))
+        with tf.io.TFRecordWriter(paths[-1]) as writer:
+            for row in range(count):
+                writer.write(str(100 * i + row).encode())
+
+    def parse(text):
+        return tf.reshape(tf.strings.to_number(text), [1])
+
+    def same():
+        with strategy.scope():
+            return keras.Sequential(
+                [keras.Input((1,)), keras.layers.Identity()]
+            )
+
+    read = tf.data.TFRecordDataset(paths).map(parse)
+    one_file = tf.data.TFRecordDataset(paths[:1]).map(parse)
+    return {
+        "files": same().predict(read.batch(4), verbose=0)[:, 0].tolist(),
+        "one": same().predict(one_file.batch(4), verbose=0)[:, 0].tolist(),
+    }
+
+
 PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, another_cluster),
         *(order, seeds, counts, files, kinds, outside, steps),
+        *(compared, mixed, by_rows),
     )
 }
 
