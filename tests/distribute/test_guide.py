@@ -2,7 +2,9 @@
 
 import itertools
 
+import cases
 import numpy as np
+import own_steps
 import pytest
 import real_workers
 
@@ -14,7 +16,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
-    parts += ["order", "counts", "seeds", "files", "kinds", "outside"]
+    parts += ["order", "counts", "seeds", "files", "kinds", "outside", "steps"]
     parts += ["compared", "mixed", "by_rows"]
     return real_workers.results("guide", folder, 2, *parts)
 
@@ -54,6 +56,21 @@ def test_strategies_of_one_process_do_not_meet(results):
 
 def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
     assert [result["uncompiled"] for result in results] == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("name", ["VAE", "GAN", "total"])
+def test_own_steps_of_workers_equal_one_process(results, name):
+    """The last batch has a row for one of them only."""
+    first, second = (result["steps"][name] for result in results)
+    assert first == second
+    model, logs = own_steps.fit(name)
+    assert cases.error(first["weights"], model.trainable_variables) < 2e-6
+    assert cases.error(first["logs"], logs) < 1e-5
+
+
+def test_predictions_of_any_dtype_are_those_of_one_process(results):
+    for result in results:
+        assert result["steps"]["predictions"] == own_steps.predictions()
 
 
 def test_another_cluster_is_refused(results):
@@ -151,4 +168,4 @@ def test_files_are_shared_by_rows(results):
     for result in results:
         found = result["by_rows"]
         assert found["files"] == [*range(9), 100, 101, 102]
-        assert found["one"][:9] == [*range(9)]
+        assert found["one"] == [*range(9)]

@@ -4,11 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.building import build_from_specs
-from tf_optimizers._compat.counted import rows_of
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute.agreement import (
     check_agreement,
@@ -20,6 +18,7 @@ from tf_optimizers.distribute.cluster import (
     check_in_time,
     check_options,
 )
+from tf_optimizers.distribute.gathering import gather_any
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
@@ -27,14 +26,11 @@ from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
 from tf_optimizers.distribute.sharing import (
     distribute_dataset,
     distribute_from_function,
-    share_arguments,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
-from tf_optimizers.distribute.uneven_batches import (
-    weigh_uneven_batches,
-    with_batch_size,
-)
+from tf_optimizers.distribute.steps import Steps, own_rows
+from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
 from tf_optimizers.distribute.whole_runs import after_its_arguments, run_whole
 
@@ -119,6 +115,7 @@ class SparseMultiWorkerMirroredStrategy(
         agree_on_overflow()
         build_from_specs(is_sparse_multi_worker)
         self._epoch_check = EpochCheck(self)
+        self._steps = Steps(self, self._epoch_check.watch)
         self._scalars = ScalarsOfRun(self, [])
         self._agree()
 
@@ -170,24 +167,39 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return what each returned.
 
         Scalars that it returns are reduced together, when the first of them
-        is. In a Keras model's step, a replica's loss is weighted by its share
-        of the global batch's rows.
+        is. A Keras model's `train_step` and `test_step` compute what one
+        process would from the rows that a replica has. Gradients then count by
+        the replica's share of the global batch's rows.
         """
-        model = getattr(fn, "__self__", None)
-        if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
-            self._epoch_check.watch(model)
-            args = share_arguments(self, args)
-            rows = rows_of((args, kwargs))
-            fn = with_batch_size(fn, rows and rows.total)
+        step, args = self._steps.of(fn, args, kwargs)
+        run = functools.partial(super().run, options=options)
+        alike: list[Any] = []
+        if step is None:
+            fn = own_rows(fn, (args, kwargs or {}))
+            outputs = self._run(run, fn, args, kwargs)
+        else:
+            with step.noted():
+                outputs = self._run(run, step, args, kwargs)
+            outputs, alike = step.finish(self, outputs)
+        self._scalars = ScalarsOfRun(self, outputs, alike)
+        return outputs
+
+    def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
         if not tf.executing_eagerly():
             fn = after_its_arguments(fn)
-        outputs = run_whole(
-            self,
-            functools.partial(super().run, fn, args, kwargs, options),
-            (args, kwargs),
+        return run_whole(
+            self, functools.partial(run, fn, args, kwargs), (args, kwargs)
         )
-        self._scalars = ScalarsOfRun(self, outputs)
-        return outputs
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Join the replicas' values, which may be of any dtype, along `axis`.
+
+        `predict` does so with predictions.
+        """
+        gather = super().gather
+        return tf.nest.map_structure(
+            lambda value: gather_any(self, gather, value, axis), value
+        )
 
     def reduce(
         self, reduce_op: Any, value: Any, axis: int | None = None

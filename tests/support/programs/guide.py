@@ -7,6 +7,7 @@ import sys
 
 import keras
 import numpy as np
+import own_steps
 import tensorflow as tf
 from real_workers import report
 
@@ -145,6 +146,21 @@ def uncompiled():
         model = Counting()
     strategy.run(model.step, (tf.constant(1.0 + worker_of(strategy)),))
     return float(model.mean.result())
+
+
+def steps():
+    """Models, losses and metrics that users write, and what these predict."""
+    strategy = Strategy()
+    results = {}
+    for name in ("VAE", "GAN", "total"):
+        with strategy.scope():
+            model, logs = own_steps.fit(name)
+        results[name] = {
+            "weights": as_lists(v.numpy() for v in model.trainable_variables),
+            "logs": as_lists(map(np.asarray, logs)),
+        }
+    with strategy.scope():
+        return results | {"predictions": own_steps.predictions()}
 
 
 def another_cluster():
@@ -470,7 +486,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, another_cluster),
-        *(order, seeds, counts, files, kinds, outside),
+        *(order, seeds, counts, files, kinds, outside, steps),
         *(compared, mixed, by_rows),
     )
 }
