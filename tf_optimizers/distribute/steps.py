@@ -44,25 +44,29 @@ class Steps:
         self._strategy, self._watch = strategy, watch
         self._kept: list[tf.Variable] = []
 
-    def of(self, function: Callable, args: Any, kwargs: Any) -> "Step | None":
+    def of(
+        self, function: Callable, args: Any, kwargs: Any
+    ) -> tuple["Step | None", Any]:
         """Return a model's step to be run in place of a function, if it is one.
 
-        Other functions count rows by themselves.
+        Also its arguments, as they are shared among replicas. Other functions
+        count rows by themselves.
         """
         found = step_of(function)
         if not found or self._strategy.num_replicas_in_sync == 1:
-            return None
+            return None, args
         if kwargs or len(args) != 1:
-            return None
+            return None, args
         if not self._kept:
             devices = self._strategy.extended.worker_devices
             self._kept = make_kept(len(devices))
         args = share_arguments(self._strategy, args)
+        known = rows_of(args), self._kept
         model, step, is_predicting = found
         if is_predicting:
-            return Step(step, args, _predicted, [], self._kept)
+            return Step(step, _predicted, [], *known), args
         self._watch(model)
-        return Step(step, args, _weigh, model.metrics, self._kept)
+        return Step(step, _weigh, model.metrics, *known), args
 
 
 class Step:
@@ -70,27 +74,26 @@ class Step:
 
     Args:
         function: Called with a replica's part of a batch.
-        args: The parts of all replicas of this worker, in a tuple.
         as_returned: Called with the replica's share and each output that is no
             result of a metric; returns what replicas return.
         metrics: Those of the model.
+        rows: What is known of all replicas' rows, or None.
         kept: See `share_of`.
     """
 
     def __init__(
         self,
         function: Callable,
-        args: Any,
         as_returned: Callable[[Share, Any], Any],
         metrics: Sequence[keras.metrics.Metric],
+        rows: Rows | None,
         kept: Sequence[tf.Variable],
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
-        self.args, self._rows = args, rows_of(args)
-        self._metrics, self._kept = metrics, kept
+        self._metrics, self._rows, self._kept = metrics, rows, kept
         self._found: dict[int, tuple[Any, int]] = {}
 
     @_as_it_is

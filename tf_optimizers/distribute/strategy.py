@@ -177,7 +177,7 @@ class SparseMultiWorkerMirroredStrategy(
         process would from the rows that a replica has. Gradients then count by
         the replica's share of the global batch's rows.
         """
-        step = self._steps.of(fn, args, kwargs)
+        step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
         if step is None:
@@ -185,7 +185,7 @@ class SparseMultiWorkerMirroredStrategy(
             outputs = self._run(run, fn, args, kwargs)
         else:
             with step.noted():
-                outputs = self._run(run, step, step.args, kwargs)
+                outputs = self._run(run, step, args, kwargs)
             outputs, alike = step.finish(self, outputs)
         self._scalars = ScalarsOfRun(self, outputs, alike)
         return outputs
