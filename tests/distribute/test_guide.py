@@ -17,6 +17,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
     parts += ["order", "counts", "seeds", "files", "kinds", "outside", "steps"]
+    parts += ["compared", "mixed", "by_rows"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -142,3 +143,29 @@ def test_data_may_be_of_any_dtype(results):
 def test_metric_of_one_worker_is_refused(results):
     for result in results:
         assert "Received: `mine/total`" in result["outside"]
+
+
+def test_workers_that_draw_different_rows_are_told_so(results):
+    for result in results:
+        for kind, message in result["compared"]["differ"].items():
+            assert "must draw the same batches" in message, kind
+
+
+def test_augmented_rows_need_not_be_alike(results):
+    """If their labels tell that they are the same, or may be."""
+    for result in results:
+        assert result["compared"]["augmented"] is None
+        assert result["compared"]["like one"] is None
+
+
+def test_two_shuffles_do_not_pair_rows_with_themselves(results):
+    for result in results:
+        assert result["mixed"] < 0.05
+
+
+def test_files_are_shared_by_rows(results):
+    """In their order, and however many of them there are."""
+    for result in results:
+        found = result["by_rows"]
+        assert found["files"] == [*range(9), 100, 101, 102]
+        assert found["one"] == [*range(9)]
