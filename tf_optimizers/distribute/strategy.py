@@ -21,6 +21,7 @@ from tf_optimizers.distribute.cluster import (
 )
 from tf_optimizers.distribute.gathering import gather_any
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
+from tf_optimizers.distribute.own_rows import own_rows
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
@@ -30,7 +31,7 @@ from tf_optimizers.distribute.sharing import (
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
-from tf_optimizers.distribute.steps import Steps, own_rows
+from tf_optimizers.distribute.steps import Steps
 from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
 from tf_optimizers.distribute.versions import check_versions, versions
