@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 
-from tests.programs import grammar
-from tests.programs.groups import PLACES
-from tests.programs.machine import Machine, programs_of
+from . import grammar
+from .groups import PLACES
+from .machine import Machine, programs_of
 
 # How often failures that look alike are shrunk.
 ALIKE = 2
@@ -27,7 +27,10 @@ def arguments():
     parser.add_argument("--programs", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument(
-        "--where", choices=[place for place in PLACES if place != "one"]
+        "--where",
+        nargs="+",
+        choices=[place for place in PLACES if place != "one"],
+        help="where programs run",
     )
     parser.add_argument("--only", help="a feature that all programs have")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
@@ -42,26 +45,41 @@ def arguments():
 
 
 class Run:
-    """Programs that are tried until time or number is used up."""
+    """Programs that are tried until they or the time is used up.
 
-    def __init__(self, options):
-        self._options = options
-        self._until = time.monotonic() + 60 * (options.minutes or 10**6)
-        seeds = itertools.count(options.seed)
-        self._programs = programs_of(seeds, options.where, options.only)
-        if options.programs is not None:
-            self._programs = itertools.islice(self._programs, options.programs)
+    Args:
+        programs: Pairs of a seed, or name, and a program.
+        minutes: How long, at most.
+        jobs: How many at a time.
+        shrink: In how many tries a failing program is shrunk.
+        folder: For what fails.
+        show: Called with a text after each program.
+    """
+
+    def __init__(
+        self,
+        programs,
+        minutes=10**6,
+        jobs=2,
+        shrink=0,
+        folder=None,
+        show=lambda text: None,
+    ):
+        self._programs = iter(programs)
+        self._until = time.monotonic() + 60 * minutes
+        self._jobs, self._tries = jobs, shrink
+        self._folder, self._show = folder, show
         self._waiting = []
         self._lock = threading.Lock()
-        self.outcomes = []  # Of (seed, program, outcome).
         self._shrunk = collections.Counter()
-        self._bar = progress_bar(options.programs)
+        self.outcomes = []  # Of (seed, program, outcome).
+        self.explanations = []
 
     def all(self):
-        with Machine(self._options.jobs) as machine:
+        with Machine(self._jobs) as machine:
             threads = [
                 threading.Thread(target=self._work, args=(machine,))
-                for _ in range(self._options.jobs)
+                for _ in range(self._jobs)
             ]
             for thread in threads:
                 thread.start()
@@ -70,6 +88,8 @@ class Run:
                     thread.join()
             except KeyboardInterrupt:
                 self._until = 0.0  # The table is of what there is.
+                machine.is_ending = True
+        return self
 
     def _work(self, machine):
         while time.monotonic() < self._until:
@@ -92,22 +112,22 @@ class Run:
         with self._lock:
             self.outcomes.append((seed, program, outcome))
         counts = collections.Counter(o.kind for _, _, o in self.outcomes)
-        self._bar(", ".join(f"{n} {kind}" for kind, n in counts.items()))
+        self._show(", ".join(f"{n} {kind}" for kind, n in counts.items()))
 
     def _explain(self, machine, seed, program, outcome):
         """Shrink a failing program, and leave it in the folder."""
         self._shrunk[outcome.signature] += 1
-        if self._shrunk[outcome.signature] <= ALIKE:
-            tries = self._options.shrink
-            program, found = machine.shrink(program, outcome, tries)
+        if self._tries and self._shrunk[outcome.signature] <= ALIKE:
+            program, found = machine.shrink(program, outcome, self._tries)
             found = machine.confirm(program, found)
             found.signature = outcome.signature
             outcome = found
         text = explanation(seed, program, outcome)
-        folder = self._options.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{seed}.py").write_text(text)
-        print(f"\n{text}\n", flush=True)
+        self.explanations.append(text)
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{seed}.py").write_text(text)
+            print(f"\n{text}\n", flush=True)
         return outcome
 
 
@@ -185,20 +205,24 @@ def table(outcomes, seconds):
 
 def main():
     options = arguments()
+    programs = programs_of(
+        itertools.count(options.seed), options.where, options.only
+    )
+    programs = itertools.islice(programs, options.programs)
     if options.show:
-        options.programs = options.programs or 1
-        for seed, program in itertools.islice(
-            programs_of(
-                itertools.count(options.seed), options.where, options.only
-            ),
-            options.programs,
-        ):
+        for seed, program in programs:
             print(f"# seed {seed}\n{grammar.script(program)}")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    run = Run(options)
     started = time.monotonic()
-    run.all()
+    run = Run(
+        programs,
+        options.minutes or 10**6,
+        options.jobs,
+        options.shrink,
+        options.folder,
+        progress_bar(options.programs),
+    ).all()
     print("\n" + table(run.outcomes, time.monotonic() - started))
     failed = [seed for seed, _, outcome in run.outcomes if outcome.failed]
     if failed:

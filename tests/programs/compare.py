@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from tests.programs.reasons import known, tolerance
+from .reasons import known, tolerance
 
 # Outcomes that are no failures.
 FINE = ("agreed", "refused", "skipped")
@@ -26,6 +26,16 @@ class Outcome:
         self.kind, self.detail = kind, detail
         self.signature = f"{kind}: {signature}"
         self.failed = kind not in FINE
+        self.cpu = 0.0
+
+    def is_like(self, other):
+        """Return whether both fail, with one error if it is an error."""
+        return self.failed and kind_of(self) == kind_of(other)
+
+
+def kind_of(outcome):
+    """Return what stays the same while a program is shrunk."""
+    return outcome.signature if "error" in outcome.kind else outcome.kind
 
 
 def judge(program, reference, results):

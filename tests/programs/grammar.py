@@ -10,7 +10,7 @@ interruption. That is what one process runs.
 
 import textwrap
 
-from tests.programs.models import (
+from .models import (
     BODIES,
     CUSTOM,
     FAMILIES,
@@ -22,7 +22,7 @@ from tests.programs.models import (
     TASKS,
     WRAPPERS,
 )
-from tests.programs.rules import FILES, RULES, SHUFFLED, is_allowed
+from .rules import FILES, RULES, SHUFFLED, is_allowed
 
 # The values of each feature, by how often they are drawn.
 FEATURES = {

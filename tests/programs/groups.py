@@ -1,5 +1,6 @@
 """Groups of processes that are kept alive, and run program after program."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -11,7 +12,10 @@ import tempfile
 import time
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-ROOT = WORKER.parents[2]
+# Where the package is that is tried; it is not imported here.
+PACKAGE = pathlib.Path(
+    importlib.util.find_spec("tf_optimizers").origin
+).parents[1]
 # Workers and devices of each. "one" is what the others are compared with.
 PLACES = {
     "one": (1, 1),
@@ -36,7 +40,7 @@ class Group:
         self.workers, self.devices = PLACES[place]
         self._life = life
         self._process = None
-        # Whether no program has failed in it.
+        # Whether its workers have come to the same end each time.
         self.is_clean = True
 
     def run(self, script, limit):
@@ -59,7 +63,7 @@ class Group:
         shutil.rmtree(folder, ignore_errors=True)
         if None in results:
             self.close()
-        elif any(result["error"] for result in results):
+        elif len({_class_of(result["error"]) for result in results}) > 1:
             self.is_clean = False
         return results
 
@@ -82,7 +86,7 @@ class Group:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=_environment(),
-                cwd=ROOT,
+                cwd=self._folder,
             )
 
     def _wait(self, number, until):
@@ -125,6 +129,10 @@ class Group:
         self.last_words = lambda: words
 
 
+def _class_of(error):
+    return error and error["class"]
+
+
 def _environment():
     inherited = {
         name: value
@@ -134,7 +142,7 @@ def _environment():
     return {
         **inherited,
         "PROGRAMS_OWNER": str(os.getpid()),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(PACKAGE),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONWARNINGS": "ignore",
     }

@@ -5,9 +5,9 @@ import random
 import threading
 import time
 
-from tests.programs import grammar
-from tests.programs.compare import judge
-from tests.programs.groups import PLACES, Group
+from . import grammar
+from .compare import judge
+from .groups import PLACES, Group
 
 # In seconds: what a program may take, on a busy machine.
 LIMIT = 90
@@ -30,6 +30,7 @@ class Machine:
             place: Group(place) for place in PLACES if place != "one"
         }
         self._busy = set()
+        self.is_ending = False
         self._references = [Group("one") for _ in range(jobs)]
         self._all = [*self._groups.values(), *self._references]
 
@@ -118,21 +119,21 @@ class Machine:
         size = len(grammar.unlike_plain(program)) // 2
         while size:
             names, start = grammar.unlike_plain(program), 0
-            while start < len(names) and tries > 0:
+            while start < len(names) and tries > 0 and not self.is_ending:
                 simpler = plainer(program, names[start : start + size])
                 start += size
                 if simpler is None:
                     continue
                 tries -= 1
                 found = self.run(simpler)
-                if found.failed and found.kind == outcome.kind:
+                if found.is_like(outcome):
                     program, outcome = simpler, found
             size //= 2
         for simpler in shorter(program):
-            if tries > 0:
+            if tries > 0 and not self.is_ending:
                 tries -= 1
                 found = self.run(simpler)
-                if found.failed and found.kind == outcome.kind:
+                if found.is_like(outcome):
                     return simpler, found
         return program, outcome
 
@@ -161,10 +162,10 @@ def is_valid(program):
 
 
 def programs_of(seeds, where=None, only=None):
-    """Yield seeds and their programs, of a place and with a feature."""
+    """Yield seeds and their programs, of some places and with a feature."""
     for seed in seeds:
         program = grammar.draw(random.Random(seed))
-        if where is not None and program["where"] != where:
+        if where is not None and program["where"] not in where:
             continue
         if only is not None and not has(program, only):
             continue

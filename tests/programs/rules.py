@@ -6,7 +6,7 @@ limits each of them. `PLAIN` has the plainest values of all features, and `but`
 all values except some.
 """
 
-from tests.programs.models import BODIES, LOSSES
+from .models import BODIES, LOSSES
 
 OWN_LOSS = {"guide", "result", "compute_loss", "per row"}
 FILES = {"TFRecords", "text"}

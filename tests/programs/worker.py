@@ -42,9 +42,8 @@ def set_up(devices):
             [tf.config.LogicalDeviceConfiguration()] * devices,
         )
     # TensorFlow mixes up the collectives of two of them.
-    tf.distribute.MirroredStrategy = functools.cache(
-        tf.distribute.MirroredStrategy
-    )
+    only_one = functools.cache(tf.distribute.MirroredStrategy)
+    tf.distribute.MirroredStrategy = lambda devices: only_one(tuple(devices))
     tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = PATIENCE
 
 
