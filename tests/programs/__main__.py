@@ -33,6 +33,9 @@ def arguments():
         help="where programs run",
     )
     parser.add_argument("--only", help="a feature that all programs have")
+    parser.add_argument(
+        "--program", type=json.loads, help="its features that are not plain"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("--shrink", type=int, default=25, help="tries")
     parser.add_argument(
@@ -208,6 +211,8 @@ def main():
     programs = programs_of(
         itertools.count(options.seed), options.where, options.only
     )
+    if options.program is not None:
+        programs = [("given", grammar.program_of(options.program))]
     programs = itertools.islice(programs, options.programs)
     if options.show:
         for seed, program in programs:

@@ -118,7 +118,7 @@ PIPELINE = {
     "unbatch": "data = data.batch(5).unbatch()",
     "interleave": (
         "data = tf.data.Dataset.range(2).interleave(\n"
-        "    lambda part: data.shard(2, part), num_parallel_calls=2\n"
+        "    lambda part: data.shard(2, part), 2, num_parallel_calls=2\n"
         ")"
     ),
     "concatenate": "data = data.take(2).concatenate(data.skip(2))",
@@ -262,6 +262,14 @@ def _unlike_plain(program, name, rng):
     return [value] if FEATURES[name] is None and name != "loss" else value
 
 
+def program_of(features):
+    """Return a program with some features, and plain ones besides."""
+    program = {"task": features.get("task", "regression")}
+    for name in FEATURES:
+        program[name] = features.get(name, plainest(name, program))
+    return program
+
+
 def repaired(program, theme, rng):
     """Change features until all go together; return None if none will."""
     for _ in range(60):
@@ -376,7 +384,7 @@ def script(program, ideal=False):
         *(helper_text(program, name) for name in helpers(program, ideal)),
         model_text(program),
         setup_text(program),
-        pipeline_text(program),
+        pipeline_text(program, ideal),
         fit_text(program, ideal),
         *(action_text(program, action, ideal) for action in program["actions"]),
         CHECKPOINT if "ModelCheckpoint" in program["callbacks"] else None,
@@ -698,7 +706,9 @@ def setup_text(program):
     lines.append("with strategy.scope():\n" + indent("\n".join(inside)))
     if program["made"] == "compile outside":
         lines += [optimizer, compile_text(program)]
-    lines.append('if model.built:\n    seen["start"] = model.get_weights()')
+    lines.append(
+        'if model.built:\n    seen.setdefault("start", model.get_weights())'
+    )
     return "\n".join(lines)
 
 
@@ -747,7 +757,7 @@ def losses_text(program):
 # Data.
 
 
-def pipeline_text(program):
+def pipeline_text(program, ideal):
     """Return the text that makes `data`, if it is needed."""
     source, names = program["source"], columns(program)
     joined = ", ".join(names)
@@ -756,7 +766,8 @@ def pipeline_text(program):
     if source == "generator":
         return GENERATOR.format(columns=joined, batch=program["batch"])
     if source == "from_generator":
-        return FROM_GENERATOR.format(columns=joined, batch=program["batch"])
+        text = FROM_GENERATOR.format(columns=joined, batch=program["batch"])
+        return text + (counted(program) if ideal else "")
     if source == "PyDataset":
         return "data = Batches()" + looked_at(program)
     lines = []
@@ -777,9 +788,24 @@ def pipeline_text(program):
     lines.append(f"data = data.batch({program['batch']}{rest})")
     if program["shuffle"] == "in map":
         lines.append(IN_MAP.format(batch=program["batch"]))
+    if ideal and program["shuffle"] != "random filter":
+        lines.append(counted(program))
     if program["steps"] == "repeat":
         lines.append("data = data.repeat()")
     return "\n".join(line for line in lines if line) + looked_at(program)
+
+
+def counted(program):
+    """Say how long data are: Keras makes a step more where it cannot know."""
+    batches, rest = program["batches"], program["rest"] > 0
+    if "drop_remainder" in program["pipeline"]:
+        rest = 0
+    rows = program["batch"] * batches + program["rest"]
+    count = rows // program["batch"] + (rest and rows % program["batch"] > 0)
+    return (
+        "\ndata = data.apply("
+        f"tf.data.experimental.assert_cardinality({int(count)}))"
+    )
 
 
 SHUFFLES = {
@@ -967,7 +993,7 @@ def fit_text(program, ideal):
         "except InterruptedError:\n"
         "    pass\n"
         "keras.utils.set_random_seed(2)\n"
-        + setup_text(program).replace("seen[", "start = seen[", 0)
+        + setup_text(program)
         + "\n"
         + fit_call(program, [backup])
         + "\n"

@@ -2,9 +2,9 @@
 
 SHAPES = {
     "vector": 'x = rng.standard_normal((rows, 6)).astype("float32")',
-    "image": 'x = rng.standard_normal((rows, 6, 6, 2)).astype("float32")',
+    "image": 'x = 0.3 * rng.standard_normal((rows, 6, 6, 2)).astype("float32")',
     "series": (
-        'x = rng.standard_normal((rows, 6, 4)).astype("float32")\n'
+        'x = 0.5 * rng.standard_normal((rows, 6, 4)).astype("float32")\n'
         "x[::2, 4:] = 0"
     ),
     "tokens": (

@@ -272,6 +272,7 @@ RULES = [
         precision={"mixed_float16"},
         input={"vector"},
         layers=PLAIN,
+        metrics=PLAIN,
     ),
     # Model.
     only(

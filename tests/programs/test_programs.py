@@ -58,16 +58,8 @@ HANDFUL = {
 }
 
 
-def program_of(features):
-    """Return a program with some features, and plain ones besides."""
-    program = {"task": features.get("task", "regression")}
-    for name in grammar.FEATURES:
-        program[name] = features.get(name, grammar.plainest(name, program))
-    return program
-
-
 def test_handful():
-    programs = [(name, program_of(f)) for name, f in HANDFUL.items()]
+    programs = [(name, grammar.program_of(f)) for name, f in HANDFUL.items()]
     for _, program in programs:
         assert grammar.broken(program) is None
     check(programs)
