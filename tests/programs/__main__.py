@@ -32,7 +32,9 @@ def arguments():
         choices=[place for place in PLACES if place != "one"],
         help="where programs run",
     )
-    parser.add_argument("--only", help="a feature that all programs have")
+    parser.add_argument(
+        "--only", nargs="+", help="features of which programs have one"
+    )
     parser.add_argument(
         "--program", type=json.loads, help="its features that are not plain"
     )

@@ -162,12 +162,12 @@ def is_valid(program):
 
 
 def programs_of(seeds, where=None, only=None):
-    """Yield seeds and their programs, of some places and with a feature."""
+    """Yield seeds and their programs, of some places, with some features."""
     for seed in seeds:
         program = grammar.draw(random.Random(seed))
         if where is not None and program["where"] not in where:
             continue
-        if only is not None and not has(program, only):
+        if only is not None and not any(has(program, one) for one in only):
             continue
         yield seed, program
 
