@@ -249,7 +249,8 @@ def draw(rng):
             return program
 
 
-def _unlike_plain(program, name, rng):
+def values_of(program, name):
+    """Return what a feature can be, or what can be in its list."""
     values = {
         "layers": BODIES[program["input"]],
         "loss": LOSSES[program["task"]],
@@ -257,9 +258,14 @@ def _unlike_plain(program, name, rng):
         "pipeline": PIPELINE,
         "callbacks": CALLBACKS,
         "actions": ACTIONS,
-    }.get(name, FEATURES[name])
+    }
+    return list(values.get(name, FEATURES[name]))
+
+
+def _unlike_plain(program, name, rng):
+    values = values_of(program, name)
     value = rng.choice([v for v in values if v != plainest(name, program)])
-    return [value] if FEATURES[name] is None and name != "loss" else value
+    return [value] if isinstance(plainest(name, program), list) else value
 
 
 def program_of(features):
@@ -303,8 +309,8 @@ def allowed(program, names, rule, rng):
         limit = rule.allowed[name]
         program = plain(program, [name])
         if not is_allowed(program[name], limit):
-            values = [v for v in FEATURES[name] or () if v in limit]
-            if values:
+            values = [v for v in values_of(program, name) if v in limit]
+            if values and not isinstance(program[name], list):
                 program = changed(program, name, rng.choice(values))
     return program
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ PLACES = {
     "3": (3, 1),
     "2x2": (2, 2),
 }
+# What TensorFlow writes in any case.
+NOISE = re.compile(r"port\.cc|cudart_stub|absl::InitializeLog|cuda_platform")
 # Programs that a group runs before it is replaced: TensorFlow never frees all.
 LIFE = 80
 # In seconds: how much later than the first another worker may come to the end.
@@ -40,6 +43,7 @@ class Group:
         self.workers, self.devices = PLACES[place]
         self._life = life
         self._process = None
+        self.end = ""
         # Whether its workers have come to the same end each time.
         self.is_clean = True
 
@@ -97,8 +101,11 @@ class Group:
         ]
         first = None
         while not all(there := [path.exists() for path in paths]):
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > until:
+            if self._process.poll() is not None:
+                self.end = f"exit code {self._process.returncode}"
+                break
+            if time.monotonic() > until:
+                self.end = "no answer in time"
                 break
             if any(there):
                 first = first or time.monotonic()
@@ -110,8 +117,10 @@ class Group:
         ]
 
     def last_words(self):
-        """Return the end of what the processes have written."""
-        return self.output.read_text(errors="replace")[-3000:]
+        """Return how the processes have ended, and what they wrote last."""
+        written = self.output.read_text(errors="replace").splitlines()
+        told = [line for line in written if not NOISE.search(line)]
+        return "\n".join([self.end, *told[-20:]])
 
     def close(self):
         """End the processes."""

@@ -126,6 +126,7 @@ LOSSES = {
         "by hand: of rows": "loss_of_rows",
         "by hand: scalar": "loss_of_all",
         "by hand: Loss": "OwnLoss()",
+        "by hand: linear": "linear",
         "CosineSimilarity": "keras.losses.CosineSimilarity()",
     },
     "binary": {
@@ -241,6 +242,15 @@ WRAPPERS = {
         "min_compress_size=1{more}\n)"
     ),
 }
+# Everything is sent in the end; of a linear loss, gradients are the same.
+OPTIMIZERS["DGC to the end"] = (
+    "tfo.DGCMomentum(\n    {rate}, sparsity=(0.75,), min_compress_size=1, "
+    "momentum_masking=False,\n    rampdown_begin_step=2{more}\n)"
+)
+WRAPPERS["SparseLoCo to the end"] = (
+    "tfo.SparseLoCo(\n    {inner}, sparsity=(0.75,), min_compress_size=1, "
+    "rampdown_begin_step=2{more}\n)"
+)
 # Classes with a step or a loss of their own.
 CUSTOM = {
     "guide": "",
@@ -304,6 +314,8 @@ HELPERS = {
     return ops.mean(ops.square(y_true - y_pred), axis=-1)""",
     "loss_of_all": """def loss_of_all(y_true, y_pred):
     return ops.mean(ops.square(y_true - y_pred))""",
+    "linear": """def linear(y_true, y_pred):
+    return ops.mean(y_true * y_pred, axis=-1)""",
     "OwnLoss": """class OwnLoss(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return ops.sum(ops.square(y_true - y_pred), axis=-1)""",

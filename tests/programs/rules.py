@@ -342,7 +342,7 @@ RULES = [
     only(
         *(
             "loss",
-            {"by hand: of rows", "by hand: scalar", "by hand: Loss"},
+            {name for name in LOSSES["regression"] if "by hand" in name},
             "functions of a script",
         ),
         actions=but("save, load"),
@@ -395,8 +395,32 @@ RULES = [
         "they magnify rounding where gradients are 0",
     ),
     # Optimizers.
+    *(
+        only(
+            *(name, {value}, "of a linear loss, gradients are the same"),
+            **dict.fromkeys(
+                *[("style", "custom", "input", "layers", "precision")], PLAIN
+            ),
+            **dict.fromkeys(
+                *[("callbacks", "interrupt", "accumulate", "average")], PLAIN
+            ),
+            **dict.fromkeys(*[("actions", "clip", "exclude")], PLAIN),
+            loss={"by hand: linear"},
+            task={"regression"},
+            batches=but(1),
+            epochs=but(1),
+            family={"layers"},
+            frozen={"none"},
+            where=but("mirrored"),
+        )
+        for name, value in (
+            ("optimizer", "DGC to the end"),
+            ("wrapper", "SparseLoCo to the end"),
+        )
+    ),
+    only("wrapper", {"SparseLoCo to the end"}, "linear", optimizer={"SGD"}),
     only(
-        *("optimizer", {"DGC", "DGC dense"}, "refused"),
+        *("optimizer", {"DGC", "DGC dense", "DGC to the end"}, "refused"),
         wrapper={"none", "LossScale"},
         exclude={"none"},
         clip={"none", "clipnorm"},
