@@ -6,7 +6,7 @@ has a table of. Not collected by `pytest` alone: `tox -e strategies`.
 
 import pytest
 import real_workers
-from programs.two_strategies import BEHAVIOURS
+from scripts.two_strategies import BEHAVIOURS
 
 
 @pytest.fixture(scope="module")

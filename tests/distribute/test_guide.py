@@ -7,7 +7,7 @@ import numpy as np
 import own_steps
 import pytest
 import real_workers
-from programs.guide import trained_positions
+from scripts.guide import trained_positions
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import inspect
 import keras
 import numpy as np
 import tensorflow as tf
-from programs import training
 from real_workers import report
+from scripts import training
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.counted import rows_of
