@@ -1,6 +1,6 @@
 """TensorFlow's `MultiWorkerMirroredStrategy` and ours do the same.
 
-Both live in each of two processes, and do all that programs/two_strategies.py
+Both live in each of two processes, and do all that scripts/two_strategies.py
 has a table of. Not collected by `pytest` alone: `tox -e strategies`.
 """
 
