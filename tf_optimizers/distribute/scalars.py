@@ -44,6 +44,8 @@ class ScalarsOfRun:
         """Return the value reduced, or None if it is not one of these."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
+        if isinstance(reduce_op, str):  # As Keras has it.
+            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
             results = self._reduce_together(reduce_op, self._waiting)
             self._reduced += [
