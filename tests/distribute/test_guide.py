@@ -179,7 +179,7 @@ def test_compile_outside_of_the_scope_is_as_inside(results, name):
 def test_workers_that_draw_different_rows_are_told_so(results):
     for result in results:
         for kind, message in result["compared"]["differ"].items():
-            assert "must draw the same batches" in message, kind
+            assert "All workers must draw the same batches" in message, kind
 
 
 def test_augmented_rows_need_not_be_alike(results):
