@@ -30,6 +30,8 @@ PLACES = {
 NOISE = re.compile(r"port\.cc|cudart_stub|absl::InitializeLog|cuda_platform")
 # Programs that a group runs before it is replaced: TensorFlow never frees all.
 LIFE = 80
+# In seconds: as long as a worker waits for one that has failed alone.
+PATIENCE = 20
 # In seconds: how much later than the first another worker may come to the end.
 LATE = 45
 PAUSE = 0.01
@@ -56,6 +58,7 @@ class Group:
             self._start()
             limit += 60  # TensorFlow has to be imported.
         number, self._number = self._number, self._number + 1
+        limit *= slowness()
         folder = self._folder / f"run-{number}"
         folder.mkdir()
         # A file of its own: TensorFlow reads the source of what it traces.
@@ -109,7 +112,7 @@ class Group:
                 break
             if any(there):
                 first = first or time.monotonic()
-                until = min(until, first + LATE)
+                until = min(until, first + LATE * slowness())
             time.sleep(PAUSE)
         return [
             pickle.loads(path.read_bytes()) if path.exists() else None
@@ -138,6 +141,11 @@ class Group:
         self.last_words = lambda: words
 
 
+def slowness():
+    """Return how many times longer all takes, as others share the machine."""
+    return max(1.0, os.getloadavg()[0] / os.cpu_count())
+
+
 def _class_of(error):
     return error and error["class"]
 
@@ -151,6 +159,7 @@ def _environment():
     return {
         **inherited,
         "PROGRAMS_OWNER": str(os.getpid()),
+        "PROGRAMS_PATIENCE": str(PATIENCE * slowness()),
         "PYTHONPATH": str(PACKAGE),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONWARNINGS": "ignore",

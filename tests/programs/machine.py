@@ -9,7 +9,7 @@ from . import grammar
 from .compare import judge
 from .groups import PLACES, Group
 
-# In seconds: what a program may take, on a busy machine.
+# In seconds: what a program may take, if the machine does little else.
 LIMIT = 90
 # Programs that wait for their group while others run.
 AHEAD = 16

@@ -26,8 +26,6 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 
-# In seconds: as long as a worker waits for one that has failed alone.
-PATIENCE = 20
 # How often to look for the next program, in seconds.
 PAUSE = 0.01
 
@@ -44,7 +42,8 @@ def set_up(devices):
     # TensorFlow mixes up the collectives of two of them.
     only_one = functools.cache(tf.distribute.MirroredStrategy)
     tf.distribute.MirroredStrategy = lambda devices: only_one(tuple(devices))
-    tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = PATIENCE
+    patience = float(os.environ["PROGRAMS_PATIENCE"])
+    tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = patience
     # What was imported is in no garbage collection: they are faster.
     gc.collect()
     gc.freeze()

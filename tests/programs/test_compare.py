@@ -1,0 +1,105 @@
+"""What counts as a failure of a random program."""
+
+import numpy as np
+import pytest
+
+from . import grammar
+from .compare import judge
+
+RULE = "`x` must be 1. Received: x=2. Pass 1."
+
+
+def result(weight=1.0, loss=0.5, error=None, local=None):
+    """Return what a worker has seen of a model of one weight."""
+    array = np.array([weight])
+    return {
+        "seen": {
+            "start": [np.array([0.0])],
+            "fit 1": {"loss": [loss]},
+            "weights 2": [array],
+        },
+        "replicas": {"0 w": [array if local is None else np.array([local])]},
+        "left": {"weights": [array], "steps": [1]},
+        "error": error,
+    }
+
+
+def error(text=RULE, kind="ValueError", ours=True):
+    return {
+        "class": kind,
+        "classes": [kind, "Exception"],
+        "text": text,
+        "traceback": text,
+        "ours": ours,
+    }
+
+
+def kind(results, reference=None, **features):
+    program = grammar.program_of({"where": "2", **features})
+    return judge(program, reference or result(), results).kind
+
+
+def test_equal_results_agree():
+    rounded = result(weight=1.0 + 1e-6)
+    assert kind([rounded, rounded]) == "agreed"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"weight": 1.001}, {"loss": 0.501}, {"loss": np.nan}]
+)
+def test_other_results_differ(changed):
+    other = result(**changed)
+    assert kind([other, other]) == "differs"
+
+
+def test_missing_result_differs():
+    other = result()
+    del other["seen"]["fit 1"]
+    assert kind([other, other]) == "differs"
+
+
+def test_known_reason_leaves_out_what_it_explains():
+    other = result(weight=2.0)
+    assert kind([other, other], optimizer="DGC") == "agreed"
+    assert kind([result(), other], optimizer="DGC") == "replicas differ"
+
+
+def test_replicas_are_equal_to_the_bit():
+    parted = result(local=1.0 + 1e-12)
+    assert kind([result(), parted]) == "replicas differ"
+
+
+def test_worker_that_gives_no_answer_fails():
+    assert kind([result(), None]) == "hang or crash"
+
+
+def test_error_in_one_process_is_no_failure():
+    assert kind([], reference=result(error=error())) == "skipped"
+
+
+def test_error_in_the_house_form_is_a_refusal():
+    refused = result(weight=0.0, error=error())
+    refused["left"]["steps"] = [0]
+    del refused["seen"]["weights 2"]
+    assert kind([refused, refused]) == "refused"
+    assert kind([result(), refused]) == "error on some workers"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"text": "Cannot convert `input_tensor` to a `PerReplica` object"},
+        {"text": RULE, "ours": False},
+        {"kind": "InvalidArgumentError"},
+    ],
+)
+def test_other_errors_are_failures(other):
+    failed = result(error=error(**other))
+    assert kind([failed, failed]) == "error"
+
+
+def test_error_must_leave_weights_alone():
+    changed = result(weight=1.0, error=error())
+    changed["left"]["steps"] = [0]
+    del changed["seen"]["weights 2"]
+    assert kind([changed, changed]) == "changed before the error"
