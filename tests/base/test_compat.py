@@ -449,6 +449,8 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_ranks", "_value_or_none"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_check_name", "_variables_name"),
+        # Of Keras from 3.16 on; older ones never ask for it.
+        "_tf_shuffle",
         *("_input_channel", "_draw", "_exchange", "_iterate"),
         "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),

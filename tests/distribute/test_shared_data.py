@@ -34,7 +34,7 @@ def rows_of(data):
     return [int(row) for batch in data for row in np.ravel(batch)]
 
 
-def epochs_of_fit():
+def epochs_of_fit(shuffle=True):
     """The rows that two epochs train on."""
     seen = []
 
@@ -45,18 +45,20 @@ def epochs_of_fit():
 
     model = Model()
     model.compile("sgd", run_eagerly=True)
-    model.fit(ROWS, ROWS, batch_size=5, epochs=2, verbose=0)
+    how = {"batch_size": 5, "epochs": 2, "shuffle": shuffle}
+    model.fit(ROWS, ROWS, **how, verbose=0)
     return seen[:32], seen[32:]
 
 
-def test_arrays_are_in_the_order_of_the_seed(seed):
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_arrays_are_in_the_order_of_the_seed(seed, shuffle):
     seed.set(7)
-    first, second = epochs_of_fit()
+    first, second = epochs_of_fit(shuffle)
     assert sorted(first) == sorted(second) == [*range(32)]
     assert first != second
-    assert epochs_of_fit() == (first, second)
+    assert epochs_of_fit(shuffle) == (first, second)
     seed.set(8)
-    assert epochs_of_fit()[0] != first
+    assert epochs_of_fit(shuffle)[0] != first
 
 
 def test_tf_data_are_in_the_order_of_the_seed(seed):
