@@ -452,6 +452,7 @@ def test_every_private_name_of_compat_is_listed_here():
         # Of Keras from 3.16 on; older ones never ask for it.
         "_tf_shuffle",
         *("_input_channel", "_draw", "_exchange", "_iterate"),
+        *("_total", "_total_in_function", "_thread", "_errors", "_end"),
         "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *(

@@ -3,6 +3,7 @@
 They are kept apart, so that the optimizers do not need these modules.
 """
 
+import functools
 import itertools
 import multiprocessing.pool
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
 )
 
+from tf_optimizers._compat.beside import Beside
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.coordination import joined_cluster
 from tf_optimizers._compat.progress import is_in_run
@@ -144,13 +146,27 @@ class MultiWorkerExtendedHooks(
         Args:
             parts: One of each replica of this worker, of one shape.
         """
+        if tf.executing_eagerly():
+            return self._total_in_function(parts)
+        return self._total(parts)
 
+    @functools.cached_property
+    def _total_in_function(self) -> Callable:
+        """Does so in one call, in which nothing waits for Python."""
+        return tf.function(self._total, autograph=False)
+
+    def _total(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         def gather(rank: int) -> tf.Tensor:
             return self._input_channel.all_gather(
                 parts[rank][tf.newaxis], rank, self._communication_options
             )
 
         return tf.reduce_sum(_in_every_replica(gather, len(parts))[0], 0)
+
+    @functools.cached_property
+    def beside(self) -> Beside:
+        """Asks the others eagerly, beside a step."""
+        return Beside(self)
 
     def check_step_ended(self) -> None:
         """Note that a step has failed, if one has not ended.

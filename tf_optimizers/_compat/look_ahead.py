@@ -89,13 +89,19 @@ class AheadIterator(input_lib.DistributedIterator):
         return count, with_rows(element, rows)
 
     def _exchange(self, notes: values.PerReplica) -> tf.Tensor:
-        """Return what is known of this batch, after asking for the next."""
+        """Return what is known of this batch, after asking for the next.
+
+        In a function, that is asked beside all that does not need it; eagerly,
+        in a thread.
+        """
         # Without a part, there is no note either: a sum makes it zeros.
         this, following = zip(
             *(tf.unstack(tf.reduce_sum(note, 0)) for note in notes.values),
             strict=True,
         )
         total = self._strategy.extended.total_ahead
+        beside = self._strategy.extended.beside
+        self.wait()
         with tf.device("CPU:0"):
             before = tf.raw_ops.ReadVariableOp(
                 resource=self.known, dtype=tf.int32
@@ -107,14 +113,32 @@ class AheadIterator(input_lib.DistributedIterator):
                 lambda: before,
                 name=FIRST_BATCH,
             )
+
             # Nobody asks at the end: the error that says so cancels whatever
             # is under way, and what had been sent would stay behind, and be
             # taken for part of the next exchange.
-            later = tf.cond(
-                known[0] > 0, lambda: total(following), lambda: known
-            )
-            tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
+            def ask() -> None:
+                with tf.device("CPU:0"):
+                    later = tf.cond(
+                        known[0] > 0, lambda: total(following), lambda: known
+                    )
+                    tf.raw_ops.AssignVariableOp(
+                        resource=self.known, value=later
+                    )
+
+            if tf.executing_eagerly() and known[0] > 0:
+                beside.call(ask)
+            else:
+                ask()
         return known
+
+    def wait(self) -> None:
+        """Wait for what is asked beside a step."""
+        beside = self._strategy.extended.beside
+        beside.wait()
+        if not tf.executing_eagerly() and hasattr(self, "variable"):
+            # Captured: the function's later calls do not come here.
+            beside.is_at_once = True
 
     @property
     def element_spec(self) -> Any:
@@ -143,6 +167,7 @@ class AheadIteratorSpec(input_lib.DistributedIteratorSpec):
         return [*super()._component_specs, tf.TensorSpec([], tf.resource)]
 
     def _to_components(self, value: AheadIterator) -> Any:
+        value.wait()
         return [*super()._to_components(value), value.known]
 
     def _from_components(self, components: Any) -> AheadIterator:
