@@ -83,7 +83,8 @@ class AdamOffload(HostOptimizer):
         weight_decay: float >= 0. L2, added to the gradient; None means 0.
             Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            searched in `variable.path`. "beta" also matches "alphabeta";
+            searched in `variable.path`, with and without the model's name.
+            "beta" also matches "alphabeta";
             `tfo.BIAS_AND_NORM` matches biases and normalization only.
             Defaults to `("beta", "gamma")`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
@@ -118,7 +119,7 @@ class AdamOffload(HostOptimizer):
         beta_2 = check_decay_rate("beta_2", beta_2)
         epsilon = check_epsilon("epsilon", epsilon)
         nesterov = check_boolean("nesterov", nesterov)
-        exclusions = check_exclusions(exclude_from_weight_decay)
+        exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
         self._exclusions = exclusions
@@ -206,7 +207,7 @@ class AdamOffload(HostOptimizer):
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
             "nesterov": self.nesterov,
-            "exclude_from_weight_decay": self._exclusions.as_patterns(),
+            **self._exclusions.config(self._excluded),
         }
 
     def _hyperparameters(self, index: int) -> AdamHyperparameters:

@@ -243,7 +243,8 @@ class DGCMomentum(CompressedMomentum):
             {"step": step, "sparsity": share held back, 0 while all is dense,
             "variables": {path: traffic}, "total": traffic}, where traffic is
             {"dense_bytes": of the gradient, "sent_bytes": of what is sent
-            instead, "ratio": dense_bytes / sent_bytes}.
+            instead, "ratio": dense_bytes / sent_bytes}. Where two variables
+            have one path, the second is "path (2)".
 
         Raises:
             RuntimeError: If the optimizer is not built.

@@ -48,7 +48,8 @@ class Lamb(LayerwiseOptimizer):
         weight_decay: float >= 0. Inside the trust ratio; None means 0.
             Defaults to `0.01`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            searched in `variable.path`, such as `tfo.BIAS_AND_NORM`.
+            searched in `variable.path`, with and without the model's name,
+            such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
         exclude_from_layer_adaptation: The same. None excludes the variables
             that are not decayed, `[]` excludes nothing.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.checks import (
     check_integer,
     check_non_negative,
@@ -85,10 +86,12 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Return the rate, a scalar, of the update after `step` updates."""
-        dtype = keras.backend.floatx()
+        # Float16 ends at 65,504, and bfloat16 counts to 256.
+        dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
-        decay_start = self.warmup_steps + self.constant_steps
-        left = 1.0 - (update - decay_start) / self.decay_steps
+        end = self.warmup_steps + self.constant_steps + self.decay_steps
+        # Whole numbers, of which no digits are lost.
+        left = (end - update) / self.decay_steps
         span = self.learning_rate - self.end_learning_rate
         decayed = self.end_learning_rate + span * tf.pow(
             tf.clip_by_value(left, 0.0, 1.0), self.power

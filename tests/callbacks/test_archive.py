@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 import cases
 import numpy as np
@@ -16,6 +17,7 @@ from backups import (
     state,
 )
 
+from tf_optimizers.callbacks import files
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.files import Folder, digest
 from tf_optimizers.callbacks.state import State
@@ -231,6 +233,117 @@ def test_backup_that_cannot_be_written_leaves_the_one_before(
             archive.save({"epoch": 2, "batch": 0})
     assert sorted(tmp_path.iterdir()) == before
     assert archive.newest()["epoch"] == 1
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_folder_that_cannot_be_synced_takes_backups(
+    tmp_path, monkeypatch, error
+):
+    """As of some network file systems."""
+    sync = os.fsync
+
+    def of_files(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(error, os.strerror(error))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    assert archive.newest()["epoch"] == 1
+
+
+def test_worker_that_cannot_write_is_told_before_training(
+    tmp_path, monkeypatch
+):
+    """Also if it is not the first, which writes most."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    workers = archive._workers
+    workers.index, workers.count = 1, 2
+    workers.gather = lambda mine: [["mark", None], mine]
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Folder, "leave_mark", refuse)
+    with pytest.raises(RuntimeError, match=r"Permission denied \(worker 1\)"):
+        archive.check_shared()
+
+
+def test_relative_folder_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    archive, _ = make_archive("backup", optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    archive.save({"epoch": 2, "batch": 0})
+    assert archive.newest()["epoch"] == 2
+    assert (tmp_path / "backup" / "00000002.json").exists()
+
+
+def test_second_process_in_a_folder_is_noticed(tmp_path):
+    """By whichever of the two comes second."""
+    archives = [make_archive(tmp_path, optimizer="lamb")[0] for _ in range(2)]
+    for archive in archives:
+        assert archive.newest() is None
+    for epoch in (1, 2):
+        archives[0].save({"epoch": epoch, "batch": 0})
+    with pytest.raises(RuntimeError, match="of one run at a time.*of its own"):
+        archives[1].save({"epoch": 1, "batch": 0})
+    assert archives[0].newest()["epoch"] == 2
+
+
+def test_file_of_another_worker_may_appear_late(tmp_path, monkeypatch):
+    slept = []
+    hidden = {"at first": 2, "for ever": 1000}
+    folder = Folder(tmp_path)
+    folder.write_part(1, 0, {"a": np.zeros(1)})
+    exists = type(tmp_path).exists
+    monkeypatch.setattr(files.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(files.time, "sleep", slept.append)
+    for case, times in hidden.items():
+        slept.clear()
+        monkeypatch.setattr(
+            type(tmp_path),
+            "exists",
+            lambda path, times=times: len(slept) >= times and exists(path),
+        )
+        if case == "at first":
+            folder.commit(1, {"parts": ["digest"]})
+            assert len(slept) == times
+            continue
+        with pytest.raises(FileNotFoundError, match="worker 0 is missing"):
+            folder.commit(1, {"parts": ["digest"]})
+        assert sum(slept) <= 62
+
+
+def test_backups_that_cannot_be_deleted_do_not_end_a_run(tmp_path, monkeypatch):
+    """Which has come to its end, and has its model still to save."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+
+    def refuse(*_, **__):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
+    with pytest.warns(UserWarning, match="resource busy.*before you start"):
+        assert archive.delete()
+
+
+@pytest.mark.parametrize("method", ["generations", "next_generation"])
+def test_folder_that_cannot_be_listed_is_an_error_of_all(
+    tmp_path, monkeypatch, method
+):
+    """Workers that are not told would wait for the others."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+
+    def fail(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Folder, method, fail)
+    with pytest.raises(RuntimeError, match=r"Stale file handle \(worker 0\)"):
+        archive.newest()
+        archive.save({"epoch": 1, "batch": 0})
 
 
 def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from backups import (
+    NONE,
     OPTIMIZERS,
     Interrupt,
     Interruption,
@@ -384,6 +385,63 @@ def test_kept_backups_are_gone_on_from(tmp_path):
     with pytest.warns(UserWarning, match="epochs=3, and .* after epoch 3"):
         assert fit(model, tmp_path) == []
     assert_equal(model.get_weights(), before)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_backup_of_more_epochs_is_kept(tmp_path, epochs):
+    """By a restart that asks for fewer."""
+    # After the second batch of the third epoch.
+    model = make_small(tmp_path, 14, save_freq=2)
+    with pytest.warns(UserWarning, match=f"epochs={epochs}, and a backup"):
+        assert fit(model, tmp_path, epochs=epochs) == []
+    assert epochs_of(fit(model, tmp_path)) == [2]
+    assert not tmp_path.exists()
+
+
+def test_finished_run_is_ended_by_its_restart(tmp_path):
+    """Killed between its last backup and their deletion."""
+    model = make_small(tmp_path, 0)
+    fit(model, tmp_path, delete_checkpoint=False)
+    with pytest.warns(UserWarning, match="epochs=3, and a backup after epoch"):
+        assert fit(model, tmp_path) == []
+    assert not tmp_path.exists()
+
+
+def test_batches_of_another_size_are_told_of(tmp_path):
+    model = make_small(tmp_path)
+    backup = tfo.callbacks.BackupAndRestore(tmp_path)
+    with pytest.warns(UserWarning, match="Received: 12, and 6 when.* 4 batch"):
+        model.fit(X, Y, batch_size=5, callbacks=[backup], verbose=0)
+
+
+class Scaled(keras.layers.Layer):
+    """Has weights that are called like what an optimizer has."""
+
+    def build(self, _):
+        self.rate = self.add_weight(shape=(), name="learning_rate")
+        self.sums = self.add_weight(shape=(8,), name="a_gradient_accumulator")
+
+    def call(self, x):
+        return x * self.rate + self.sums
+
+
+@pytest.mark.filterwarnings("ignore:A backup must be of an earlier")
+@pytest.mark.parametrize("strategy", ["one", "two"])
+def test_weights_may_be_called_like_parts_of_an_optimizer(
+    tmp_path, strategies, strategy
+):
+    def make(seed, strategy):
+        keras.utils.set_random_seed(seed)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((8,)), Scaled()])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    old = make(0, NONE)
+    interrupt(old, tmp_path, 6)
+    new = make(1, strategies[strategy])
+    fit(new, tmp_path, epochs=1, delete_checkpoint=False)
+    assert_equal(new.get_weights(), old.get_weights())
 
 
 def test_second_fit_starts_at_its_first_epoch(tmp_path):

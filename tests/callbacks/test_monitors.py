@@ -106,6 +106,34 @@ def test_trust_ratios_and_norms_are_those_of_the_step(name, tmp_path):
         np.testing.assert_allclose(history[key], [value], rtol=1e-4)
 
 
+def test_variables_of_one_path_have_figures_of_their_own():
+    parts = [
+        keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="d")])
+        for _ in range(2)
+    ]
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, parts[1](parts[0](inputs)))
+    model = keras.models.clone_model(model)  # It drops the parts' names.
+    model.compile(tfo.Lamb(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    monitor = callbacks.TrustRatioMonitor(every=1)
+    found = []
+
+    def after_step(before):
+        found.append(type(monitor).after_step(monitor, before))
+        return found[-1]
+
+    monitor.after_step = after_step
+    model.fit(np.ones((4, 8)), np.ones((4, 8)), callbacks=[monitor], verbose=0)
+    names = [
+        f"d/{name}{n}" for n in ("", " (2)") for name in ("kernel", "bias")
+    ]
+    details = found[0][1]
+    assert [n for n in details if n.startswith("trust_ratio/")] == [
+        f"trust_ratio/{name}" for name in names
+    ]
+
+
 def test_what_dgc_holds_back_is_measured_over_replicas(mirrored):
     with mirrored.scope():
         model = make_model(tfo.DGCMomentum(**DGC))

@@ -3,6 +3,7 @@
 import json
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -26,7 +27,6 @@ def config(cluster, task=WORKER):
         config(TWO),
         config(TWO, {"type": "worker", "index": "1"}),
         config({"chief": ["a:1"], "worker": ["b:2"]}),
-        config(TWO, {"type": "evaluator", "index": 0}),
         config({"worker": ["[::1]:5", "b.example.org:65535"]}),
     ],
 )
@@ -37,6 +37,20 @@ def test_well_formed_cluster_is_taken(monkeypatch, text):
     resolver = check_cluster(None)
     expected = json.loads(text or "{}").get("cluster", {})
     assert resolver.cluster_spec().as_dict() == expected
+
+
+@pytest.mark.parametrize("others", [{}, {"evaluator": ["c:3"]}])
+def test_evaluator_is_alone(monkeypatch, others):
+    """Whether the cluster has it or not, as TensorFlow documents."""
+    text = config(TWO | others, {"type": "evaluator", "index": 0})
+    monkeypatch.setenv("TF_CONFIG", text)
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.extended.workers == 1
+    assert strategy.cluster_resolver.task_type == "evaluator"
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    assert model.predict(np.ones((5, 3)), verbose=0).shape == (5, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
+    parts += ["versions", "shifted"]
     parts += ["order", "counts", "seeds", "files", "kinds", "outside"]
     return real_workers.results("guide", folder, 2, *parts)
 
@@ -125,3 +126,20 @@ def test_data_may_be_of_any_dtype(results):
 def test_metric_of_one_worker_is_refused(results):
     for result in results:
         assert "Received: `mine/total`" in result["outside"]
+
+
+def test_versions_that_differ_are_named(results):
+    for result in results:
+        own, message = result["versions"]
+        assert f"numpy='{own}' on worker 0, numpy='0.1' on worker" in message
+        assert "Install the same versions" in message
+
+
+def test_weights_are_compared_whatever_their_names(results):
+    """Only those that differ are an error, with the name of this worker."""
+    names = set()
+    for result in results:
+        path, message = result["shifted"]
+        assert f"Received: {path}=['" in message
+        names.add(path)
+    assert len(names) == 2

@@ -373,6 +373,19 @@ def test_communication_summary_is_of_the_next_step_by_default(mirrored):
         run.step(dgc.make_gradients(step, SHAPES.values(), 2))
 
 
+def test_communication_summary_keeps_variables_of_one_path_apart(mirrored):
+    with mirrored.scope():
+        optimizer = tfo.DGCMomentum(0.1)
+        variables = [
+            keras.Variable(tf.zeros(size), name="same") for size in (3, 4, 5)
+        ]
+        optimizer.build(variables)
+    summary = optimizer.communication_summary()
+    assert {
+        name: row["dense_bytes"] for name, row in summary["variables"].items()
+    } == {"same": 12, "same (2)": 16, "same (3)": 20}
+
+
 def test_replicas_agree_to_the_bit(mirrored):
     run = dgc.Run(mirrored, start(), sparsity=(0.5, 0.9), rampup_step=5)
     for step in range(10):

@@ -2,6 +2,7 @@
 
 import json
 
+import cases
 import keras
 import numpy as np
 import pytest
@@ -31,6 +32,41 @@ def test_schedule_matches_the_paper(warmup, constant, decay):
     ]
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-8)
     assert actual[0] > 0
+
+
+@pytest.fixture
+def floatx():
+    """Sets the dtype that Keras computes with unless told otherwise."""
+    before = keras.config.floatx()
+    yield keras.config.set_floatx
+    keras.config.set_floatx(before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_steps_count_on_in_any_floatx(dtype, floatx):
+    """Float16 ends at 65,504, and bfloat16 cannot tell 256 from 257."""
+    floatx(dtype)
+    schedule = LansSchedule(0.5, 300, 100, 99_600)
+    for t in (1, 257, 300, 400, 65_505, 70_001, 99_999):
+        expected = paper(t, 0.5, 300, 100, 100_000)
+        assert float(schedule(t - 1)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@cases.EACH_KIND
+def test_steps_are_the_same_in_any_floatx(case, dtype, floatx):
+    """The rate and the corrections of late steps, with float32 weights."""
+
+    def train(dtype):
+        floatx(dtype)
+        optimizer = case.make(LansSchedule(0.5, 300, 100, 99_600))
+        variables = cases.make_variables("float32")
+        optimizer.build(variables)
+        optimizer.iterations.assign(70_000)
+        return cases.run(optimizer, variables, 2)
+
+    for actual, expected in zip(train(dtype), train("float32"), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_polynomial_decay_matches_keras():

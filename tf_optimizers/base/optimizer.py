@@ -36,10 +36,11 @@ from tf_optimizers.base.gradients import (
     densify,
     in_state_dtype,
 )
+from tf_optimizers.base.known_again import Excluded
 from tf_optimizers.base.master_weights import MasterWeights, store_weight
 from tf_optimizers.base.precision import check_floating, state_dtype
 from tf_optimizers.base.replicas import Replicas, backend_variable
-from tf_optimizers.base.weight_decay import Exclusions
+from tf_optimizers.base.weight_decay import WEIGHT_DECAY, Exclusions
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.distribute.same_optimizer import check_same_optimizer
 
@@ -85,6 +86,7 @@ class Optimizer(OptimizerHooks):
             learning_rate=check_learning_rate(learning_rate), **kwargs
         )
         self._exclusions = Exclusions()
+        self._excluded = Excluded()
         self._where: Any = Replicas()
         self._is_agreed = False
 
@@ -92,17 +94,21 @@ class Optimizer(OptimizerHooks):
         """Create what every optimizer keeps for `variables`.
 
         Patterns are matched here, since under a strategy `update_step` gets
-        variables without a path.
+        variables without a path, and loading changes paths.
+
+        Raises:
+            ValueError: If a config excludes variables that are not these.
         """
         if self.built:
             return
         for variable in variables:
             if not is_overwritten(self, variable):
                 check_floating(variable)
+        excluded = self._exclusions.find(self, variables, self._patterns())
         agree_on_overflow()
         super().build(variables)
         self._masters = MasterWeights(self, variables)
-        self._decayed = tuple(map(self._is_decayed, variables))
+        self._excluded = excluded
 
     def add_variable(
         self,
@@ -304,10 +310,17 @@ class Optimizer(OptimizerHooks):
     # Rounds the result, after an assignment, into a half-precision variable.
     _store_weight = staticmethod(store_weight)
 
-    def _is_decayed(self, variable: Any) -> bool:
-        """Return whether no pattern and no call excludes `variable`."""
-        return not self._exclusions.has(variable, variable_key(self, variable))
+    def _patterns(self) -> dict[str, Sequence[str] | None]:
+        """Return patterns for other purposes than weight decay."""
+        return {}
+
+    def _is_decayed(self, index: int) -> bool:
+        """Return whether nothing excludes the variable at a position."""
+        excluded = self._excluded
+        return not (
+            index in excluded.chosen or excluded.has(WEIGHT_DECAY, index)
+        )
 
     def _decay_of(self, index: int) -> float:
         """Return the `weight_decay` of the variable at a position."""
-        return self.weight_decay if self._decayed[index] else 0.0
+        return self.weight_decay if self._is_decayed(index) else 0.0

@@ -41,23 +41,23 @@ class Archive:
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # generations, newest first
+        self._known: set[int] | None = None  # All that this run has found.
         self._workers = workers
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder and can write to it."""
         folder = self._folder
-        (mark, *_) = self._together(
-            lambda: folder.leave_mark() if self._workers.is_first else None
-        )
-        seen = self._together(lambda: folder.sees(mark))
-        if self._workers.is_first:
-            folder.remove_mark(mark)
+        try:
+            marks = self._together(folder.leave_mark)
+            seen = self._together(lambda: all(map(folder.sees, marks)))
+        finally:
+            folder.remove_mark()
         if not all(seen):
             raise RuntimeError(
                 "`backup_dir` must be a folder that all workers share. "
                 f"Received: backup_dir={str(folder.path)!r}, where worker "
-                f"{seen.index(False)} does not see what worker 0 wrote. Use a "
-                "file system that is mounted on all machines."
+                f"{seen.index(False)} does not see what all others wrote. Use "
+                "a file system that is mounted on all machines."
             )
 
     def save(self, position: dict[str, Any]) -> None:
@@ -70,10 +70,21 @@ class Archive:
         check_finite(self._state, values, self._workers)
         alike = find_alike(values, self._workers)
         check_weights(self._state, alike)
-        told = self._workers.gather(
-            [self._folder.next_generation(), global_seed()]
+        told = self._together(
+            lambda: [
+                self._folder.next_generation(),
+                self._is_joined(),
+                global_seed(),
+            ]
         )
-        generation = told[0][0]
+        generation, is_joined, _ = told[0]
+        if is_joined:
+            raise RuntimeError(
+                "`backup_dir` must be of one run at a time. Received: "
+                f"backup_dir={str(self._folder.path)!r}, where another process "
+                "has made a backup since this one began. Give each run a "
+                "folder of its own."
+            )
         parts = self._together(
             lambda: self._folder.write_part(
                 generation, self._workers.index, self._own(values, alike)
@@ -84,17 +95,20 @@ class Archive:
             "replicas": self._workers.replicas,
             "alike": sorted(alike),
             "parts": parts,
-            "seeds": [seed for _, seed in told],
+            "seeds": [seed for *_, seed in told],
             "sparse_gradients": self._state.sparse_gradients,
             **self._state.describe(),
         }
         kept = [generation, *self._whole][: self._backups]
         self._together(lambda: self._commit(generation, content, kept))
         self._whole = kept
+        if self._known is not None:
+            self._known.add(generation)
 
     def newest(self) -> dict[str, Any] | None:
         """Return the content of the run's newest undamaged backup, if any."""
-        (generations, *_) = self._workers.gather(self._folder.generations())
+        (generations, *_) = self._together(self._folder.generations)
+        self._known = set(generations)
         damage: list[str] = []
         for generation in generations:
             _, errors = self._attempt(
@@ -169,8 +183,27 @@ class Archive:
                 stacklevel=2,
             )
         elif self._workers.is_first:
-            self._folder.keep([])
+            self._clear()
         return not is_kept
+
+    def _clear(self) -> None:
+        """Delete all backups; what is done is not lost if that fails."""
+        try:
+            self._folder.keep([])
+        except OSError as error:
+            warnings.warn(
+                "Backups are deleted when a run ends. Received: "
+                f"{error}. Delete those in {str(self._folder.path)!r} before "
+                "you start it again.",
+                stacklevel=3,
+            )
+
+    def _is_joined(self) -> bool:
+        """Tell whether another process has made backups of this run."""
+        known = self._known
+        return known is not None and not known.issuperset(
+            self._folder.generations()
+        )
 
     def _own(self, values: Values, alike: set[str]) -> dict[str, np.ndarray]:
         """Return the arrays that this worker has to write."""

@@ -103,7 +103,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             the newest is damaged, the previous one is restored, with a
             warning. Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
-            ended with finite variables. Defaults to `True`.
+            ended with finite variables, unless they are of more epochs than it
+            now has. Defaults to `True`.
         name: str or None. Tells runs apart that share the folder: each leaves
             the others' backups alone. Defaults to `None`: "fit 1"
             for the first `fit` of a process with this folder, "fit 2" after it
@@ -118,7 +119,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             execution of `steps_per_execution`.
         RuntimeError: If a backup cannot be written or read, if all are
             damaged, if a variable is not finite, if weights differ between
-            workers, or if workers do not share the folder.
+            workers, if workers do not share the folder, or if another process
+            has made backups there in the meantime.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -145,6 +147,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.name = check_name(name)
         self._epoch = self._batch = self._unsaved = 0
         self._skip: Skip | None = None
+        self._is_of_longer_run = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the newest backup, if there is one."""
@@ -174,7 +177,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._archive = Archive(folder, state, self._workers, backups)
         self._archive.check_shared()
         self._rates = Rates(state)
-        self._unsaved, self._skip = 0, None
+        self._unsaved, self._skip, self._is_of_longer_run = 0, None, False
         self._resumed = self._archive.newest()
         if self._resumed is None:
             self._warn_of_others(folder)
@@ -232,7 +235,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Delete the backups, unless they should stay or are still needed."""
         self._forget_start()
-        if self.delete_checkpoint and self._archive.delete():
+        is_over = self.delete_checkpoint and not self._is_of_longer_run
+        if is_over and self._archive.delete():
             _ENDED[os.path.realpath(self.backup_dir)] += 1
 
     def _restore(self, content: dict[str, Any]) -> None:
@@ -250,13 +254,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._warn(change)
         start_at_epoch(self.model, content["epoch"])
         undo_before_training(self.model, self._forget_start)
-        if content["epoch"] >= params.get("epochs", math.inf):
-            self._warn(
-                "A backup must be of an earlier epoch for `fit` to train. "
-                f"Received: epochs={params['epochs']}, and a backup after "
-                f"epoch {content['epoch']}. To train on, pass more `epochs`; "
-                "for another run, pass another `name` or `backup_dir`."
-            )
+        epochs = params.get("epochs", math.inf)
+        self._warn_of_other_lengths(content, epochs)
+        # `fit` makes no step, and so it does not end that run.
+        seen = content["epoch"], content["batch"]
+        self._is_of_longer_run = seen > (epochs, 0)
 
     def _go_on(self, content: dict[str, Any]) -> None:
         """Restore what it was in the middle of an epoch, which has begun.
@@ -271,6 +273,28 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Let the next `fit` start at its own `initial_epoch` again."""
         cancel_undoing(self.model)
         start_at_epoch(self.model, None)
+
+    def _warn_of_other_lengths(
+        self, content: dict[str, Any], epochs: float
+    ) -> None:
+        """Warn if `fit` has nothing to do, or its batches may be others."""
+        if content["epoch"] >= epochs:
+            self._warn(
+                "A backup must be of an earlier epoch for `fit` to train. "
+                f"Received: epochs={epochs}, and a backup after epoch "
+                f"{content['epoch']}. To train on, pass more `epochs`; "
+                "for another run, pass another `name` or `backup_dir`."
+            )
+        steps = content.get("steps")
+        if content["batch"] and steps and steps != self._steps < _UNKNOWN:
+            self._warn(
+                "An epoch that is resumed in its middle must have as many "
+                f"batches as before. Received: {self._steps}, and {steps} when "
+                f"the backup was made. {content['batch']} batches are dropped "
+                "all the same, and if their size has changed, some rows are "
+                "left out of this epoch or seen twice. Pass the former batch "
+                'size, or back up with `save_freq="epoch"`.'
+            )
 
     def _warn_of_others(self, folder: Folder) -> None:
         """Warn of other runs' backups, unless the user has named this run."""
@@ -295,6 +319,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         return _UNKNOWN if steps is None else steps
 
     def _save(self) -> None:
-        position = {"epoch": self._epoch, "batch": self._batch}
-        self._archive.save(position | {"rates": self._rates.given})
+        position = {
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "steps": None if self._steps == _UNKNOWN else self._steps,
+            "rates": self._rates.given,
+        }
+        self._archive.save(position)
         self._unsaved = 0

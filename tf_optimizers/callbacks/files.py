@@ -11,10 +11,13 @@ it, a generation does not exist. It also holds the name of the run. Several runs
 may share a folder, and each leaves the others' files alone. No file holds code.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +27,10 @@ import numpy as np
 
 from tf_optimizers.distribute.digests import as_bytes
 
+# What `fsync` fails with if data are lost. Some network file systems only know
+# no `fsync`, of folders above all.
+_LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_LATE_SECONDS = 60.0
 _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
@@ -35,8 +42,9 @@ class Folder:
     """A folder of a run's backups, and maybe of others'; made when needed."""
 
     def __init__(self, path: str, name: str = "") -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # A script may change its folder.
         self.name = name
+        self._mark: Path | None = None
 
     def generations(self) -> list[int]:
         """Return the numbers of the run's backups, newest first."""
@@ -66,7 +74,7 @@ class Folder:
     def commit(self, generation: int, content: dict[str, Any]) -> None:
         """Complete a generation; `content["parts"]` are its digests."""
         for worker in range(len(content["parts"])):
-            if not self._part(generation, worker).exists():
+            if not _appears(self._part(generation, worker)):
                 raise FileNotFoundError(
                     f"the file of worker {worker} is missing from {self.path}"
                 )
@@ -115,22 +123,26 @@ class Folder:
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+            with contextlib.suppress(OSError):  # Another has just used it.
+                self.path.rmdir()
 
     def leave_mark(self) -> str:
         """Write a file for other workers to see; return its name."""
         self.path.mkdir(parents=True, exist_ok=True)
-        mark = f".{uuid.uuid4().hex}"
-        (self.path / mark).touch()
-        return mark
+        mark = self.path / f".{uuid.uuid4().hex}"
+        mark.touch()
+        self._mark = mark
+        return mark.name
 
     def sees(self, mark: str) -> bool:
         """Return whether another worker's mark is here."""
         return (self.path / mark).exists()
 
-    def remove_mark(self, mark: str) -> None:
-        """Undo `leave_mark`."""
-        (self.path / mark).unlink()
+    def remove_mark(self) -> None:
+        """Undo `leave_mark`, if it could."""
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark.unlink()
 
     def _all(self) -> list[int]:
         """Return the numbers of all complete backups, newest first."""
@@ -160,17 +172,18 @@ class Folder:
             with partial.open("wb") as file:
                 write(file)
                 file.flush()
-                os.fsync(file.fileno())
+                _sync(file.fileno())
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)  # The disk may be full.
             raise
-        # The name must survive a power failure, too.
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # The name should survive a power failure, too.
+        with contextlib.suppress(PermissionError):
+            folder = os.open(self.path, os.O_RDONLY)
+            try:
+                _sync(folder)
+            finally:
+                os.close(folder)
 
 
 def digest(path: Path) -> str:
@@ -180,6 +193,28 @@ def digest(path: Path) -> str:
         while chunk := file.read(1 << 20):
             found.update(chunk)
     return found.hexdigest()
+
+
+def _appears(path: Path) -> bool:
+    """Tell whether a file of another worker is here, or will be soon.
+
+    NFS remembers for up to a minute that there was none of that name.
+    """
+    until = time.monotonic() + _LATE_SECONDS
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(1.0)
+    return True
+
+
+def _sync(descriptor: int) -> None:
+    """Have it on the disk, where the file system has a way to say so."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno in _LOST:
+            raise
 
 
 def _digest_of(text: str) -> str:

@@ -23,7 +23,7 @@ class Rates:
         self._state = state
         self._variables = [
             variable
-            for variable in state.sections["lasting"]
+            for variable in state.slots  # A weight may have that name.
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]

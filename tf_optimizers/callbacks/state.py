@@ -30,15 +30,20 @@ class State:
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
         """The variables that outlive an epoch, and those that do not."""
-        slots = {
+        return {
+            "lasting": [*self._model.variables, *self.slots],
+            "metrics": self._model.metrics_variables,
+        }
+
+    @property
+    def slots(self) -> list[keras.Variable]:
+        """The variables of the optimizers."""
+        found = {
             id(variable): variable  # One may be inside of another.
             for optimizer in optimizers_of(self._model).values()
             for variable in optimizer.variables
         }
-        return {
-            "lasting": [*self._model.variables, *slots.values()],
-            "metrics": self._model.metrics_variables,
-        }
+        return list(found.values())
 
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
@@ -83,8 +88,11 @@ class State:
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether each replica has a share of the variable's value."""
         # Keras leaves the aggregation of accumulators at "none". Those on the
-        # host hold the sum already, and another aggregation says so.
-        is_accumulator = "gradient_accumulator" in variable.path
+        # host hold the sum already, and another aggregation says so. A model
+        # may have a layer of any name.
+        is_accumulator = variable.path.endswith("_gradient_accumulator") and (
+            any(variable is slot for slot in self.slots)
+        )
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     @property

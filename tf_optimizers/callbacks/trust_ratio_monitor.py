@@ -8,8 +8,8 @@ import tensorflow as tf
 from tf_optimizers._compat.keras import (
     built_variables,
     is_overwritten,
-    path_of,
 )
+from tf_optimizers.base.known_again import names_apart
 from tf_optimizers.callbacks.monitor import Monitor
 from tf_optimizers.kernels.norms import norm
 from tf_optimizers.layerwise.optimizer import (
@@ -64,12 +64,12 @@ class TrustRatioMonitor(Monitor):
 
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
         """Return summaries, and the figures of each variable."""
-        variables = self._variables()
+        variables = names_apart(self._variables())
         rows = self._measure(before).numpy()
         names = ("trust_ratio", "weight_norm", "update_norm")
         columns = dict(zip(names, rows, strict=True))
         details = {
-            f"{name}/{path_of(variable)}": value
+            f"{name}/{variable}": value
             for name, values in columns.items()
             for variable, value in zip(variables, values, strict=True)
         }

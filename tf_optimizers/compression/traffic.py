@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import path_of
 from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers.base.known_again import names_apart
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import components, local_rank, own_component
 from tf_optimizers.compression.wire import Wire
@@ -30,11 +30,11 @@ def traffic_summary(
     """
     dense = list(map(_dense_bytes, variables))
     taken = [sent.get(i, size) for i, size in enumerate(dense)]
-    paths = map(path_of, variables)
+    names = names_apart(variables)
     return {
         "step": step,
         "sparsity": sparsity or 0.0,
-        "variables": dict(zip(paths, map(_row, dense, taken), strict=True)),
+        "variables": dict(zip(names, map(_row, dense, taken), strict=True)),
         "total": _row(sum(dense), sum(taken)),
     }
 

@@ -140,14 +140,16 @@ def check_agreement(
     statement: dict[str, Any],
     way_out: str = START_ALIKE,
     rule: str | None = None,
+    shown: dict[str, str] | None = None,
 ) -> None:
     """Raise on every worker unless all make the same statement.
 
     The arguments are those of `gather_statements`; `statement` maps the name of
-    each value to it.
+    each value to it, and `shown` such names to those that this worker's user
+    knows.
     """
     statements = gather_statements(strategy, subject, statement, way_out, rule)
-    check_alike(subject, statements, way_out, rule)
+    check_alike(subject, statements, way_out, rule, shown)
 
 
 def check_alike(
@@ -155,6 +157,7 @@ def check_alike(
     statements: list[dict[str, Any]],
     way_out: str = START_ALIKE,
     rule: str | None = None,
+    shown: dict[str, str] | None = None,
 ) -> None:
     """Raise on every worker unless all have made the same statement."""
     rule = rule or f"All workers must have {subject} in common."
@@ -162,9 +165,11 @@ def check_alike(
     for worker, other in enumerate(others, 1):
         for name in [*first, *other]:
             if first.get(name) != other.get(name):
+                called = (shown or {}).get(name, name)
                 raise_together(
-                    f"{rule} Received: {name}={first.get(name)!r} on worker 0, "
-                    f"{name}={other.get(name)!r} on worker {worker}. {way_out}"
+                    f"{rule} Received: {called}={first.get(name)!r} on worker "
+                    f"0, {called}={other.get(name)!r} on worker {worker}. "
+                    f"{way_out}"
                 )
 
 

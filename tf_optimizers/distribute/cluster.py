@@ -19,7 +19,11 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Return a well-formed resolver; None reads `TF_CONFIG`."""
+    """Return a well-formed resolver; None reads `TF_CONFIG`.
+
+    That of an evaluator has no cluster: it takes no part in what workers
+    exchange, and TensorFlow documents a `TF_CONFIG` whose cluster lacks it.
+    """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -33,6 +37,10 @@ def check_cluster(resolver: Any) -> Any:
     if cluster:
         _check_jobs(cluster)
         _check_task(cluster, resolver.task_type, resolver.task_id)
+    if cluster and resolver.task_type == "evaluator":
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({}), "", "evaluator", resolver.task_id
+        )
     return resolver
 
 

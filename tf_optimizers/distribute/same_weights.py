@@ -61,19 +61,22 @@ class EpochCheck:
     def _check(self, model: keras.Model) -> None:
         components = self._strategy.experimental_local_results
         is_alike = has_common_weights(model)
+        variables = model.trainable_variables if is_alike else []
         weights = {
-            weight.path: digests(
+            f"weight {i}": digests(
                 part.numpy() for part in components(weight.value)
             )
-            for weight in model.trainable_variables
-            if is_alike
+            for i, weight in enumerate(variables)
         }
+        # Keras counts names on with every model that a worker has made.
+        shown = {f"weight {i}": w.path for i, w in enumerate(variables)}
         check_agreement(
             self._strategy,
             "the weights and the learning rate after an epoch",
             _rates_of(optimizers_of(model).values()) | weights,
             "Callbacks, and code of your own, must set weights and rates alike "
             "on every worker.",
+            shown=shown,
         )
 
 

@@ -38,6 +38,7 @@ from tf_optimizers.distribute.uneven_batches import (
     with_batch_size,
 )
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
+from tf_optimizers.distribute.versions import check_versions, versions
 from tf_optimizers.distribute.whole_runs import after_its_arguments, run_whole
 
 
@@ -99,7 +100,7 @@ class SparseMultiWorkerMirroredStrategy(
         ValueError: If the cluster is malformed.
         RuntimeError: If TensorFlow was used before the first strategy, if a
             later one has another cluster, or if the workers disagree on the
-            number of devices or strategies.
+            number of devices or strategies, or on versions of packages.
     """
 
     agreement_seconds: float = 1800.0
@@ -128,10 +129,13 @@ class SparseMultiWorkerMirroredStrategy(
         statement = {
             "devices": len(self.extended.worker_devices),
             "strategies so far": self.extended.number,
+            **versions(),
         }
         subject = "the strategy"
         heard = gather_statements(self, subject, [statement, propose_seeds()])
-        check_alike(subject, [statement for statement, _ in heard])
+        statements = [statement for statement, _ in heard]
+        check_versions(statements)
+        check_alike(subject, statements)
         adopt_seeds([proposal for _, proposal in heard])
         watch(self.extended)
 

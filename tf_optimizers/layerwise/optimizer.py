@@ -11,9 +11,9 @@ from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import refreshed, state_dtype
 from tf_optimizers.base.replicas import backend_variable, local_component
 from tf_optimizers.base.weight_decay import (
+    LAYER_ADAPTATION,
     check_exclusions,
     check_weight_decay,
-    is_match,
 )
 from tf_optimizers.checks import (
     check_decay_rate,
@@ -57,7 +57,7 @@ class LayerwiseOptimizer(Optimizer):
         patterns = check_patterns(
             "exclude_from_layer_adaptation", exclude_from_layer_adaptation
         )
-        exclusions = check_exclusions(exclude_from_weight_decay)
+        exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
         self._exclusions = exclusions
@@ -76,13 +76,15 @@ class LayerwiseOptimizer(Optimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-        self._adapted = tuple(map(self._is_adapted, variables))
 
-    def _is_adapted(self, variable: Any) -> bool:
-        """Return whether the variable's step gets a trust ratio."""
+    def _patterns(self) -> dict[str, Sequence[str] | None]:
+        return {LAYER_ADAPTATION: self.exclude_from_layer_adaptation}
+
+    def _is_adapted(self, index: int) -> bool:
+        """Return whether the step of the variable gets a trust ratio."""
         if self.exclude_from_layer_adaptation is None:
-            return self._is_decayed(variable)
-        return not is_match(self.exclude_from_layer_adaptation, variable)
+            return self._is_decayed(index)
+        return not self._excluded.has(LAYER_ADAPTATION, index)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -91,7 +93,7 @@ class LayerwiseOptimizer(Optimizer):
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
-            "exclude_from_weight_decay": self._exclusions.as_patterns(),
+            **self._exclusions.config(self._excluded),
             "exclude_from_layer_adaptation": None
             if patterns is None
             else list(patterns),
@@ -156,7 +158,7 @@ class LayerwiseOptimizer(Optimizer):
             weight,
             self._rule(),
             self._hyperparameters(index),
-            self._adapted[index],
+            self._is_adapted(index),
         )
         kernel(
             weight.handle,
@@ -183,7 +185,7 @@ def trust_ratio(
         A scalar, phi(|weight|) / |u|; 1 if the variable is not adapted.
     """
     index = variable_index(optimizer, variable)
-    if not optimizer._adapted[index]:
+    if not optimizer._is_adapted(index):
         return tf.ones([], weight.dtype)
     ratio = compiled(momentum_ratio, weight, optimizer._hyperparameters(index))
     return ratio(

@@ -18,6 +18,7 @@ from tf_optimizers._compat.keras import (
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import backend_variable, own_component
+from tf_optimizers.base.weight_decay import check_exclusions
 from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
@@ -33,6 +34,8 @@ _OF_THE_INNER = (
     "clipvalue",
     "global_clipnorm",
 )
+# The config's entry of names that are excluded from the inner one's decay.
+_NAMES = "excluded_names"
 
 
 class LocalOptimizer(Optimizer):
@@ -60,7 +63,11 @@ class LocalOptimizer(Optimizer):
         check_unused(
             type(self).__name__, kwargs, dict.fromkeys(_OF_THE_INNER, way_out)
         )
+        # Of a config; an optimizer of Keras keeps none in its own.
+        names = kwargs.pop(_NAMES, None)
+        exclusions = check_exclusions(names, kwargs)
         super().__init__(0.0, **kwargs)
+        self._exclusions = exclusions
         self.inner_optimizer = inner_optimizer
 
     @property
@@ -91,6 +98,8 @@ class LocalOptimizer(Optimizer):
         """Exclude variables from the weight decay of the inner optimizer."""
         check_excluded(var_list or ())
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        if not isinstance(self.inner_optimizer, Optimizer):
+            super().exclude_from_weight_decay(var_list, var_names)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the residuals and the inner optimizer's state."""
@@ -112,6 +121,9 @@ class LocalOptimizer(Optimizer):
         wire = self._compressor.wire
         movement = Movement(self.residual_decay, wire.replicas, wire.devices)
         masters = self._masters.in_place_of(variables)
+        excluded = [w for i, w in enumerate(masters) if not self._is_decayed(i)]
+        if excluded:
+            self.inner_optimizer.exclude_from_weight_decay(excluded)
         self._steps = LocalSteps(self.inner_optimizer, masters, variables)
         self._steps.build(strategy)
         check_under(*checked)
@@ -214,7 +226,11 @@ class LocalOptimizer(Optimizer):
         for name in _OF_THE_INNER:
             del config[name]
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return config | {"inner_optimizer": inner}
+        excluded = self._exclusions.config(self._excluded)
+        names = excluded.pop("exclude_from_weight_decay")
+        if names:
+            excluded[_NAMES] = names
+        return config | excluded | {"inner_optimizer": inner}
 
     @classmethod
     def from_config(

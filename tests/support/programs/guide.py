@@ -156,6 +156,41 @@ def another_cluster():
     return message_of(lambda: Strategy(resolver))
 
 
+def versions():
+    """The error of a worker with another version of a package."""
+    own = np.__version__
+    if '"index": 0' not in os.environ["TF_CONFIG"]:
+        np.__version__ = "0.1"
+    message = message_of(Strategy)
+    np.__version__ = own
+    return [own, message]
+
+
+def shifted():
+    """What a worker gets whose layers have counted on, and what parts them."""
+    strategy = Strategy()
+    for _ in range(worker_of(strategy)):
+        keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    with strategy.scope():
+        layers = [keras.layers.Dense(2), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        optimizer = tfo.Lamb(exclude_from_weight_decay=["bias"])
+        optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+        model.compile(optimizer, "mse")
+    model.fit(ROWS, ROWS, epochs=2, verbose=0)
+    moved = model.weights[2]
+
+    def move(batch, logs):
+        if worker_of(strategy):
+            moved.assign(moved + 1.0)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=move)
+    message = message_of(
+        lambda: model.fit(ROWS, ROWS, callbacks=[callback], verbose=0)
+    )
+    return [moved.path, message]
+
+
 # Data: what workers see of them.
 
 
@@ -372,6 +407,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, another_cluster),
+        *(versions, shifted),
         *(order, seeds, counts, files, kinds, outside),
     )
 }

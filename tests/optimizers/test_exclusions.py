@@ -1,0 +1,270 @@
+"""Which variables are excluded, before and after a model is loaded."""
+
+import cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+X, Y = np.random.default_rng(0).random((2, 8, 3)).astype("float32")
+KINDS = pytest.mark.parametrize(
+    "kind", ["sequential", "subclassed", "functional", "equal names"]
+)
+
+
+def dense(**kwargs):
+    return keras.layers.Dense(3, **kwargs)
+
+
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = dense(), dense()
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+
+def make_model(kind):
+    if kind == "subclassed":
+        model = Subclassed()
+        model(X)
+        return model
+    if kind == "sequential":
+        return keras.Sequential([keras.Input((3,)), dense(), dense()])
+    inputs = keras.Input((3,))
+    if kind == "functional":
+        return keras.Model(inputs, dense()(dense()(inputs)))
+    parts = [
+        keras.Sequential([keras.Input((3,)), dense(name="same")], name=name)
+        for name in ("one", "two")
+    ]
+    return keras.Model(inputs, parts[1](parts[0](inputs)))
+
+
+def save_and_load(model, folder):
+    path = folder / "model.keras"
+    model.save(path)
+    return keras.models.load_model(path, {"Subclassed": Subclassed})
+
+
+def train(model, epochs=1):
+    model.fit(X, Y, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def compiled(kind, optimizer):
+    model = make_model(kind)
+    model.compile(optimizer, "mse")
+    return model
+
+
+def decayed(model):
+    optimizer = model.optimizer
+    return [optimizer._is_decayed(i) for i in range(len(model.weights))]
+
+
+def assert_go_on_alike(model, loaded):
+    """Train both on from here."""
+    for a, b in zip(
+        train(model).get_weights(), train(loaded).get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert decayed(loaded) == decayed(model)
+
+
+@KINDS
+@cases.EACH_KIND
+def test_variables_stay_excluded_when_loaded(case, kind, tmp_path):
+    model = compiled(kind, case.make(weight_decay=0.5))
+    model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+    train(model)
+    assert decayed(model) == [True, True, False, True]
+    loaded = save_and_load(model, tmp_path)
+    assert_go_on_alike(model, loaded)
+    # And when that is saved, in turn.
+    again = save_and_load(loaded, tmp_path)
+    assert_go_on_alike(loaded, again)
+
+
+def decayed_alone(model):
+    """Tell of each weight whether a step without gradients moves it."""
+    before = model.get_weights()
+    zeros = [tf.zeros(weight.shape) for weight in before]
+    model.optimizer.apply(zeros, model.trainable_variables)
+    return [
+        not np.array_equal(a, b)
+        for a, b in zip(model.get_weights(), before, strict=True)
+    ]
+
+
+INNER = {
+    "keras": lambda: keras.optimizers.SGD(0.1, weight_decay=0.5),
+    "ours": lambda: tfo.AdamOffload(0.1, weight_decay=0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("kind", ["sequential", "equal names"])
+@pytest.mark.parametrize("how", ["variables", "names"])
+def test_inner_optimizers_exclude_the_same_when_loaded(
+    inner, kind, how, tmp_path
+):
+    model = make_model(kind)
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    optimizer = tfo.SparseLoCo(INNER[inner]())
+    excluded = [2] if how == "variables" else [1, 3]
+    if how == "variables":
+        optimizer.exclude_from_weight_decay([model.weights[2]])
+    else:
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    loaded = save_and_load(model, tmp_path)
+    copy = make_model(kind)
+    copy.set_weights(model.get_weights())
+    copy.compile(tfo.SparseLoCo.from_config(optimizer.get_config()), "mse")
+    for each in (model, loaded, copy):
+        expected = [i not in excluded for i in range(4)]
+        assert decayed_alone(each) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@pytest.mark.parametrize("kind", ["sequential", "functional"])
+def test_variables_stay_excluded_when_saved_before_they_are_built(
+    kind, tmp_path
+):
+    model = compiled(kind, tfo.Lamb(weight_decay=0.5))
+    model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+    assert not model.optimizer.built
+    loaded = save_and_load(model, tmp_path)
+    assert_go_on_alike(model, loaded)
+    assert decayed(loaded) == [True, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["subclassed", "equal names"])
+def test_variables_that_cannot_be_told_apart_are_an_error(kind, tmp_path):
+    """Their paths alone do not say which it was."""
+    model = compiled(kind, tfo.Lamb())
+    model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+    with pytest.raises(ValueError, match="must be found again.*optimizer.bui"):
+        save_and_load(model, tmp_path)
+    model.optimizer.build(model.trainable_variables)
+    assert decayed(save_and_load(model, tmp_path)) == [True, True, False, True]
+
+
+@KINDS
+def test_config_excludes_the_same_positions(kind):
+    """In a model that is built again, whose names have counted on."""
+    model = train(compiled(kind, tfo.AdamOffload()))
+    for is_built in (False, True):
+        optimizer = tfo.AdamOffload(weight_decay=0.1)
+        optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+        if is_built:
+            optimizer.build(model.trainable_variables)
+        copy = tfo.AdamOffload.from_config(optimizer.get_config())
+        assert copy.get_config() == optimizer.get_config()
+        other = make_model(kind) if is_built else model
+        copy.build(other.trainable_variables)
+        found = [copy._is_decayed(i) for i in range(4)]
+        assert found == [True, True, False, True]
+
+
+def test_config_of_a_model_it_does_not_fit_is_an_error():
+    model = compiled("sequential", tfo.Lamb())
+    model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+    variables = model.trainable_variables
+    unbuilt = model.optimizer.get_config()
+    model.optimizer.build(variables)
+    others = cases.make_variables()
+    for config in (unbuilt, model.optimizer.get_config()):
+        optimizer = tfo.Lamb.from_config(config)
+        with pytest.raises(ValueError, match="of a model of|for a model of"):
+            optimizer.build(others)
+        assert not optimizer.built
+        assert len(optimizer.variables) == 2
+
+
+@pytest.mark.parametrize("pattern", ["^sequential", "dense.*/kernel", "^dense"])
+@pytest.mark.parametrize(
+    "argument", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"]
+)
+def test_patterns_mean_the_same_when_loaded(argument, pattern, tmp_path):
+    """Those that name the model, which has another name then, too."""
+    model = compiled("sequential", tfo.LANS(**{argument: [pattern]}))
+    loaded = save_and_load(train(model), tmp_path)
+    assert loaded.weights[0].path != model.weights[0].path
+    optimizers = [model.optimizer, loaded.optimizer]
+    for index, variable in enumerate(model.weights):
+        is_excluded = pattern[-6:] != "kernel" or variable.name == "kernel"
+        assert [not o._is_adapted(index) for o in optimizers] == [
+            is_excluded
+        ] * 2
+    assert_go_on_alike(model, loaded)
+
+
+def test_patterns_may_be_replaced_in_a_config():
+    model = compiled("sequential", tfo.Lamb(exclude_from_weight_decay=["b"]))
+    train(model)
+    config = model.optimizer.get_config()
+    optimizer = tfo.Lamb(**config | {"exclude_from_weight_decay": ["kernel"]})
+    optimizer.build(model.trainable_variables)
+    found = [optimizer._is_decayed(i) for i in range(4)]
+    assert found == [False, True, False, True]
+
+
+def test_patterns_may_begin_with_a_layer_of_a_sequential_model():
+    """As the documentation's own example does."""
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Embedding(3, 2, name="embedding"),
+            keras.layers.Dense(1, name="not_embedding"),
+        ]
+    )
+    optimizer = tfo.Lamb(exclude_from_weight_decay=[r"^embedding/"])
+    optimizer.build(model.trainable_variables)
+    found = [optimizer._is_decayed(i) for i in range(3)]
+    assert found == [False, True, True]
+
+
+def test_pattern_begins_with_a_layer_where_that_is_all_there_is():
+    model = keras.Sequential([keras.Input((3,)), dense(name="only")])
+    inputs = keras.Input((3,))
+    for variables in (
+        model.weights,
+        keras.Model(inputs, dense(name="only")(inputs)).weights,
+        [keras.Variable(np.ones(3), name="kernel")],
+    ):
+        optimizer = tfo.Lamb(exclude_from_weight_decay=["^only/", "^ker.*/"])
+        optimizer.build(variables)
+        is_layer = len(variables) == 2
+        for i in range(len(variables)):
+            assert optimizer._is_decayed(i) is not is_layer
+
+
+@pytest.mark.parametrize("name", ["norm.*", r"n[^x]*l", r"\Anorm", r"orm\W"])
+def test_names_do_not_reach_into_the_names_of_layers(name):
+    model = keras.Sequential([keras.Input((3,)), dense(name="norm_proj")])
+    optimizer = tfo.Lamb()
+    optimizer.exclude_from_weight_decay(var_names=[name])
+    copy = tfo.Lamb.from_config(optimizer.get_config())
+    theirs = keras.optimizers.SGD(weight_decay=0.1)
+    theirs.exclude_from_weight_decay(var_names=[name])
+    for each in (optimizer, copy):
+        each.build(model.trainable_variables)
+        for i, variable in enumerate(model.trainable_variables):
+            expected = theirs._use_weight_decay(variable)
+            assert each._is_decayed(i) is expected
+
+
+def test_checkpoint_of_what_excludes(tmp_path):
+    """TensorFlow follows lists and dicts that an optimizer has."""
+    model = compiled("sequential", tfo.Lamb(exclude_from_weight_decay=["b"]))
+    train(model)
+    checkpoint = tf.train.Checkpoint(optimizer=model.optimizer)
+    checkpoint.save(tmp_path / "checkpoint")
