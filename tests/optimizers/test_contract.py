@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from versions import KERAS
 
 import tf_optimizers as tfo
 from tf_optimizers import schedules
@@ -19,8 +20,6 @@ from tf_optimizers.layerwise import step as layerwise
 pytestmark = pytest.mark.parametrize(
     "case", cases.CASES.values(), ids=cases.CASES.keys()
 )
-
-KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
 
 # A step changes weights by 2e-2 of their norm, so that 1e-6 tells any two
 # formulas apart.

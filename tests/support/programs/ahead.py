@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 from programs import training
 from real_workers import report
+from versions import KERAS
 
 import tf_optimizers as tfo
 from tf_optimizers._compat import coordination
 from tf_optimizers._compat.counted import rows_of_all
 from tf_optimizers._compat.look_ahead import FIRST_BATCH
 
-KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
 # Older ones draw in the function of the step.
 DRAWS_EAGERLY = KERAS >= (3, 16)
 # 5 full batches and one of a single row.
