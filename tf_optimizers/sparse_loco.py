@@ -242,7 +242,7 @@ class SparseLoCo(LocalOptimizer):
                 sparse = self._compressor.rows.indices
                 rounds.end_early(
                     strategy,
-                    lambda: self._end_round(rounds),
+                    lambda choice: self._end_round(rounds, [(choice, None)]),
                     None if sparse is None else tuple(sparse),
                 )
 

@@ -32,6 +32,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
+from tf_optimizers._compat.batches import step_of
 from tf_optimizers._compat.callbacks import call_first
 from tf_optimizers._compat.keras import (
     VARIABLES,
@@ -204,6 +205,12 @@ def test_keras_variable_has_private_attribute(name):
     )
 
 
+def test_keras_variable_is_still_made_by_the_method_that_is_called_again():
+    variable = keras.Variable(1.0)
+    variable._initialize(np.float32(2))
+    assert (variable.value.numpy(), float(variable)) == (2, 2)
+
+
 @pytest.mark.parametrize("name", MODEL)
 def test_keras_model_has_private_name(name):
     assert hasattr(keras.Sequential(), name), (
@@ -322,6 +329,39 @@ def test_keras_still_calls_what_the_batch_hooks_replace():
     assert callable(keras_losses.apply_mask)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_steps_of_a_model_are_recognized(jit_compile, monkeypatch):
+    class Decorated(keras.Sequential):
+        @tf.function
+        def train_step(self, data):
+            return {"number": 2 * data}
+
+        @tf.function
+        def of_the_user(self, data):
+            return data
+
+    ran = []
+    model = Decorated([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(jit_compile=jit_compile)
+    model.make_predict_function()
+
+    def run(strategy, fn, args):
+        ran.append(fn)
+
+    strategy = type(model.distribute_strategy)
+    monkeypatch.setattr(strategy, "run", run)
+    monkeypatch.setattr(trainer, "reduce_per_replica", lambda *_, **__: None)
+    model.predict_function([np.ones((1, 1))])
+    assert step_of(ran[0]) == (model, ran[0], True)
+    assert step_of(model.test_step) == (model, model.test_step, False)
+    owner, step, is_predicting = step_of(model.train_step)
+    assert owner is model
+    assert not is_predicting
+    assert step(2) == {"number": 4}
+    for other in (model.of_the_user, model.call, ran.append, np.ones):
+        assert step_of(other) is None
+
+
 @pytest.mark.parametrize(
     "name", ["interim.maybe_merge_call", "strategy_supports_no_merge_call"]
 )
@@ -438,6 +478,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *ATTRIBUTES,
         *MODEL,
         *LOSS_SCALING,
+        "_initialize",
         *itertools.chain(*TENSORFLOW.values()),
     }
     private = {name for name in listed if re.match("_[a-z]", name)}
@@ -448,21 +489,24 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_move", "_timeout", "_levels", "_everybody", "_rank"),
         *("_ranks", "_value_or_none"),
         *("_make_collectives", "_replace_collectives", "_take_keys"),
-        *("_compat", "_hooked", "_check_name", "_variables_name"),
-        # Of Keras from 3.16 on; older ones never ask for it.
-        "_tf_shuffle",
+        *("_compat", "_hooked", "_predicts", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),
-        *("_total", "_total_in_function", "_thread", "_errors", "_end"),
-        "_in_every_replica",
+        *("_in_every_replica", "_none", "_scope", "_strategy_of"),
         *("_accumulate", "_overwrite_with_averages", "_shown"),
+        *("_shown_averages", "_start_averages"),
         *(
             "_checked",
             "_symbol",
             "_apply_together",
             "_averages",
+            "_optimizer",
             "_is_first",
             "_variable",
         ),
+        *("_ask", "_ask_in_function", "_gather_ahead"),
+        *("_thread", "_errors", "_end"),
+        # Of Keras from 3.16 on; older ones never ask for it.
+        "_tf_shuffle",
     }
     assert used - ours == private
 

@@ -162,6 +162,46 @@ def test_optimizer_of_a_train_step_is_resumed(tmp_path):
     assert resumed.own.iterations.numpy() == 18
 
 
+class Pair(keras.Model):
+    """Two compiled parts, each trained by its own optimizer, as in a GAN."""
+
+    def __init__(self):
+        super().__init__()
+        self.pair = [make_model(keras.optimizers.Adam) for _ in range(2)]
+
+    def call(self, x):
+        return self.pair[1](self.pair[0](x))
+
+    def train_step(self, data):
+        x, y = data
+        for part in self.pair:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            variables = part.trainable_variables
+            gradients = tape.gradient(loss, [v.value for v in variables])
+            part.optimizer.apply(gradients, variables)
+        return {"loss": loss}
+
+
+def make_pair():
+    keras.utils.set_random_seed(1)
+    model = Pair()
+    model(X)
+    model.compile()
+    return model
+
+
+def test_optimizers_of_compiled_parts_are_resumed(tmp_path):
+    model = make_pair()
+    fit(model, tmp_path)
+    interrupt(make_pair(), tmp_path, 7)
+    resumed = make_pair()
+    assert epochs_of(fit(resumed, tmp_path)) == [1, 2]
+    assert_equal(resumed.get_weights(), model.get_weights())
+    counts = [part.optimizer.iterations.numpy() for part in resumed.pair]
+    assert counts == [18, 18]
+
+
 def test_optimizers_that_are_not_built_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Received: `optimizers\['own'\]` of"):
         fit(make_own(build=False), tmp_path)

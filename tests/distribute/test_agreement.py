@@ -4,11 +4,12 @@ import itertools
 import json
 import types
 
+import keras
 import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute import agreement
+from tf_optimizers.distribute import agreement, same_optimizer
 
 TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
 
@@ -152,3 +153,18 @@ def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
     alone.agreement_seconds = 7.0
     with pytest.raises(RuntimeError, match="from worker 1 in 7 s"):
         agreement.gather_statements(alone, "lunch", "soup")
+
+
+class Several(keras.optimizers.SGD):
+    """As one that has optimizers of its own."""
+
+    def get_config(self):
+        parts = [keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)]
+        parts = list(map(keras.optimizers.serialize, parts))
+        return super().get_config() | {"optimizers": parts, "name": self.name}
+
+
+def test_names_of_optimizers_count_on_and_are_not_compared():
+    settings = [same_optimizer._settings(Several()) for _ in range(2)]
+    assert settings[0] == settings[1]
+    assert settings[0]["optimizers"][0]["config"]["beta_1"] == 0.9

@@ -34,8 +34,7 @@ def test_calls_do_not_wait_but_for_the_one_before(owner):
 
 
 def test_calls_wait_where_a_function_may_come_in_between(owner):
-    asking, done = Beside(owner), []
-    asking.is_at_once = True
+    asking, done = Beside(owner, is_at_once=True), []
     asking.call(lambda: done.append("at once"))
     assert done == ["at once"]
 

@@ -8,7 +8,12 @@ from programs import transport
 import tf_optimizers as tfo
 from tf_optimizers.distribute.dense import ROUND_BYTES, is_gathered
 from tf_optimizers.distribute.entries import Entries, packed_bytes
-from tf_optimizers.distribute.message import layout, pack, unpack
+from tf_optimizers.distribute.message import (
+    layout,
+    pack,
+    sum_duplicates,
+    unpack,
+)
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
@@ -100,6 +105,47 @@ def test_no_rows_on_any_replica_are_padded():
     (result,) = gather([[slices], [slices]])
     assert result.values.shape == [0, 3]
     assert result.indices.shape == [0]
+
+
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("value_dtype", [*DTYPES, "int32"])
+def test_duplicate_rows_are_summed(value_dtype, index_dtype):
+    rows = tf.constant([7, 2, 7, 0, 2, 7], index_dtype)
+    values = tf.cast(tf.reshape(2 ** tf.range(12), [6, 2]), value_dtype)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 2], value_dtype),
+            tf.TensorSpec([None], index_dtype),
+        ]
+    )
+    def once(values, rows):
+        result = sum_duplicates(
+            tf.IndexedSlices(values, rows, tf.constant([9, 2]))
+        )
+        assert result.values.shape.as_list() == [None, 2]
+        return result
+
+    result = once(values, rows)
+    assert (result.values.dtype, result.indices.dtype) == (
+        value_dtype,
+        index_dtype,
+    )
+    np.testing.assert_array_equal(result.indices, [7, 2, 0])
+    sums = [[1 + 16 + 1024, 2 + 32 + 2048], [4 + 256, 8 + 512], [64, 128]]
+    np.testing.assert_array_equal(
+        tf.cast(result.values, "float64"),
+        tf.cast(tf.cast(tf.constant(sums), value_dtype), "float64"),
+    )
+    nothing = once(values[:0], rows[:0])
+    assert nothing.values.shape == [0, 2]
+
+
+def test_many_duplicate_rows_of_half_precision_are_summed():
+    """In bfloat16, 256 + 1 is 256."""
+    ones = tf.ones([1024, 1], "bfloat16")
+    part = tf.IndexedSlices(ones, tf.zeros([1024], tf.int64))
+    assert float(sum_duplicates(part).values[0, 0]) == 1024
 
 
 def test_bits_survive():

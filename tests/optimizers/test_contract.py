@@ -735,6 +735,48 @@ def test_moving_average_is_of_the_weights_before_the_first_update(case):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+def test_moving_average_replaces_what_the_running_step_trains(case):
+    """Whatever has been frozen or thawed since `compile`."""
+    layers = [keras.layers.Dense(2, name=name) for name in "abc"]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    layers[0].trainable = False
+    model.compile(case.make(use_ema=True, ema_momentum=0.5), "mse")
+    data = np.random.default_rng(0).random((8, 2))
+    for thawed, frozen in ((None, None), *([(layers[0], layers[1])] * 2)):
+        if thawed:
+            thawed.trainable, frozen.trainable = True, False
+        model.fit(data, data, epochs=2, verbose=0, batch_size=4)
+        for layer in layers[1:]:
+            expected = average(model.optimizer, layer.kernel).numpy()
+            np.testing.assert_array_equal(layer.kernel, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_moving_average_is_of_the_weights_where_every_step_overflows(
+    case, dtype
+):
+    variables = cases.make_variables(dtype)
+    start = [cases.as_numpy(variable) for variable in variables]
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        case.make(use_ema=True, ema_overwrite_frequency=1)
+    )
+    model = keras.Model()
+    model.optimizer = optimizer
+    callback = keras.callbacks.SwapEMAWeights()
+    callback.set_model(model)
+    for step in range(2):
+        overflown = [np.inf * g for g in cases.make_gradients(step, dtype)]
+        optimizer.apply(overflown, variables)
+        if dtype == "float32":  # Keras cannot swap others.
+            callback.on_test_begin()
+            for variable, value in zip(variables, start, strict=True):
+                np.testing.assert_array_equal(variable.numpy(), value)
+            callback.on_test_end()
+    optimizer.finalize_variable_values(variables)
+    for variable, value in zip(variables, start, strict=True):
+        np.testing.assert_array_equal(cases.as_numpy(variable), value)
+
+
 def test_moving_average_of_half_precision_is_float32(case):
     variables = cases.make_variables("bfloat16")
     optimizer = case.make(1e-4, use_ema=True, ema_momentum=0.999)

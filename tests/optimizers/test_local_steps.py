@@ -339,6 +339,46 @@ def test_frozen_weight_does_not_move(held_back):
     np.testing.assert_allclose(weights, [0.5, 0.6])
 
 
+def test_what_the_running_step_trains_is_exchanged(mirrored):
+    """Whatever has been frozen since it was traced."""
+    model, look = make_model(mirrored, batch_norm=True), Look()
+    fit(model, epochs=1)
+    before = model.get_weights()
+    for layer in model.layers[:2]:
+        layer.trainable = False
+    fit(model, look, epochs=1)
+    assert look.seen == {"step": [False] * 6, "epoch": [True], "train": [True]}
+    assert error(model.get_weights()[:1], before[:1]) > 1e-3
+
+
+def test_what_another_step_has_moved_is_exchanged(mirrored):
+    """At the end of a round, which is traced without it."""
+    model = make_model(mirrored)
+    first, last = model.layers
+    with mirrored.scope():
+        model.optimizer.build(model.trainable_variables)
+    signs = tf.constant([1.0, -0.5])
+
+    def step_of(layer):
+        variables = layer.trainable_variables
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            sign = signs[context.replica_id_in_sync_group]
+            gradients = [tf.fill(v.shape, sign) for v in variables]
+            model.optimizer.apply(gradients, variables)
+
+        return tf.function(lambda: mirrored.run(replica))
+
+    steps = [step_of(first), step_of(last)]
+    first.trainable = False  # The step of the last one is traced first.
+    for step in [steps[1]] * EVERY + steps * (EVERY // 2):
+        step()
+    assert model.optimizer.is_synchronized
+    for variable in model.weights:
+        np.testing.assert_array_equal(*copies(mirrored, variable))
+
+
 def test_frozen_weight_with_a_gradient_moves(mirrored, held_back):
     """On all replicas alike, as with Keras's optimizers."""
     weights, make_round = held_back
@@ -516,6 +556,59 @@ def test_optimizer_of_a_train_step_synchronizes_too(mirrored):
         model.compile("sgd", "mse")
     model.predict(X, verbose=0)
     assert model.own.is_synchronized
+
+
+class Pair(keras.Model):
+    """Two compiled parts, each trained by its own optimizer, as in a GAN."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.a, self.b = make_model(strategy), make_model(strategy)
+
+    def call(self, x):
+        return self.a(x) + self.b(x)
+
+    def train_step(self, data):
+        x, y = data
+        losses = []
+        for part in (self.a, self.b):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            variables = part.trainable_variables
+            gradients = tape.gradient(loss, [v.value for v in variables])
+            part.optimizer.apply(gradients, variables)
+            losses.append(loss)
+        return {"own": losses[0]}
+
+
+def test_optimizers_of_compiled_parts_synchronize_too(mirrored, tmp_path):
+    with mirrored.scope():
+        model = Pair(mirrored)
+        model.compile(loss="mse")
+    look = Look()
+    fit(model, look, epochs=1)
+    assert look.seen.pop("step") == [False] * 3 + [True] + [False] * 2
+    assert look.seen == {"epoch": [True], "train": [True]}
+    for name, whole in (("all", model), ("part", model.a)):
+        path = tmp_path / f"{name}.weights.h5"
+        whole.save_weights(path)
+        before = path.read_bytes()
+        step_alone(model.a)
+        with pytest.raises(RuntimeError, match="after 1 of 4 local steps"):
+            whole.save_weights(path)
+        assert path.read_bytes() == before
+        whole.predict(X, verbose=0)
+        assert model.a.optimizer.is_synchronized
+
+
+def test_optimizer_that_hangs_nowhere_synchronizes_too(mirrored):
+    model = make_model(mirrored)
+    step_alone(model)
+    optimizer = model.optimizer
+    with mirrored.scope():
+        model.compile("sgd", "mse")
+    model.predict(X, verbose=0)
+    assert optimizer.is_synchronized
 
 
 def test_optimizer_that_is_wrapped_synchronizes_too(mirrored):

@@ -201,3 +201,55 @@ def test_monitor_shows_that_nothing_waits():
     assert shown[-2]["residual_norm"] > 1e-3
     assert shown[-1]["residual_norm"] == shown[-1]["residual_age"] == 0.0
     assert shown[-1]["sent_bytes"] == 4 * 81
+
+
+def loaded(strategy, steps, **kwargs):
+    """Return a run that a state was loaded into, and what that holds."""
+    saved = train(strategy, steps, **kwargs)
+    store = {}
+    saved.optimizer.save_own_variables(store)
+    run = train(strategy, 0, **kwargs)
+    run.optimizer.load_own_variables(store)
+    held = [[sum(parts) for parts in run.memory(n)] for n in HELD]
+    assert np.abs(held[0][0]).max() > 0.05
+    return run, held
+
+
+HELD = ("residual", "momentum")
+
+
+def test_what_was_held_back_is_sent_where_gradients_are_rows_now(mirrored):
+    """Which are not compressed, but those of a state that was loaded."""
+    settings = {"sparsity": (0.9,), "rampdown_begin_step": 5}
+    run, _ = loaded(mirrored, 4, **settings)
+
+    def apply():
+        rows = tf.IndexedSlices(
+            tf.ones([2, 50]), tf.constant([3, 3]), tf.constant([40, 50])
+        )
+        run.optimizer.apply([rows, tf.zeros([7])], run.variables)
+
+    step = tf.function(lambda: mirrored.run(apply), autograph=False)
+    for _ in range(3):
+        step()
+    for replicas in run.memory("residual"):
+        np.testing.assert_array_equal(replicas, np.zeros_like(replicas))
+    for first, second in run.memory("momentum"):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_what_was_held_back_is_sent_where_the_cool_down_is_over(mirrored):
+    """As where it was made shorter since."""
+    settings = {"sparsity": (0.9,), "rampdown_begin_step": 9}
+    run, (residuals, momenta) = loaded(mirrored, 4, **settings)
+    run.optimizer.iterations.assign(20)
+    before = run.weights()
+    zero = [np.zeros(shape, "float32") for shape in SHAPES.values()]
+    run.step([zero, zero])
+    for weight, old, v, u in zip(
+        run.weights(), before, residuals, momenta, strict=True
+    ):
+        np.testing.assert_allclose(weight, old - v - 0.9 * u, atol=1e-6)
+    run.step([zero, zero])
+    for replicas in run.memory("residual"):
+        np.testing.assert_array_equal(replicas, np.zeros_like(replicas))

@@ -269,6 +269,23 @@ def test_several_optimizers_inside_are_as_alone(mirrored):
     assert moved == [True, False, True]
 
 
+@needs_groups
+def test_group_may_be_frozen(mirrored):
+    groups = keras.optimizers.OptimizerMap(
+        keras.optimizers.Adam(RATE), {"kernel": keras.optimizers.SGD(RATE)}
+    )
+    inner = keras.optimizers.MultiOptimizer(groups)
+    run = train(mirrored, lambda *_, **kwargs: tfo.SparseLoCo(inner, **kwargs))
+    before = run.weights()
+    frozen, *used = run.variables
+    mirrored.run(run.optimizer.apply, ([tf.ones(v.shape) for v in used], used))
+    moved = [
+        np.abs(new - old).max() > 0
+        for new, old in zip(run.weights(), before, strict=True)
+    ]
+    assert moved == [False, True, True]
+
+
 def test_nothing_to_train_is_no_error():
     """As of Keras's optimizers, in a model that is frozen."""
     optimizer = around(INNER["Adam"])(RATE)
@@ -459,7 +476,8 @@ def test_half_precision_of_tensorflow_s_variables():
 
 
 def test_optimizer_of_another_strategy_is_refused(mirrored):
-    inner = keras.optimizers.SGD()
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        inner = keras.optimizers.SGD()
     with mirrored.scope():
         optimizer = tfo.SparseLoCo(inner)
         variable = keras.Variable([1.0])

@@ -1,35 +1,23 @@
 """Moving averages where Keras's private code expects them."""
 
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, strategy_of
 
-_Class = TypeVar("_Class", bound=type)
 
+def with_components(optimizer: Any, averages: list[Any]) -> list[Any]:
+    """Return averages that are plain variables of the process as a strategy's.
 
-def shares_averages(optimizer_class: _Class) -> _Class:
-    """Decorate optimizers whose averages are plain variables of the process.
-
-    `keras.callbacks.SwapEMAWeights` takes the averages from a private
-    attribute and has the strategy update them, which asserts that they have a
-    component per replica and lets every replica assign to its own.
+    `keras.callbacks.SwapEMAWeights` has the strategy update them, which asserts
+    that they have a component per replica and lets every replica assign to its
+    own.
     """
-
-    def shown(optimizer: Any) -> list[Any]:
-        pairs = zip(
-            built_variables(optimizer), optimizer._averages, strict=True
-        )
-        return [_shown(optimizer, *pair) for pair in pairs]
-
-    def keep(optimizer: Any, averages: list[Any]) -> None:
-        optimizer._averages = averages
-
-    owner: Any = optimizer_class
-    owner._model_variables_moving_average = property(shown, keep)
-    return optimizer_class
+    pairs = zip(built_variables(optimizer), averages, strict=True)
+    return [_shown(optimizer, *pair) for pair in pairs]
 
 
 def show_averages(optimizer: Any, inner: Any) -> None:
@@ -38,21 +26,31 @@ def show_averages(optimizer: Any, inner: Any) -> None:
     The callback takes every `inner_optimizer` for that of a
     `LossScaleOptimizer`, which has the averages.
     """
-    if not hasattr(type(inner), "_model_variables_moving_average"):
-        # Not `setattr`: Keras tracks what is assigned to an optimizer.
-        object.__setattr__(
-            inner,
-            "_model_variables_moving_average",
-            optimizer._model_variables_moving_average,
-        )
+    # Not `setattr`: Keras tracks what is assigned to an optimizer.
+    object.__setattr__(
+        inner, "_model_variables_moving_average", _AveragesOf(optimizer)
+    )
+
+
+class _AveragesOf:
+    """The averages of an optimizer, asked for whenever they are read."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._optimizer._model_variables_moving_average)
 
 
 def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
     """Return an average with a component for each of its variable's."""
     if isinstance(variable, keras.Variable):
         variable = variable.value
-    if average is None or not isinstance(
-        variable, tf.distribute.DistributedValues
+    shared = tf.distribute.DistributedValues
+    if (
+        average is None
+        or not isinstance(variable, shared)
+        or isinstance(average.value, shared)  # Of `SparseLoCo` around it.
     ):
         return average
     # Imported here, since without a strategy nobody needs the module.

@@ -21,19 +21,22 @@ class Beside:
 
     Args:
         owner: For what it does so: an object that ends with it, or with Python.
+        is_at_once: Whether there is nobody to wait for. It can be set later,
+            where functions may come in between without any notice here.
     """
 
-    # A function may call what is captured in it without any notice here.
-    is_at_once: bool = False
-
-    def __init__(self, owner: object) -> None:
+    def __init__(self, owner: object, is_at_once: bool = False) -> None:
+        self.is_at_once = is_at_once
         self._thread: threading.Thread | None = None
         self._errors: list[Exception] = []
         weakref.finalize(owner, self._end)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in a thread, once the one before has ended."""
+        """Call a function in a thread, after the one before has ended."""
         self.wait()
+        if self.is_at_once:
+            function()
+            return
 
         def call() -> None:
             try:
@@ -43,8 +46,6 @@ class Beside:
 
         self._thread = threading.Thread(target=call, daemon=True)
         self._thread.start()
-        if self.is_at_once:
-            self.wait()
 
     def wait(self) -> None:
         """Wait for the function that has been called, and raise its error."""

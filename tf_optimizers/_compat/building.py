@@ -19,7 +19,8 @@ def build_from_specs(
     `evaluate`, to build the model by its mean over replicas. So a generator
     loses batches, each worker draws different ones ahead, and data that cannot
     be averaged fail. Keras does this in a private method, and offers no other
-    place.
+    place. A model without `call` is built by its first step, as without a
+    strategy.
     """
     build = keras.Model._maybe_symbolic_build
 
@@ -27,7 +28,13 @@ def build_from_specs(
     def build_without_batch(
         self: Any, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        if iterator is not None and is_for(self.distribute_strategy):
+        if not is_for(self.distribute_strategy):
+            build(self, iterator=iterator, data_batch=data_batch)
+            return
+        if type(self).call is keras.Model.call:
+            # Its `train_step` calls parts, and builds them.
+            return
+        if iterator is not None:
             spec = iterator._distributed_dataset.element_spec
             data_batch = tf.nest.map_structure(_symbol, spec)
             iterator = None

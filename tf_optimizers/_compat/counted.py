@@ -3,20 +3,36 @@
 They are kept apart, so that the optimizers do not need these modules.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.distribute import values
+from tensorflow.python.distribute import distribute_utils, values
+
+
+class Rows(NamedTuple):
+    """How many rows of a batch replicas have; scalars of int32.
+
+    A replica whose part is empty holds a row all the same, since few layers
+    take none. It counts for nothing, and is not counted here.
+
+    Attributes:
+        total: Of all replicas.
+        own: Of each replica of this worker, by its local rank.
+    """
+
+    total: tf.Tensor
+    own: tuple[tf.Tensor, ...]
 
 
 class Counted(values.PerReplica):
-    """Each replica's part of a batch, and how many rows the whole batch has.
+    """Each replica's part of a batch, and how many rows there are.
 
     `strategy.run` hands each replica its own part, and there is no public way
     to tell it anything about the whole.
     """
 
-    def __init__(self, parts: Any, rows: tf.Tensor) -> None:
+    def __init__(self, parts: Any, rows: Rows) -> None:
         super().__init__(parts)
         self.rows = rows
 
@@ -32,14 +48,17 @@ class CountedSpec(values.PerReplicaSpec):
 
     @property
     def _component_specs(self) -> Any:
-        return (*super()._component_specs, tf.TensorSpec([], tf.int32))
+        parts = super()._component_specs
+        return (*parts, *[tf.TensorSpec([], tf.int32)] * (1 + len(parts)))
 
     def _to_components(self, value: Counted) -> Any:
-        return (*super()._to_components(value), value.rows)
+        total, own = value.rows
+        return (*super()._to_components(value), total, *own)
 
     def _from_components(self, components: Any) -> Counted:
-        *parts, rows = components
-        return Counted(parts, rows)
+        count = len(components) // 2
+        parts, (total, *own) = components[:count], components[count:]
+        return Counted(parts, Rows(total, tuple(own)))
 
     def is_subtype_of(self, other: Any) -> bool:
         """Tell whether a function for values of the other type takes these.
@@ -53,15 +72,20 @@ class CountedSpec(values.PerReplicaSpec):
         return super().is_subtype_of(other)
 
 
-def with_rows(element: Any, rows: tf.Tensor) -> Any:
-    """Return a batch whose first tensor says how many rows the batch has."""
+def with_rows(element: Any, rows: Rows) -> Any:
+    """Return a batch whose first tensor says how many rows there are."""
     leaves = tf.nest.flatten(element)
     leaves[:1] = [Counted(leaf.values, rows) for leaf in leaves[:1]]
     return tf.nest.pack_sequence_as(element, leaves)
 
 
-def rows_of_all(arguments: Any) -> tf.Tensor | None:
-    """Return how many rows the batch among the arguments has, or None."""
+def regroup(parts: Sequence[Any], rows: Rows) -> Any:
+    """Return a batch of which each replica of this worker has a part."""
+    return with_rows(distribute_utils.regroup(parts, always_wrap=True), rows)
+
+
+def rows_of(arguments: Any) -> Rows | None:
+    """Return the rows of the batch among the arguments, None without one."""
     counted = [
         leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
     ]

@@ -36,6 +36,7 @@ class MultiWorkerExtendedHooks(
     """
 
     collectives: type[CollectiveAllReduceHooks]
+    drawn: Any  # The module on what workers tell each other of a batch.
     number: int  # Of the strategies of this process, in order, from 1.
 
     @property
@@ -137,36 +138,48 @@ class MultiWorkerExtendedHooks(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
 
-    def total_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Sum small tensors over all replicas, without waiting for others.
+    def ask_ahead(
+        self, notes: Sequence[tf.Tensor], before: tf.Tensor
+    ) -> tf.Tensor:
+        """Return what the notes of all replicas on a batch say; see `drawn`.
 
-        A gather takes fewer rounds than a sum. It runs beside the scalars of
-        a step as well, which come at the end of that.
+        Args:
+            notes: One of each replica of this worker.
+            before: What those on the batch before said.
+        """
+        ask = self._ask_in_function if tf.executing_eagerly() else self._ask
+        return ask(list(notes), before)
+
+    @functools.cached_property
+    def _ask_in_function(self) -> Callable:
+        """Does so in one call, in which nothing waits for Python."""
+        return tf.function(self._ask, autograph=False)
+
+    def _ask(self, notes: list[tf.Tensor], before: tf.Tensor) -> tf.Tensor:
+        return self.drawn.summarize(self._gather_ahead(notes), before)
+
+    def _gather_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Stack small tensors of all replicas, without waiting for others.
+
+        A gather runs beside the scalars of a step, which come at its end.
 
         Args:
             parts: One of each replica of this worker, of one shape.
         """
-        if tf.executing_eagerly():
-            return self._total_in_function(parts)
-        return self._total(parts)
+        if self.workers == 1:
+            return tf.stack(parts)
 
-    @functools.cached_property
-    def _total_in_function(self) -> Callable:
-        """Does so in one call, in which nothing waits for Python."""
-        return tf.function(self._total, autograph=False)
-
-    def _total(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         def gather(rank: int) -> tf.Tensor:
             return self._input_channel.all_gather(
                 parts[rank][tf.newaxis], rank, self._communication_options
             )
 
-        return tf.reduce_sum(_in_every_replica(gather, len(parts))[0], 0)
+        return _in_every_replica(gather, len(parts))[0]
 
     @functools.cached_property
     def beside(self) -> Beside:
         """Asks the others eagerly, beside a step."""
-        return Beside(self)
+        return Beside(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
         """Note that a step has failed, if one has not ended.

@@ -16,10 +16,13 @@ VARIABLES = "_variables"
 class OptimizerHooks(keras.optimizers.Optimizer):
     """`keras.optimizers.Optimizer` with our own names for its private steps.
 
-    Subclasses implement `_accumulate` and `_overwrite_with_averages`, of lists.
-    One whose variables do not always mean the same replaces `_variables_name`
-    and `_check_name`.
+    Subclasses implement `_accumulate` and `_overwrite_with_averages`, of lists,
+    and `_start_averages`. One whose averages Keras could not use as they are
+    replaces `_shown_averages`, and one whose variables do not always mean the
+    same `_variables_name` and `_check_name`.
     """
+
+    _averages: list[Any]  # Of `use_ema`.
 
     @property
     def _variables_name(self) -> str:
@@ -41,12 +44,28 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         # cast, which fails for averages of another dtype than the variable.
         self._overwrite_with_averages(list(trainable_variables))
 
+    @property
+    def _model_variables_moving_average(self) -> list[Any]:
+        # `SwapEMAWeights` takes the averages from here, also before the first
+        # update; Keras makes them in `build`.
+        averages = self._averages
+        self._start_averages()
+        return self._shown_averages(averages)
+
+    @_model_variables_moving_average.setter
+    def _model_variables_moving_average(self, averages: list[Any]) -> None:
+        self._averages = averages
+
     def _get_current_learning_rate(self) -> Any:
         # Keras calls any schedule with the number of micro-batches, and gives
         # what this returns to all who ask for `learning_rate`.
         if getattr(self._learning_rate, "counts_updates", False):
             return self._learning_rate(self.iterations)
         return super()._get_current_learning_rate()
+
+    def _shown_averages(self, averages: list[Any]) -> list[Any]:
+        """Return the averages for Keras's callbacks."""
+        return averages
 
     def _check_name(self, name: str) -> None:
         """Raise if what a checkpoint has under a name must not be read."""
@@ -120,12 +139,7 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
     None for variables that are overwritten by their gradients (float8 scales).
     """
-    # Keras creates them in `build`, without an accessor. `shares_averages`
-    # shows Keras others in their place.
-    averages = getattr(optimizer, "_averages", None)
-    if averages is None:
-        averages = optimizer._model_variables_moving_average
-    found = averages[variable_index(optimizer, variable)]
+    found = optimizer._averages[variable_index(optimizer, variable)]
     return None if found is None else found.value
 
 

@@ -2,21 +2,21 @@
 
 Before every step TensorFlow asks all workers whether anybody has a batch, and
 the step waits for the answer. The iterator of these data sets asks during the
-step before, and for the number of rows as well.
+step before, and for more than that.
 """
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_lib, values
+from tensorflow.python.distribute import input_lib
 from tensorflow.python.eager import context
 
-from tf_optimizers._compat.counted import with_rows
+from tf_optimizers._compat.counted import Rows, with_rows
 from tf_optimizers._compat.replicas import plain_variable
 
-_UNKNOWN = (-1, 0)
 # The op, in graphs, that asks about a batch at once, where nothing is known.
 FIRST_BATCH = "first_batch"
 
@@ -24,14 +24,20 @@ FIRST_BATCH = "first_batch"
 class AheadIterator(input_lib.DistributedIterator):
     """Draws elements that come with what is known of two batches.
 
-    An element's note is an int32 [1, 2, 2]: of its batch and of the one after
-    that, whether this replica has a part, and its rows. The notes of all
-    replicas on the next batch are gathered beside the step, and their sum is
-    kept in a variable. What has been drawn is a batch of `Counted` and others.
+    An element's note is an int32 [1, 2, n]: of its batch and of the one after
+    that. The first entry is whether this replica has a part, the second how
+    many rows count. The notes of all replicas on the next batch are gathered
+    beside the step, and what they say together is kept in a variable. What has
+    been drawn is a batch of `Counted` and others.
     """
 
-    variable: tf.Variable
+    variable: Any  # Who has the iterator has it; it ends with its object.
     known: tf.Tensor  # The handle of the variable.
+    is_argument: bool = False  # Of a function.
+
+    @property
+    def _is_endless(self) -> bool:
+        return self._cardinality == tf.data.INFINITE_CARDINALITY
 
     def get_next(self, name: str | None = None) -> Any:
         """Return the next batch, or raise an error at the end."""
@@ -42,26 +48,20 @@ class AheadIterator(input_lib.DistributedIterator):
                 "`next(iterator)` in a function that `strategy.run` calls. "
                 "Pass the batch to `strategy.run`."
             )
-        count, batch = self._draw()
-        if not self._enable_get_next_as_optional:
+        having, batch = self._draw()
+        if self._is_endless:
             return batch
-
-        def end() -> Any:
-            # It is TensorFlow's own that raises the error.
-            element, _ = self._get_next_no_partial_batch_handling()
-            return with_rows(element, tf.constant(0))
-
-        return tf.cond(count > 0, lambda: batch, end)
+        return _after(tf.cond(having > 0, lambda: 0, _raise_end), batch)
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """Return the next batch, or an empty optional at the end."""
-        count, batch = self._draw()
+        having, batch = self._draw()
         optional = tf.experimental.Optional
-        if not self._enable_get_next_as_optional:
+        if self._is_endless:
             return optional.from_value(batch)
         spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
         return tf.cond(
-            count > 0,
+            having > 0,
             lambda: optional.from_value(batch),
             lambda: optional.empty(spec),
         )
@@ -69,81 +69,96 @@ class AheadIterator(input_lib.DistributedIterator):
     def _draw(self) -> tuple[tf.Tensor, Any]:
         """Return how many replicas have a part, and the parts of these here.
 
-        A replica without one has no rows.
+        A replica without one has one of which no rows count.
         """
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
             # The others wait in the step, where nobody who waits here comes.
             self._strategy.extended.check_step_ended()
-        if self._enable_get_next_as_optional:
-            parts = input_lib._get_value_or_dummy(
-                self._input_workers,
-                [iterator.get_next_as_optional_list()],
-                produce_dummy=True,
-            )
-        else:
-            parts = iterator.get_next_as_list()
-        element, notes = input_lib._create_per_replica(parts, self._strategy)
-        count, rows = tf.unstack(self._exchange(notes))
-        return count, with_rows(element, rows)
+        element, notes = input_lib._create_per_replica(
+            self._parts(iterator), self._strategy
+        )
+        this, following = zip(
+            *(tf.unstack(note[0]) for note in notes.values), strict=True
+        )
+        known = self._exchange(this, following)
+        own = tuple(note[1] for note in this)
+        batch = with_rows(element, Rows(known[1], own))
+        check = self._strategy.extended.drawn.check(known)
+        return known[0], _after(check, batch)
 
-    def _exchange(self, notes: values.PerReplica) -> tf.Tensor:
+    def _parts(self, iterator: Any) -> list[Any]:
+        """Return an element and its notes for each replica here."""
+        if not self._enable_get_next_as_optional:
+            return iterator.get_next_as_list()
+        blank = self._strategy.extended.drawn.blank
+        return [
+            tf.cond(
+                optional.has_value(),
+                optional.get_value,
+                functools.partial(blank, optional.element_spec),
+            )
+            for optional in iterator.get_next_as_optional_list()
+        ]
+
+    def _exchange(
+        self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
         """Return what is known of this batch, after asking for the next.
 
         In a function, that is asked beside all that does not need it; eagerly,
         in a thread.
+
+        Args:
+            this: The notes of this worker's replicas on the batch.
+            following: Likewise, on the next.
         """
-        # Without a part, there is no note either: a sum makes it zeros.
-        this, following = zip(
-            *(tf.unstack(tf.reduce_sum(note, 0)) for note in notes.values),
-            strict=True,
-        )
-        total = self._strategy.extended.total_ahead
-        beside = self._strategy.extended.beside
+        extended = self._strategy.extended
+        drawn, ask = extended.drawn, extended.ask_ahead
         self.wait()
         with tf.device("CPU:0"):
             before = tf.raw_ops.ReadVariableOp(
                 resource=self.known, dtype=tf.int32
             )
-            before = tf.ensure_shape(before, [2])
+            before = tf.ensure_shape(before, [len(drawn.UNKNOWN)])
             known = tf.cond(
                 before[0] < 0,
-                lambda: total(this),
+                lambda: ask(this, before),
                 lambda: before,
                 name=FIRST_BATCH,
             )
 
+        def ask_for_next() -> None:
             # Nobody asks at the end: the error that says so cancels whatever
             # is under way, and what had been sent would stay behind, and be
             # taken for part of the next exchange.
-            def ask() -> None:
-                with tf.device("CPU:0"):
-                    later = tf.cond(
-                        known[0] > 0, lambda: total(following), lambda: known
-                    )
-                    tf.raw_ops.AssignVariableOp(
-                        resource=self.known, value=later
-                    )
+            with tf.device("CPU:0"):
+                later = tf.cond(
+                    drawn.goes_on(known),
+                    lambda: ask(following, known),
+                    lambda: known,
+                )
+                tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
 
-            if tf.executing_eagerly() and known[0] > 0:
-                beside.call(ask)
-            else:
-                ask()
+        if tf.executing_eagerly():
+            extended.beside.call(ask_for_next)
+        else:
+            ask_for_next()
         return known
 
     def wait(self) -> None:
         """Wait for what is asked beside a step."""
         beside = self._strategy.extended.beside
         beside.wait()
-        if not tf.executing_eagerly() and hasattr(self, "variable"):
-            # Captured: the function's later calls do not come here.
+        if not tf.executing_eagerly() and not self.is_argument:
+            # Later calls of the function do not come here.
             beside.is_at_once = True
 
     @property
     def element_spec(self) -> Any:
         """The specification of a batch, without what is known of it."""
-        return super().element_spec[0]
+        return self._element_spec[0]
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
@@ -181,78 +196,144 @@ class AheadIteratorSpec(input_lib.DistributedIteratorSpec):
             enable_get_next_as_optional=self._enable_get_next_as_optional,
             options=self._options,
         )
-        iterator.known = known
+        iterator.known, iterator.is_argument = known, True
         return iterator
 
 
-class AheadDataset(input_lib.DistributedDataset):
-    """The batches that `experimental_distribute_dataset` shares out."""
+class AheadDataset(input_lib.DistributedDatasetsFromFunction):
+    """Batches on which all workers agree one step ahead."""
 
-    ahead: Any  # The elements of this worker, with their notes.
+    batches: int  # How many, or TensorFlow's constant for unknown, infinite.
+    _datasets: Any
+    endless: tf.data.Dataset | None  # What is drawn from, but in functions.
+    begin: Callable[[], None]  # Called before an iterator is made, eagerly.
+    _last: tf.Variable | None = None
 
-    def __iter__(self) -> Any:
-        """Return an iterator; within a function, one of TensorFlow's own."""
-        return _iterate(self) if tf.executing_eagerly() else super().__iter__()
+    @property
+    def cardinality(self) -> int:
+        """How many batches there are; what it draws from has no end."""
+        return self.batches
+
+    @property
+    def element_spec(self) -> Any:
+        """The specification of a batch, without what is known of it."""
+        return self._element_spec[0]
+
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        return AheadDatasetSpec(
+            self._input_workers,
+            self._element_spec,
+            self._strategy,
+            self._options,
+        )
+
+    def __iter__(self) -> AheadIterator:
+        """Return an iterator that knows nothing of its first batch."""
+        if not tf.executing_eagerly():
+            iterator = self._iterate(self._datasets)
+            iterator.known = _variable_of_function(self._drawn.UNKNOWN)
+            return iterator
+        self.begin()
+        endless = None if self.endless is None else [self.endless]
+        iterator = self._iterate(endless or self._datasets)
+        self._strategy.extended.beside.wait()
+        with tf.device("CPU:0"):
+            known = self._drawn.start(self._last)
+            self._last = plain_variable(known, trainable=False)
+        iterator.variable, iterator.known = self._last, self._last.handle
+        # TensorFlow does so, too: a function may be called before the
+        # variable is there, if ops are run asynchronously.
+        context.async_wait()
+        return iterator
+
+    @property
+    def _drawn(self) -> Any:
+        return self._strategy.extended.drawn
+
+    def _iterate(self, datasets: Any) -> AheadIterator:
+        finite, self._datasets = self._datasets, datasets
+        try:
+            iterator = super().__iter__()
+        finally:
+            self._datasets = finite
+        iterator.__class__ = AheadIterator
+        iterator._cardinality = self.batches
+        has_end = self.batches != tf.data.INFINITE_CARDINALITY
+        iterator._enable_get_next_as_optional = has_end and datasets is finite
+        return iterator
 
 
-class AheadDatasetsFromFunction(input_lib.DistributedDatasetsFromFunction):
-    """The batches that every worker has by itself."""
+class AheadDatasetSpec(input_lib.DistributedDatasetsFromFunctionSpec):
+    """The type of an `AheadDataset`: functions take it as an argument."""
 
-    ahead: Any  # As above.
+    value_type = property(lambda self: AheadDataset)
 
-    def __iter__(self) -> Any:
-        """Return an iterator; within a function, one of TensorFlow's own."""
-        return _iterate(self) if tf.executing_eagerly() else super().__iter__()
+    def _from_components(self, components: Any) -> AheadDataset:
+        return look_ahead(super()._from_components(components))
 
 
-def look_ahead(distributed: Any, add_notes: Callable) -> None:
+def look_ahead(
+    distributed: Any,
+    batches: int = tf.data.UNKNOWN_CARDINALITY,
+    endless: tf.data.Dataset | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> AheadDataset:
     """Let a distributed data set agree on every batch one step ahead.
 
     Only TensorFlow makes such data sets, and offers no place to do so.
 
     Args:
-        distributed: What a strategy of several workers has returned.
-        add_notes: Called with this worker's `tf.data.Dataset` and the number
-            of its replicas, which take turns in drawing from it; returns one
-            of pairs of an element and a note, see `AheadIterator`.
+        distributed: What `distribute_datasets_from_function` has returned for
+            data sets of pairs of an element and notes on it: see
+            `AheadIterator`.
+        batches: How many there are.
+        endless: What goes on when the data set of this worker has ended. In a
+            function it does not do: that waits until its iterators are through.
+        begin: Called before an epoch.
     """
-    if type(distributed) is input_lib.DistributedDataset:
-        (dataset,) = distributed._cloned_datasets
-        distributed.__class__ = AheadDataset
-    else:
-        (dataset,) = distributed._datasets
-        distributed.__class__ = AheadDatasetsFromFunction
-    (host,) = distributed._input_workers.worker_devices
-    with tf.device(host):
-        distributed.ahead = add_notes(
-            dataset, len(distributed._strategy.extended.worker_devices)
-        )
+    distributed.__class__ = AheadDataset
+    distributed.batches, distributed.begin = batches, begin
+    distributed.endless = endless
+    return distributed
 
 
-def _iterate(distributed: Any) -> AheadIterator:
-    """Return an iterator over it that knows nothing of its first batch."""
-    workers, strategy = distributed._input_workers, distributed._strategy
-    iterator = AheadIterator(
-        workers,
-        input_lib._create_iterators_per_worker(
-            [distributed.ahead],
-            workers,
-            options=distributed._options,
-            canonicalize_devices=True,
-        ),
-        strategy,
-        cardinality=distributed._cardinality,
-        enable_get_next_as_optional=distributed._enable_get_next_as_optional,
-        options=distributed._options,
+def dataset_of(distributed: Any) -> tf.data.Dataset:
+    """Return what this worker draws from, with what TensorFlow has added.
+
+    Args:
+        distributed: What `experimental_distribute_dataset` has returned.
+    """
+    (dataset,) = distributed._cloned_datasets
+    return dataset
+
+
+def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
+    """Return the handle of a variable that every call of a function makes."""
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=tf.int32,
+        shape=[len(value)],
+        # By this name, TensorFlow knows those that nobody else shares.
+        shared_name=context.anonymous_name(),
     )
-    iterator._element_spec = input_lib._create_distributed_tensor_spec(
-        strategy, distributed.ahead.element_spec
-    )
-    with tf.device("CPU:0"):
-        # Who has the iterator has the variable, which ends with its object.
-        iterator.variable = plain_variable(_UNKNOWN, trainable=False)
-    iterator.known = iterator.variable.handle
-    # TensorFlow does so, too: a function may be called before the iterator is
-    # there, if ops are run asynchronously.
-    context.async_wait()
-    return iterator
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
+    return handle
+
+
+def _raise_end() -> tf.Tensor:
+    """Raise what says that data have ended: here, those of another data set."""
+    nothing = iter(tf.data.Dataset.range(0))
+    with tf.control_dependencies([nothing.get_next()]):
+        return tf.constant(0)
+
+
+def _after(check: Any, batch: Any) -> Any:
+    """Return a batch that is there once a check, or an op, is through."""
+    if tf.executing_eagerly() or check is None:
+        return batch
+
+    def wait(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(tensor.device), tf.control_dependencies([check]):
+            return tf.identity(tensor)
+
+    return tf.nest.map_structure(wait, batch, expand_composites=True)

@@ -1,12 +1,15 @@
 """Private names of TensorFlow and Keras that shuffle data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter
-from tensorflow.python.data.ops import shuffle_op
+from tensorflow.python.data.ops import map_op, shuffle_op
 from tensorflow.python.eager import context
+
+# Stateful ops whose results are the same on all workers.
+_SAME = {"Assert", "ReadVariableOp"}
 
 
 def tensorflow_seed() -> int | None:
@@ -31,6 +34,57 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
     return seeds + [
         seed for part in dataset._inputs() for seed in seeds_of_shuffles(part)
     ]
+
+
+def has_random_maps(dataset: tf.data.Dataset) -> bool:
+    """Tell whether what is in a data set's rows may differ between workers.
+
+    So it may where a `map` draws random numbers, or calls Python, and where
+    rows come from Python. TensorFlow has no public way to list the parts of a
+    data set.
+    """
+    is_map = isinstance(
+        dataset, map_op._MapDataset | map_op._ParallelMapDataset
+    )
+    for function in dataset._functions():
+        graph = function.function.graph
+        if _is_random(graph) if is_map else _has_random_maps(graph):
+            return True
+    return any(map(has_random_maps, dataset._inputs()))
+
+
+def _is_random(graph: Any) -> bool:
+    ops = list(_ops(graph, lambda op: True))
+    return any(op.op_def.is_stateful and op.type not in _SAME for op in ops)
+
+
+def _has_random_maps(graph: Any) -> bool:
+    """Tell whether a function makes data sets with such maps."""
+
+    def makes_rows(op: Any) -> bool:
+        return "Map" in op.type and "FlatMap" not in op.type
+
+    return any(
+        op.type == "GeneratorDataset"
+        or (makes_rows(op) and any(map(_is_random, _functions_of(op))))
+        for op in _ops(graph, lambda op: not makes_rows(op))
+    )
+
+
+def _ops(graph: Any, is_entered: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield the ops of a graph, and of the functions that they call."""
+    for op in graph.get_operations():
+        yield op
+        if is_entered(op):
+            for inner in _functions_of(op):
+                yield from _ops(inner, is_entered)
+
+
+def _functions_of(op: Any) -> Iterator[Any]:
+    for attribute in op.node_def.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name:
+                yield op.graph._get_function(function.name).graph
 
 
 def replace_shuffles(

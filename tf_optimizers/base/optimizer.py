@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.adoption import adopt
 from tf_optimizers._compat.keras import (
     OptimizerHooks,
     built_variables,
@@ -89,6 +90,7 @@ class Optimizer(OptimizerHooks):
         self._excluded = Excluded()
         self._where: Any = Replicas()
         self._is_agreed = False
+        self._stepped: frozenset[str] = frozenset()  # By the step traced last.
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create what every optimizer keeps for `variables`.
@@ -101,6 +103,7 @@ class Optimizer(OptimizerHooks):
         """
         if self.built:
             return
+        adopt(self, variables)
         for variable in variables:
             if not is_overwritten(self, variable):
                 check_floating(variable)
@@ -203,15 +206,18 @@ class Optimizer(OptimizerHooks):
                 # replicas would get variables that are never initialized.
                 with tf.init_scope():
                     self.build(trainable_variables)
+            if self.use_ema:
+                self._stepped = frozenset(
+                    variable_key(self, variable)
+                    for variable, gradient in zip(
+                        trainable_variables, grads, strict=True
+                    )
+                    if gradient is not None
+                )
             if not self._is_agreed:
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
         with tf.control_dependencies(last):
-            if self.use_ema and self.gradient_accumulation_steps and self.built:
-                # Callbacks may read the averages before the first update.
-                call_across_replicas(
-                    lambda _: start_averages(self, self._masters, self._where)
-                )
             super().apply(grads, trainable_variables)
 
     def _cast(
@@ -295,12 +301,37 @@ class Optimizer(OptimizerHooks):
                 lambda _: update_averages(self, self._masters, self._where)
             )
 
+    def _start_averages(self) -> None:
+        """Let the averages be the weights, if no update has been made."""
+        if not self.use_ema:
+            return  # They are those of an optimizer around this one.
+        # Callbacks read them outside of the strategy's scope.
+        with strategy_of(self).scope():
+            start_averages(self, self._masters, self._where)
+
     def _overwrite_with_averages(self, variables: list[Any]) -> None:
+        self._start_averages()
         # Keras calls this after training, outside of the strategy's scope.
         with strategy_of(self).scope():
             assign_averages(
-                self, self._masters, map(backend_variable, variables)
+                *(self, self._masters),
+                map(backend_variable, self._averaged(variables)),
             )
+
+    def _averaged(self, variables: list[Any]) -> list[Any]:
+        """Return what of these is averaged, and what else steps have moved.
+
+        Keras passes what is not frozen now. A step that was traced before goes
+        on with what was not frozen then.
+        """
+        by_key = {variable_key(self, v): v for v in built_variables(self)}
+        listed = {variable_key(self, v) for v in variables}
+        return [
+            variable
+            for key, variable in by_key.items()
+            if key in listed
+            or (key in self._stepped and not variable.trainable)
+        ]
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight."""

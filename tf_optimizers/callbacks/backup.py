@@ -27,7 +27,7 @@ from tf_optimizers.callbacks.skip import (
 )
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.checks import check_boolean
-from tf_optimizers.distribute.local_steps import optimizers_of
+from tf_optimizers.distribute.optimizers import build_optimizers
 from tf_optimizers.distribute.workers import Workers
 
 _UNKNOWN = sys.maxsize
@@ -158,17 +158,13 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"{model.name}, which is not. Give it an `Input`, or call it "
                 "on a batch before `fit`."
             )
-        if model.optimizer is not None and not model.optimizer.built:
-            with model.distribute_strategy.scope():
-                model.optimizer.build(model.trainable_variables)
-        for name, optimizer in optimizers_of(model).items():
-            if not optimizer.built:
-                raise ValueError(
-                    "All optimizers of a model must be built to be restored. "
-                    f"Received: `{name}` of {model.name}, which is not. Call "
-                    f"`model.{name}.build(variables)` with those that it "
-                    "updates, before `fit` and in the strategy's scope."
-                )
+        for name in build_optimizers(model):
+            raise ValueError(
+                "All optimizers of a model must be built to be restored. "
+                f"Received: `{name}` of {model.name}, which is not. Call "
+                f"`model.{name}.build(variables)` with those that it "
+                "updates, before `fit` and in the strategy's scope."
+            )
         state = State(model)
         self._workers = Workers(model.distribute_strategy)
         ended = _ENDED[os.path.realpath(self.backup_dir)]

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers.checks import check_integer
+from tf_optimizers.distribute.optimizers import optimizers_of, parts_of
 from tf_optimizers.distribute.workers import Workers
 
 
@@ -41,11 +42,18 @@ class Monitor(keras.callbacks.Callback):
 
     @property
     def optimizer(self) -> Any:
-        """The model's optimizer, without the one that scales its loss."""
-        optimizer = self.model.optimizer
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            return optimizer.inner_optimizer
-        return optimizer
+        """The model's first optimizer of a kind that is measured, or another.
+
+        Without the one that scales its loss.
+        """
+        found = [
+            part
+            for optimizer in optimizers_of(self.model).values()
+            for part in parts_of(optimizer)
+            if not isinstance(part, keras.optimizers.LossScaleOptimizer)
+        ]
+        measured = [part for part in found if isinstance(part, self.optimizers)]
+        return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
         """Return what `after_step` needs to know from before the step."""

@@ -11,9 +11,12 @@ import tensorflow as tf
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.distribute.local_steps import (
     has_common_weights,
-    kind_of,
     local_steppers,
+)
+from tf_optimizers.distribute.optimizers import (
+    kind_of,
     optimizers_of,
+    with_updated,
 )
 
 # The values that a process has of every variable, by name.
@@ -31,7 +34,10 @@ class State:
     def sections(self) -> dict[str, list[keras.Variable]]:
         """The variables that outlive an epoch, and those that do not."""
         return {
-            "lasting": [*self._model.variables, *self.slots],
+            "lasting": [
+                *with_updated(self._model, self._model.variables),
+                *self.slots,
+            ],
             "metrics": self._model.metrics_variables,
         }
 

@@ -13,6 +13,7 @@ At sparsity 0 nothing is selected or rounded: all of v is sent, densely.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -36,6 +37,8 @@ from tf_optimizers.compression.seen import Seen
 from tf_optimizers.compression.sending import send_all, send_largest
 from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
+from tf_optimizers.distribute.agreement import gather_statements
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 
 
 class Accumulator(Protocol):
@@ -95,6 +98,10 @@ class Compressor:
         has_cool_down = self.schedule.rampdown_begin_step is not None
         self._seen = Seen(self._name, has_cool_down)
         self.accumulators: dict[int, Accumulator] = {}
+        self._strategy = strategy
+        self._is_begun = False
+        # A step after the cool-down from which on all that is left is sent.
+        self._late: int | None = None
 
     def add(
         self,
@@ -149,6 +156,8 @@ class Compressor:
 
         `sends_all` says that it exchanges all variables, not these alone.
         """
+        if not self._is_begun:
+            self._begin(optimizer)
         indices = [variable_index(optimizer, v) for v in variables]
         gradients = self._seen.densify(indices, gradients, variables)
         compressed = [
@@ -163,6 +172,34 @@ class Compressor:
             self.rows.count(*each)
         return gradients
 
+    def _begin(self, optimizer: Any) -> None:
+        """Before the first step, find what a loaded state holds back.
+
+        It is sent although the gradient of its variable has become rows, which
+        are not compressed, or the step is after the cool-down, where nothing
+        is held back.
+        """
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                waiting = self._waiting()
+                self._seen.add(waiting)
+                step = int(tf.convert_to_tensor(optimizer.iterations))
+                if waiting and self.schedule.is_over(step):
+                    self._late = step
+        self._is_begun = True
+
+    def _waiting(self) -> list[int]:
+        """Return the indices of residuals that any replica has more than 0 of.
+
+        Under TensorFlow's strategies, any replica of this process: loading
+        divides a sum evenly among all.
+        """
+        own = [i for i, each in self._residuals.items() if each.is_waiting()]
+        if not is_sparse_multi_worker(self._strategy):
+            return own
+        every = gather_statements(self._strategy, "what is held back", own)
+        return sorted(set(itertools.chain(*every)))
+
     def _allocate(self, residuals: Sequence[Residual]) -> None:
         if in_xla() and residuals:
             raise RuntimeError(
@@ -175,7 +212,15 @@ class Compressor:
 
     def stage(self, optimizer: Any) -> tf.Tensor:
         """Return the index of this step's stage in the schedule."""
-        return self.schedule.stage(tf.cast(optimizer.iterations, tf.int64))
+        step = tf.cast(optimizer.iterations, tf.int64)
+        stage = self.schedule.stage(step)
+        if self._late is None:
+            return stage
+        is_late = (step >= self._late) & (
+            step < self._late + self.schedule.sync_every
+        )
+        sends_all = tf.cast(self.schedule.stages.index(0.0), stage.dtype)
+        return tf.where(is_late, sends_all, stage)
 
     def allocate(self) -> None:
         """Prepare to exchange all variables, with or without a gradient."""

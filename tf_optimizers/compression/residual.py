@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.lazy import LazyZeros
-from tf_optimizers.base.replicas import own_component
+from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import (
     Selection,
@@ -62,6 +62,14 @@ class Residual:
         if isinstance(own, LazyZeros):
             with tf.init_scope():
                 own.allocate()
+
+    def is_waiting(self) -> bool:
+        """Tell whether v is not 0 on some replica of this process, eagerly."""
+        return any(
+            not (isinstance(part, LazyZeros) and not part.has_value())
+            and bool(tf.reduce_any(part.read_value() != 0))
+            for part in components(self.variable)
+        )
 
     def add(self, increment: Increment) -> None:
         """Add an increment to v, in one pass over memory."""

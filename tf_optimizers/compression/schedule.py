@@ -61,7 +61,7 @@ class SparsitySchedule:
             )
         self.rampdown_begin_step = rampdown_begin_step
         self._check_rampdown()
-        self._sync_every = sync_every
+        self.sync_every = sync_every
         plan = [*self._way_up(), *self._way_down()]
         self.stages = list(dict.fromkeys(share for _, share in plan))
         self._starts = [start for start, _ in plan]
@@ -76,6 +76,11 @@ class SparsitySchedule:
             return self._order[bisect.bisect(self._starts, step) - 1]
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)
         return tf.gather(self._order, tf.math.count_nonzero(begun) - 1)
+
+    def is_over(self, step: int) -> bool:
+        """Tell whether a step is after the cool-down, if there is one."""
+        has_end = self.rampdown_begin_step is not None
+        return has_end and step >= self._starts[-1]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, for the optimizer's config."""
@@ -103,7 +108,7 @@ class SparsitySchedule:
         for i, share in enumerate(back):
             yield begin + -(-i * last // len(back)), share
         yield begin + last, 0.0
-        yield begin + last + self._sync_every, None
+        yield begin + last + self.sync_every, None
 
     def _check_rampdown(self) -> None:
         begin, end = self.rampdown_begin_step, self.rampup_step

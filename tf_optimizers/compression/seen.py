@@ -1,6 +1,6 @@
 """Which variables have been compressed, and whether a step may have others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_optimizers._compat import Gradient
@@ -19,6 +19,13 @@ class Seen:
         self._name = name
         self._has_cool_down = has_cool_down
         self._indices: set[int] = set()
+
+    def add(self, indices: Iterable[int]) -> None:
+        """Remember variables of which something is held back already.
+
+        As after a state was loaded: what is held back must be sent.
+        """
+        self._indices.update(indices)
 
     def densify(
         self,

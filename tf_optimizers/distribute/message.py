@@ -110,6 +110,21 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 
+def sum_duplicates(part: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return slices with each row once, in the order in which they come.
+
+    The same on all replicas to the bit: a row is summed in that order.
+    """
+    rows, places = tf.unique(part.indices)
+    dtype = part.values.dtype
+    values = part.values
+    if dtype in (tf.float16, tf.bfloat16):
+        values = tf.cast(values, tf.float32)  # Of many, one would round away.
+    totals = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    totals = tf.ensure_shape(totals, [None, *values.shape[1:]])
+    return tf.IndexedSlices(tf.cast(totals, dtype), rows, part.dense_shape)
+
+
 def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     """Return the rows of every replica, without padding."""
     most = _most(counts)

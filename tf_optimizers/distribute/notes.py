@@ -2,60 +2,105 @@
 
 With two replicas on a worker, which take turns, and three elements:
 
-    element            a        b        c
-    has one, rows      1, 4     1, 4     1, 2
-    two later          1, 2     0, 0     0, 0
+    element            a        b        c        c'       c'
+    has one, rows      1, 4     1, 4     1, 2     0, 0     0, 0   ...
+    two later          1, 2     0, 0     0, 0     0, 0     0, 0
+
+c' is the first row of c. A worker whose data have ended goes on with it for as
+long as others have some, as few layers take a batch without rows.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.distribute.uneven_batches import count_rows
+from tf_optimizers.distribute.parts import (
+    blank,
+    rows_in,
+    rows_of_type,
+    take_rows,
+)
+
+# AutoGraph takes longer to read these functions than they take to run.
+_as_it_is = tf.autograph.experimental.do_not_convert
 
 
-def add_notes(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Pair every element with a note on it and on what its replica has next.
+def note_next(
+    dataset: tf.data.Dataset,
+    replicas: int,
+    end: Sequence[int],
+    is_endless: bool = False,
+) -> tf.data.Dataset:
+    """Add to the note on every element that on what its replica has next.
 
     An element comes when the one that is `replicas` later is there, too.
 
     Args:
-        dataset: That of a worker.
+        dataset: That of a worker: pairs of an element and a note, an int32
+            vector.
         replicas: How many draw from it, in turn.
+        end: The note on what comes after the last element.
+        is_endless: Whether to go on after that with the first row of the last
+            element, none of which counts.
 
     Returns:
-        Elements, each with an int32 [1, 2, 2]: in the first row, 1 and the
-        rows of the element; in the second, those of the later one, zeros if
-        there is none.
+        Elements, each with an int32 [1, 2, size of a note].
     """
-    spec = dataset.element_spec
+    spec, _ = dataset.element_spec
 
-    def note(*parts: Any) -> Any:
-        element = parts if isinstance(spec, tuple) else parts[0]
-        rows = count_rows(element)
-        rows = 0 if rows is None else tf.cast(rows, tf.int32)
-        return _close(element), tf.stack([1, rows])
+    @_as_it_is
+    def close(element: Any, note: tf.Tensor) -> Any:
+        return _close(element), _has_rows(element), note
 
-    def end(_: tf.Tensor) -> Any:
-        return _nothing()
+    def nothing() -> Any:
+        return _close(blank(spec)), tf.constant(False), tf.constant(end)
 
-    def add_later(waiting: Any, last: Any) -> Any:
-        (box, here), *others = waiting
-        later = last[1]
-        return (*others, last), (box, tf.stack([here, later])[tf.newaxis])
+    @_as_it_is
+    def add_later(state: Any, last: Any) -> Any:
+        full, (box, has_rows, here), *others = state
+        # What there is to repeat a row of.
+        full = tf.cond(has_rows, lambda: box, lambda: full)
+        notes = tf.stack([here, last[2]])[tf.newaxis]
+        return (full, *others, last), (full, has_rows, notes)
 
+    @_as_it_is
+    def open_box(box: tf.Tensor, has_rows: tf.Tensor, notes: tf.Tensor) -> Any:
+        def repeated() -> tf.Tensor:
+            return _close(_first_row(_open(box, spec), spec))
+
+        return _open(tf.cond(has_rows, lambda: box, repeated), spec), notes
+
+    @_as_it_is
+    def end_with(_: tf.Tensor) -> Any:
+        return nothing()
+
+    ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
     return (
-        dataset.map(note)
-        .concatenate(tf.data.Dataset.range(replicas).map(end))
-        .scan((_nothing(),) * replicas, add_later)
+        dataset.map(close)
+        .concatenate(ends.map(end_with))
+        .scan((nothing()[0], *[nothing()] * replicas), add_later)
         .skip(replicas)
-        .map(lambda box, note: (_open(box, spec), note))
+        .map(open_box)
     )
 
 
-def _nothing() -> tuple[tf.Tensor, tf.Tensor]:
-    """Return an empty box, and the note of no element."""
-    return tf.raw_ops.OptionalNone(), tf.zeros([2], tf.int32)
+def _has_rows(element: Any) -> tf.Tensor:
+    """Tell an element with rows from an empty one, which few layers take."""
+    rows = [rows_in(value) for value in tf.nest.flatten(element)]
+    counts = [count for count in rows if count is not None]
+    return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
+
+
+def _first_row(element: Any, spec: Any) -> Any:
+    """Return the first row, but of what must have some number all of them."""
+    return tf.nest.map_structure(
+        lambda value, kind: (
+            value if rows_of_type(kind) else take_rows(value, 0, 1)
+        ),
+        element,
+        spec,
+    )
 
 
 def _close(element: Any) -> tf.Tensor:
@@ -67,10 +112,14 @@ def _close(element: Any) -> tf.Tensor:
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
-        components=[
-            tf.raw_ops.DeepCopy(x=leaf) for leaf in leaves if leaf is not None
-        ]
+        components=[_copy(leaf) for leaf in leaves if leaf is not None]
     )
+
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+    # A variant holds what nobody writes into, and cannot be copied.
+    is_variant = tensor.dtype == tf.variant
+    return tensor if is_variant else tf.raw_ops.DeepCopy(x=tensor)
 
 
 def _open(box: tf.Tensor, spec: Any) -> Any:

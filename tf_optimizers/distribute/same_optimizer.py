@@ -43,6 +43,8 @@ def _without_names(settings: Any) -> Any:
 
     Keras numbers names by how many a worker has created before.
     """
+    if isinstance(settings, (list, tuple)):
+        return [_without_names(each) for each in settings]
     if not isinstance(settings, dict):
         return settings
     return {

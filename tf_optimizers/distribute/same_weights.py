@@ -7,11 +7,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.adoption import bring_in
 from tf_optimizers.distribute.agreement import check_agreement
 from tf_optimizers.distribute.digests import digests
-from tf_optimizers.distribute.local_steps import (
-    has_common_weights,
+from tf_optimizers.distribute.local_steps import has_common_weights
+from tf_optimizers.distribute.optimizers import (
+    is_wrapper,
     optimizers_of,
+    parts_of,
+    with_updated,
 )
 
 
@@ -31,24 +35,11 @@ class EpochCheck:
     def watch(self, model: keras.Model) -> None:
         """Check a model from now on.
 
-        Raises:
-            ValueError: If it has metrics that would not be of all workers.
+        Metrics that were made outside of the scope would count the rows of
+        this worker alone.
         """
-        self._check_metrics(model)
+        bring_in(self._strategy, model.metrics_variables)
         self._models.add(model)
-
-    def _check_metrics(self, model: keras.Model) -> None:
-        extended = self._strategy.extended
-        for variable in model.metrics_variables:
-            is_here = extended.variable_created_in_scope(variable.value)
-            if extended.workers > 1 and not is_here:
-                raise ValueError(
-                    "Metrics must be created in the scope of the model's "
-                    f"strategy. Received: `{variable.path}`, created "
-                    "elsewhere, where it would count this worker's rows alone. "
-                    "Create metrics, and call `compile`, in "
-                    "`with strategy.scope():`."
-                )
 
     def on_read(self, variable: Any) -> None:
         """Check the model, if any, whose metric all are about to read."""
@@ -61,7 +52,9 @@ class EpochCheck:
     def _check(self, model: keras.Model) -> None:
         components = self._strategy.experimental_local_results
         is_alike = has_common_weights(model)
-        variables = model.trainable_variables if is_alike else []
+        variables = (
+            with_updated(model, model.trainable_variables) if is_alike else []
+        )
         weights = {
             f"weight {i}": digests(
                 part.numpy() for part in components(weight.value)
@@ -82,12 +75,16 @@ class EpochCheck:
 
 def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
     """Return the learning rate, or those of all optimizers in these."""
-    parts: list[Any] = []
-    for optimizer in optimizers:
-        while hasattr(optimizer, "inner_optimizer"):
-            optimizer = optimizer.inner_optimizer
-        parts += getattr(optimizer, "optimizers", [optimizer])
-    rates = [tf.convert_to_tensor(part.learning_rate).numpy() for part in parts]
+    parts = {
+        id(part): part
+        for optimizer in optimizers
+        for part in parts_of(optimizer)
+        if not is_wrapper(part)
+    }
+    rates = [
+        tf.convert_to_tensor(part.learning_rate).numpy()
+        for part in parts.values()
+    ]
     if len(rates) == 1:
         return {"learning_rate": str(rates[0])}
     return {

@@ -1,5 +1,6 @@
 """The scalars that replicas return, reduced together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,15 +14,31 @@ class ScalarsOfRun:
     others with it.
     """
 
-    def __init__(self, strategy: Any, outputs: Any) -> None:
+    def __init__(
+        self, strategy: Any, outputs: Any, alike: Sequence[Any] = ()
+    ) -> None:
+        """Keep the scalars.
+
+        Args:
+            strategy: The strategy.
+            outputs: What its replicas have returned.
+            alike: What is the same on all of them, scalars or others.
+        """
         self._strategy = strategy
         self._graph = tf.compat.v1.get_default_graph()
+        self._reduced: list[tuple[Any, Any, Any]] = [
+            (value, tf.distribute.ReduceOp.MEAN, self._local(value))
+            for value in alike
+        ]
         self._waiting = [
             value
             for value in tf.nest.flatten(outputs)
-            if _is_scalar(strategy.experimental_local_results(value)[0])
+            if _is_scalar(self._local(value))
+            and not any(value is other for other in alike)
         ]
-        self._reduced: list[tuple[Any, Any, Any]] = []
+
+    def _local(self, value: Any) -> Any:
+        return self._strategy.experimental_local_results(value)[0]
 
     def reduce(self, reduce_op: Any, value: Any) -> Any:
         """Return the value reduced, or None if it is not one of these."""
@@ -29,7 +46,7 @@ class ScalarsOfRun:
             return None
         if any(value is other for other in self._waiting):
             results = self._reduce_together(reduce_op, self._waiting)
-            self._reduced = [
+            self._reduced += [
                 (other, reduce_op, result)
                 for other, result in zip(self._waiting, results, strict=True)
             ]

@@ -6,6 +6,7 @@ and sees others twice. If they count different numbers of batches, they wait for
 each other forever.
 """
 
+import itertools
 import pickle
 import random
 import secrets
@@ -26,6 +27,7 @@ from tf_optimizers.distribute.agreement import (
     gather_statements,
     raise_together,
 )
+from tf_optimizers.distribute.parts import is_split
 
 _POLICIES = tf.data.experimental.AutoShardPolicy
 _BATCHES = {
@@ -38,19 +40,26 @@ class _ShuffleSeed:
     """The seed to shuffle data by, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
+    _numbers = itertools.count()
 
     def set(self, seed: int) -> None:
         """Shuffle by a seed from now on."""
         if self._seed is None:
-            replace_shuffles(self._seed_of_dataset, self._shuffle_of_arrays)
-        self._seed = seed
+            replace_shuffles(self._next_seed, self._shuffle_of_arrays)
+        self._seed, self._numbers = seed, itertools.count()
 
-    def _seed_of_dataset(self) -> int | None:
-        return self._seed if tensorflow_seed() is None else None
+    def _next_seed(self) -> int | None:
+        """Return a seed that no other shuffle has, unless the user has one.
+
+        Rows of two data sets that are shuffled alike would come in pairs.
+        """
+        if self._seed is None or tensorflow_seed() is not None:
+            return None
+        return (self._seed + next(self._numbers)) % 2**31
 
     def _shuffle_of_arrays(self) -> Callable | None:
         """Return a function that shuffles differently in every epoch."""
-        seed = self._seed_of_dataset()
+        seed = self._next_seed()
         if seed is None:
             return None
         with tf.device("CPU:0"):
@@ -99,7 +108,7 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     The order in which parallel parts are done, which
     `options.deterministic=False` allows, differs between workers.
     """
-    if not _is_shared(dataset):
+    if not is_shared(dataset):
         return dataset
     options = tf.data.Options()
     options.deterministic = True
@@ -115,8 +124,8 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown one.
     """
-    is_shared = _is_shared(dataset)
-    seeds = seeds_of_shuffles(dataset) if is_shared else []
+    is_same = is_shared(dataset)
+    seeds = seeds_of_shuffles(dataset) if is_same else []
     heard = gather_statements(
         strategy,
         "the distribution of data",
@@ -140,16 +149,17 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
             "`OFF`."
         )
     # Workers with data of their own may use seeds of their own.
-    if is_shared:
+    if is_same:
         adopt_seeds(proposals)
 
 
-def _is_shared(dataset: Any) -> bool:
+def is_shared(dataset: Any) -> bool:
     """Return whether every worker goes through the whole data set."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    return policy in (_POLICIES.AUTO, _POLICIES.DATA)
+    is_by_rows = policy in (_POLICIES.AUTO, _POLICIES.DATA)
+    return is_by_rows and is_split(dataset.element_spec)
 
 
 def _by_worker(values: Sequence[Any]) -> str:

@@ -7,7 +7,8 @@
     [a b.values b.indices c]          one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
-    a: 4 entries, b: 4 rows, those of worker 0 first
+    a: 4 entries, b: up to 4 rows, those of worker 0 first; the sum of both
+       where they have the same
     c: dense and small, the sum of both
 
 Padding needs to know the rows of everybody. They travel ahead, all in one
@@ -23,16 +24,24 @@ import tensorflow as tf
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.extended import MultiWorkerExtendedHooks
 from tf_optimizers._compat.replicas import in_xla
+from tf_optimizers.distribute import drawn
 from tf_optimizers.distribute.dense import is_gathered
 from tf_optimizers.distribute.entries import Entries
-from tf_optimizers.distribute.message import layout, pack, unpack
+from tf_optimizers.distribute.message import (
+    layout,
+    pack,
+    sum_duplicates,
+    unpack,
+)
 
 
 class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
     """Collectives that pack sparse values, and dense ones of any dtype.
 
     The results are those of TensorFlow's own, which needs three all-gathers
-    per `IndexedSlices` and cannot pack different dtypes.
+    per `IndexedSlices` and cannot pack different dtypes; but every row of
+    `IndexedSlices` comes once. Keras's optimizers square duplicate rows apart,
+    and two replicas often have the same, as of position embeddings.
     """
 
     def all_reduce(
@@ -125,6 +134,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduceHooks):
             kind = layout(entries, slices, dense)
             words = self.all_gather(pack(*own), replica_id, options, kind)
             gathered, parts, sums = unpack(words, *own, self.replicas)
+            parts = list(map(sum_duplicates, parts))
         return gathered, {None: parts, **dict(zip(small, sums, strict=True))}
 
 
@@ -135,6 +145,7 @@ class SparseExtended(MultiWorkerExtendedHooks):
     """
 
     collectives = SparseCollectiveAllReduce
+    drawn = drawn  # What workers tell each other of a batch ahead.
 
     def exchange(
         self, entries: Sequence[Entries], values: Sequence[Any]

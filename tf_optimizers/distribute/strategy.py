@@ -4,12 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.adoption import adopt_optimizers_of_keras
 from tf_optimizers._compat.building import build_from_specs
-from tf_optimizers._compat.counted import rows_of_all
-from tf_optimizers._compat.look_ahead import look_ahead
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers.distribute.agreement import (
     check_agreement,
@@ -21,22 +19,19 @@ from tf_optimizers.distribute.cluster import (
     check_in_time,
     check_options,
 )
+from tf_optimizers.distribute.gathering import gather_any
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
-from tf_optimizers.distribute.notes import add_notes
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
-from tf_optimizers.distribute.shared_data import (
-    adopt_seeds,
-    agree_on_data,
-    in_one_order,
-    propose_seeds,
+from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
+from tf_optimizers.distribute.sharing import (
+    distribute_dataset,
+    distribute_from_function,
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
-from tf_optimizers.distribute.uneven_batches import (
-    weigh_uneven_batches,
-    with_batch_size,
-)
+from tf_optimizers.distribute.steps import Steps, own_rows
+from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
 from tf_optimizers.distribute.versions import check_versions, versions
 from tf_optimizers.distribute.whole_runs import after_its_arguments, run_whole
@@ -94,6 +89,8 @@ class SparseMultiWorkerMirroredStrategy(
             its data, or computes something on its own, before they agree on
             what comes next. Half an hour, unless you set it. No collective
             waits in the meantime.
+        compares_data: Whether a batch that differs between workers which share
+            their data is an error. True, unless you set it before `fit`.
 
     Raises:
         TypeError: If an argument is of another class.
@@ -104,6 +101,7 @@ class SparseMultiWorkerMirroredStrategy(
     """
 
     agreement_seconds: float = 1800.0
+    compares_data: bool = True
 
     def __init__(
         self, cluster_resolver: Any = None, communication_options: Any = None
@@ -117,8 +115,10 @@ class SparseMultiWorkerMirroredStrategy(
         )
         weigh_uneven_batches()
         agree_on_overflow()
+        adopt_optimizers_of_keras(is_sparse_multi_worker)
         build_from_specs(is_sparse_multi_worker)
         self._epoch_check = EpochCheck(self)
+        self._steps = Steps(self, self._epoch_check.watch)
         self._scalars = ScalarsOfRun(self, [])
         self._agree()
 
@@ -149,12 +149,7 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If data differ in length or order between workers.
         """
-        distributed = super().experimental_distribute_dataset(
-            in_one_order(dataset) if self.extended.workers > 1 else dataset,
-            options,
-        )
-        self._agree_on_data(dataset, distributed)
-        return distributed
+        return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any = None
@@ -166,16 +161,7 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If data differ in length between workers.
         """
-        distributed = super().distribute_datasets_from_function(
-            dataset_fn, options
-        )
-        self._agree_on_data(None, distributed)
-        return distributed
-
-    def _agree_on_data(self, dataset: Any, distributed: Any) -> None:
-        if self.extended.workers > 1 and tf.executing_eagerly():
-            agree_on_data(self, dataset, distributed.cardinality)
-            look_ahead(distributed, add_notes)
+        return distribute_from_function(self, dataset_fn, options)
 
     def run(
         self,
@@ -187,22 +173,39 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return what each returned.
 
         Scalars that it returns are reduced together, when the first of them
-        is. In a Keras model's step, a replica's loss is weighted by its share
-        of the global batch's rows.
+        is. A Keras model's `train_step` and `test_step` compute what one
+        process would from the rows that a replica has. Gradients then count by
+        the replica's share of the global batch's rows.
         """
-        model = getattr(fn, "__self__", None)
-        if isinstance(model, keras.Model) and self.num_replicas_in_sync > 1:
-            self._epoch_check.watch(model)
-            fn = with_batch_size(fn, rows_of_all((args, kwargs)))
+        step = self._steps.of(fn, args, kwargs)
+        run = functools.partial(super().run, options=options)
+        alike: list[Any] = []
+        if step is None:
+            fn = own_rows(fn, (args, kwargs or {}))
+            outputs = self._run(run, fn, args, kwargs)
+        else:
+            with step.noted():
+                outputs = self._run(run, step, step.args, kwargs)
+            outputs, alike = step.finish(self, outputs)
+        self._scalars = ScalarsOfRun(self, outputs, alike)
+        return outputs
+
+    def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
         if not tf.executing_eagerly():
             fn = after_its_arguments(fn)
-        outputs = run_whole(
-            self,
-            functools.partial(super().run, fn, args, kwargs, options),
-            (args, kwargs),
+        return run_whole(
+            self, functools.partial(run, fn, args, kwargs), (args, kwargs)
         )
-        self._scalars = ScalarsOfRun(self, outputs)
-        return outputs
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Join the replicas' values, which may be of any dtype, along `axis`.
+
+        `predict` does so with predictions.
+        """
+        gather = super().gather
+        return tf.nest.map_structure(
+            lambda value: gather_any(self, gather, value, axis), value
+        )
 
     def reduce(
         self, reduce_op: Any, value: Any, axis: int | None = None

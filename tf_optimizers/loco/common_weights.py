@@ -119,11 +119,13 @@ class EnoughRounds(keras.callbacks.Callback):
 
 
 def _statistics(model: keras.Model) -> list[keras.Variable]:
-    """Return the statistics of `BatchNormalization`, if they change."""
+    """Return the statistics of `BatchNormalization`, frozen or not.
+
+    A step that was traced before a layer was frozen still changes them.
+    """
     return [
         variable
         for layer in layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        for variable in layer.non_trainable_variables
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built
+        for variable in (layer.moving_mean, layer.moving_variance)
     ]

@@ -13,6 +13,7 @@ from tf_optimizers._compat.alone import (
     replaced,
     unconstrained,
 )
+from tf_optimizers._compat.keras import built_variables
 from tf_optimizers._compat.lazy import replica_variables_on
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
@@ -91,19 +92,17 @@ class LocalSteps:
             for variable, weight in zip(moved, weights, strict=True)
         ]
         switched_off = unconstrained(shown)
-        if len(parts) > 1:
-            # `MultiOptimizer` takes a gradient, or None, for every variable.
-            pairs = zip(gradients, shown, strict=True)
-            by_index = dict(zip(indices, pairs, strict=True))
-            every = [
-                by_index.get(i, (None, variable))
-                for i, variable in enumerate(self._variables)
-            ]
-            gradients, shown = map(list, zip(*every, strict=True))
         with self._alone(moved), replaced(switched_off):
             for part in parts:
                 part.iterations.assign(updates)
-            self._optimizer.apply(gradients, shown)
+            for part in parts[1:] or parts:
+                # `MultiOptimizer` takes no group without a gradient.
+                known = set(map(id, built_variables(part)))
+                own = [i for i, v in enumerate(moved) if id(v) in known]
+                if own:
+                    part.apply(
+                        [gradients[i] for i in own], [shown[i] for i in own]
+                    )
 
     def movements(
         self,

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.adoption import adopt
 from tf_optimizers._compat.averages import show_averages
 from tf_optimizers._compat.keras import (
     is_overwritten,
@@ -22,9 +23,10 @@ from tf_optimizers.base.weight_decay import check_exclusions
 from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.loco.checks import check_excluded, check_under
+from tf_optimizers.distribute.local_steps import note_local_steps
+from tf_optimizers.loco.checks import check_excluded, check_under, parts_of
 from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
-from tf_optimizers.loco.rounds import Rounds
+from tf_optimizers.loco.rounds import Choice, Rounds
 
 # Arguments that the inner optimizer takes in the wrapper's place.
 _OF_THE_INNER = (
@@ -105,6 +107,8 @@ class LocalOptimizer(Optimizer):
         """Create the residuals and the inner optimizer's state."""
         if self.built:
             return
+        for part in [self, *parts_of(self.inner_optimizer)]:
+            adopt(part, variables)
         strategy = strategy_of(self)
         checked = self.inner_optimizer, strategy, variables, self._refused
         check_under(*checked)
@@ -132,6 +136,7 @@ class LocalOptimizer(Optimizer):
                 if not is_overwritten(self, variable):
                     self._compressor.add(self, variable, movement)
             if self.sync_every > 1:
+                note_local_steps(self)
                 self._rounds = Rounds(self, variables, masters, self.sync_every)
 
     def _update(
@@ -156,34 +161,40 @@ class LocalOptimizer(Optimizer):
         )
         self._steps.step(*step)
         self._store(variables, weights)
-        self._end_round(self._rounds, variables, self._rounds.count())
+        due = self._rounds.exchanges(variables, self._rounds.count())
+        self._end_round(self._rounds, due, variables)
 
     def _end_round(
         self,
         rounds: Rounds,
+        due: Sequence[tuple[Choice, tf.Tensor | None]],
         stepped: Sequence[tf.Variable] = (),
-        is_due: tf.Tensor | None = None,
     ) -> None:
         """Exchange what weights have moved by in a round, if it is over.
 
         Args:
             rounds: Knows what they were when it began.
+            due: Choices of weights, of which at most one is due; None says
+                that it is.
             stepped: Variables of a step of Keras, if this is part of one.
-            is_due: Whether it is over; None says that it is.
         """
         self._compressor.allocate()
-        variables = rounds.trained
         is_known = self._compressor.rows.indices is not None
 
-        def end(sparsity: float | None, _: list[Gradient]) -> None:
+        def end(
+            choice: Choice, sparsity: float | None, _: list[Gradient]
+        ) -> None:
+            variables = rounds.chosen(choice)
             weights = self._weights(variables)
-            movements = rounds.end(weights)
+            movements = rounds.end(weights, choice)
             self._store(variables, weights)
             # Before it is known what is not compressed, all is sent.
             self._send(variables, sparsity if is_known else None, movements)
-            rounds.constrain(stepped)
+            rounds.constrain(stepped, choice)
 
-        self._compressor.at_stage(self, [], end, is_due)
+        for choice, is_due in due:
+            exchange = functools.partial(end, choice)
+            self._compressor.at_stage(self, [], exchange, is_due)
 
     def _send(
         self,

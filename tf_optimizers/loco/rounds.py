@@ -11,9 +11,8 @@ A synchronization may come early, where weights are about to be read.
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import is_overwritten
@@ -22,6 +21,8 @@ from tf_optimizers.base.replicas import (
     components,
     own_component,
 )
+
+Choice: TypeAlias = tuple[bool, ...]  # Of all variables of an optimizer.
 
 
 class Rounds:
@@ -59,7 +60,13 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
-        self._stepped_frozen: set[int] = set()
+        # Which of them have moved in this round. Not saved: a round that is
+        # resumed may have moved all.
+        self._moved = tf.Variable(
+            tf.zeros([len(self._starts)], tf.int64),
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
         self._early: dict[Hashable, Callable[[], Any]] = {}
 
     @property
@@ -72,20 +79,6 @@ class Rounds:
         """All variables, of TensorFlow."""
         return [backend_variable(variable) for variable, _ in self._starts]
 
-    @property
-    def trained(self) -> list[tf.Variable]:
-        """Those that move; not what has been frozen."""
-        return [backend_variable(variable) for variable, _ in self._trained()]
-
-    def _trained(self) -> list[tuple[Any, keras.Variable]]:
-        return list(itertools.compress(self._starts, self._are_trained()))
-
-    def _are_trained(self) -> list[bool]:
-        return [
-            variable.trainable or i in self._stepped_frozen
-            for i, (variable, _) in enumerate(self._starts)
-        ]
-
     def begin(
         self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
     ) -> None:
@@ -93,17 +86,46 @@ class Rounds:
 
         `stepped` are the variables of the step that follows.
         """
-        self._stepped_frozen |= {
-            i
-            for i, (variable, _) in enumerate(self._starts)
-            if not variable.trainable and _is_in(stepped, variable)
-        }
 
         def note() -> None:
             for (_, start), weight in zip(self._starts, weights, strict=True):
                 own_component(start).assign(weight)
 
-        tf.cond(own_component(self._taken) == 0, note, lambda: None)
+        taken = own_component(self._taken)
+        tf.cond(taken == 0, note, lambda: None)
+        moved = own_component(self._moved)
+        steps = [_is_in(stepped, variable) for variable, _ in self._starts]
+        known = self._known(taken.read_value(), moved.read_value())
+        moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
+
+    def _known(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
+        """Return what may have moved; in a round that is resumed, all."""
+        is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
+        return tf.where(is_resumed, tf.ones_like(moved), moved)
+
+    def exchanges(
+        self, stepped: Sequence[tf.Variable], is_due: tf.Tensor
+    ) -> list[tuple[Choice, tf.Tensor]]:
+        """Return choices of variables to exchange, and whether each is due.
+
+        Usually those that are not frozen, and those of a step that is being
+        traced. Another step may have moved others in this round: what has been
+        traced goes on after a variable was frozen.
+        """
+        usual = tuple(
+            variable.trainable or _is_in(stepped, variable)
+            for variable, _ in self._starts
+        )
+        if all(usual):
+            return [(usual, is_due)]
+        moved = own_component(self._moved).read_value()
+        others = tf.reduce_any((moved > 0) & ~tf.constant(usual))
+        every = (True,) * len(usual)
+        return [(usual, is_due & ~others), (every, is_due & others)]
+
+    def chosen(self, choice: Choice) -> list[tf.Variable]:
+        """Return the variables, of TensorFlow, of a choice."""
+        return list(itertools.compress(self.variables, choice))
 
     def count(self) -> tf.Tensor:
         """Count a local step; tell whether it was the last of its round."""
@@ -111,9 +133,12 @@ class Rounds:
         taken.assign_add(1)
         return taken >= self.steps
 
-    def end(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Return how far this replica's trained weights moved; undo that."""
-        starts = [own_component(start) for _, start in self._trained()]
+    def end(
+        self, weights: Sequence[tf.Variable], choice: Choice
+    ) -> list[tf.Tensor]:
+        """Return how far this replica's chosen weights moved; undo that."""
+        chosen = itertools.compress(self._starts, choice)
+        starts = [own_component(start) for _, start in chosen]
         movements = []
         for start, weight in zip(starts, weights, strict=True):
             with tf.device(start.device):
@@ -121,14 +146,16 @@ class Rounds:
         for start, weight in zip(starts, weights, strict=True):
             weight.assign(start)
         own_component(self._taken).assign(0)
+        moved = own_component(self._moved)
+        moved.assign(tf.zeros_like(moved))
         return movements
 
-    def constrain(self, stepped: Sequence[tf.Variable]) -> None:
+    def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
         """Apply constraints, but of the variables of a step.
 
         Keras applies theirs after it.
         """
-        for variable, _ in self._trained():
+        for variable, _ in itertools.compress(self._starts, choice):
             if variable.constraint and not _is_in(stepped, variable):
                 own = own_component(variable)
                 own.assign(variable.constraint(own))
@@ -136,18 +163,26 @@ class Rounds:
     def end_early(
         self,
         strategy: tf.distribute.Strategy,
-        end: Callable[[], None],
+        end: Callable[[Choice], None],
         sparse: Hashable,
     ) -> None:
-        """Call `end` on every replica.
+        """Call `end` on every replica, with the variables to exchange.
 
-        It is traced once for each set of sparse gradients, and of variables
-        that are not frozen.
+        Those that are not frozen, or have moved in this round. It is traced
+        once for each set of them, and of sparse gradients.
         """
-        key = sparse, *self._are_trained()
+        taken = tf.constant(self.taken, tf.int64)
+        moved = self._known(taken, components(self._moved)[0].read_value())
+        choice = tuple(
+            variable.trainable or bool(has_moved)
+            for (variable, _), has_moved in zip(
+                self._starts, moved.numpy(), strict=True
+            )
+        )
+        key = sparse, choice
         if key not in self._early:
             self._early[key] = tf.function(
-                lambda: strategy.run(end), autograph=False
+                lambda: strategy.run(end, (choice,)), autograph=False
             )
         self._early[key]()
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.averages import shares_averages
+from tf_optimizers._compat.averages import with_components
 from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers._compat.replicas import call_across_replicas, update_each
 from tf_optimizers.base.accumulation import Accumulators
@@ -27,7 +27,6 @@ from tf_optimizers.offload.host import (
 )
 
 
-@shares_averages
 class HostOptimizer(Optimizer):
     """An optimizer that steps on the host, once per worker process.
 
@@ -57,6 +56,9 @@ class HostOptimizer(Optimizer):
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
+
+    def _shown_averages(self, averages: list[Any]) -> list[Any]:
+        return with_components(self, averages)
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]

@@ -12,7 +12,7 @@ from versions import KERAS
 
 import tf_optimizers as tfo
 from tf_optimizers._compat import coordination
-from tf_optimizers._compat.counted import rows_of_all
+from tf_optimizers._compat.counted import rows_of
 from tf_optimizers._compat.look_ahead import FIRST_BATCH
 
 # Older ones draw in the function of the step.
@@ -95,8 +95,8 @@ def own_lengths(strategy):
         return tf.data.Dataset.range(rows).filter(lambda i: i >= 0).batch(2)
 
     def rows(batch):
-        local = strategy.experimental_local_results(batch)
-        return [tf.stack([tf.size(part) for part in local]), rows_of_all(batch)]
+        counted = rows_of(batch)
+        return [tf.stack(counted.own), counted.total]
 
     data = strategy.distribute_datasets_from_function(make)
     draw = tf.function(lambda iterator: rows(next(iterator)))
@@ -170,11 +170,11 @@ def eagerly_and_not(strategy):
     growing = tf.data.Dataset.range(1, 21).map(lambda rows: tf.zeros([rows]))
     data = strategy.distribute_datasets_from_function(lambda _: growing)
     first, second = iter(data), iter(data)
-    passed = tf.function(lambda iterator: rows_of_all(next(iterator)))
-    captured = tf.function(lambda: rows_of_all(next(first)))
-    turns = [lambda: rows_of_all(next(first)), lambda: passed(first)]
+    passed = tf.function(lambda iterator: rows_of(next(iterator)).total)
+    captured = tf.function(lambda: rows_of(next(first)).total)
+    turns = [lambda: rows_of(next(first)).total, lambda: passed(first)]
     turns += [lambda: passed(second), *turns, captured]
-    turns += [lambda: rows_of_all(next(second)), captured]
+    turns += [lambda: rows_of(next(second)).total, captured]
     return [int(turn()) for turn in turns]
 
 

@@ -1,5 +1,6 @@
 """A script of several strategies, as Keras's guide has: `guide.py PART...`."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -7,13 +8,14 @@ import sys
 
 import keras
 import numpy as np
+import own_steps
 import tensorflow as tf
 from real_workers import report
 
 import tf_optimizers as tfo
 
 Strategy = tfo.SparseMultiWorkerMirroredStrategy
-FOLDER = pathlib.Path(os.environ["FOLDER"])
+FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
 ROWS = np.arange(24.0, dtype="float32")[:, None]
 
 
@@ -145,6 +147,21 @@ def uncompiled():
         model = Counting()
     strategy.run(model.step, (tf.constant(1.0 + worker_of(strategy)),))
     return float(model.mean.result())
+
+
+def steps():
+    """Models, losses and metrics that users write, and what these predict."""
+    strategy = Strategy()
+    results = {}
+    for name in ("VAE", "GAN", "total"):
+        with strategy.scope():
+            model, logs = own_steps.fit(name)
+        results[name] = {
+            "weights": as_lists(v.numpy() for v in model.trainable_variables),
+            "logs": as_lists(map(np.asarray, logs)),
+        }
+    with strategy.scope():
+        return results | {"predictions": own_steps.predictions()}
 
 
 def another_cluster():
@@ -330,15 +347,77 @@ def kinds():
     return losses
 
 
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.001),
+    "adam": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.1, 6),
+        use_ema=True,
+        gradient_accumulation_steps=2,
+    ),
+    "dgc": lambda: tfo.DGCMomentum(0.001, min_compress_size=1),
+    "offload": lambda: tfo.AdamOffload(0.1),
+}
+
+
 def outside():
-    """The error of a metric that was not made in the scope."""
+    """What `compile` out of the scope does, and in it."""
     strategy = Strategy()
-    metric = keras.metrics.MeanAbsoluteError(name="mine")
-    metric.update_state([0.0], [0.0])
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=[metric])
-    return message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
+    results = {}
+    for name, make in OPTIMIZERS.items():
+        for is_inside in (True, False):
+            keras.utils.set_random_seed(0)
+            with strategy.scope():
+                model = keras.Sequential(
+                    [keras.Input((1,)), keras.layers.Dense(1)]
+                )
+            with strategy.scope() if is_inside else contextlib.nullcontext():
+                metric = keras.metrics.MeanAbsoluteError(name="mine")
+                model.compile(make(), "mse", metrics=[metric])
+            history = model.fit(
+                *(ROWS, ROWS / 24),
+                epochs=2,
+                batch_size=8,
+                shuffle=False,
+                verbose=0,
+            )
+            results[f"{name} {is_inside}"] = {
+                "history": history.history,
+                "weights": as_lists(model.get_weights()),
+                "state": as_lists(v.numpy() for v in model.optimizer.variables),
+            }
+    return results
+
+
+class Positions(keras.layers.Layer):
+    """Adds an embedding of the position, as Transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(5, 3)
+
+    def build(self, shape):
+        self.embedding.build(shape)
+
+    def call(self, x):
+        return x + self.embedding(tf.range(5))
+
+
+def trained_positions(name):
+    """Return the weights of an embedding whose rows all replicas have."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((5, 3)), Positions(), keras.layers.Dense(2)]
+    )
+    model.compile(getattr(keras.optimizers, name)(0.1), "mse")
+    x = np.random.default_rng(0).random((8, 5, 3)).astype("float32")
+    model.fit(x, x[..., :2], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return as_lists(model.get_weights())
+
+
+def rows():
+    """What Keras's optimizers make of rows that all workers send."""
+    with Strategy().scope():
+        return {n: trained_positions(n) for n in ("Adam", "RMSprop")}
 
 
 def seeds():
@@ -403,12 +482,111 @@ def counts():
     }
 
 
+def drawn_alone(strategy):
+    """Return the rows of data of which a worker could see different ones."""
+    alone = worker_of(strategy) == 0
+
+    def shuffle_rows(*pair):
+        order = tf.random.shuffle(tf.range(6))
+        return tuple(tf.gather(part, order) for part in pair)
+
+    shuffled = pairs().shuffle(24, seed=3)
+    if alone:
+        list(shuffled.take(1))
+    return {
+        "looked at before": shuffled.batch(6),
+        "shuffled in a map": pairs()
+        .batch(24)
+        .map(lambda x, y: (tf.random.shuffle(x),) * 2)
+        .unbatch()
+        .batch(6),
+        "filtered": pairs()
+        .filter(lambda x, y: tf.random.uniform([]) < 0.7)
+        .repeat(10)
+        .batch(6),
+        "before": tf.data.Dataset.from_tensor_slices(
+            (np.roll(ROWS, int(alone)),) * 2
+        ).batch(6),
+    }
+
+
+def compared():
+    """The errors of workers that draw different rows, and of augmented ones."""
+    strategy = Strategy()
+    model = seeing_model(strategy)
+
+    def message(data):
+        model.epochs = [[]]
+        return error_of_graph(lambda: model.fit(data, verbose=0))
+
+    messages = {
+        name: message(data) for name, data in drawn_alone(strategy).items()
+    }
+
+    def augment(x, y):
+        return x + tf.random.uniform(tf.shape(x)), y
+
+    augmented = pairs().batch(6).map(augment)
+    return {
+        "differ": messages,
+        "augmented": message(augmented),
+        "like one": message(
+            pairs().batch(1).map(lambda x, y: (augment(x, y)[0], 0.0 * y))
+        ),
+    }
+
+
+def error_of_graph(function):
+    """Return the error of a step, which every worker must get, or None."""
+    try:
+        function()
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+    return None
+
+
+def mixed():
+    """Share of rows that a zip of two shuffles pairs with themselves."""
+    Strategy()
+    numbers = tf.data.Dataset.range(200)
+    both = tf.data.Dataset.zip((numbers.shuffle(200), numbers.shuffle(200)))
+    return sum(int(a == b) for a, b in both) / 200
+
+
+def by_rows():
+    """What is predicted of two record files, and of a single row."""
+    strategy = Strategy()
+    paths = []
+    for i, count in enumerate((9, 3)):
+        paths.append(str(FOLDER / f"{worker_of(strategy)}-{i}.records"))
+        with tf.io.TFRecordWriter(paths[-1]) as writer:
+            for row in range(count):
+                writer.write(str(100 * i + row).encode())
+
+    def parse(text):
+        return tf.reshape(tf.strings.to_number(text), [1])
+
+    def same():
+        with strategy.scope():
+            return keras.Sequential(
+                [keras.Input((1,)), keras.layers.Identity()]
+            )
+
+    read = tf.data.TFRecordDataset(paths).map(parse)
+    one_file = tf.data.TFRecordDataset(paths[:1]).map(parse)
+    return {
+        "files": same().predict(read.batch(4), verbose=0)[:, 0].tolist(),
+        "one": same().predict(one_file.batch(4), verbose=0)[:, 0].tolist(),
+    }
+
+
 PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, another_cluster),
         *(versions, shifted),
-        *(order, seeds, counts, files, kinds, outside),
+        *(order, seeds, counts, files, kinds, outside, rows, steps),
+        *(compared, mixed, by_rows),
     )
 }
 

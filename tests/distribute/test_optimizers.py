@@ -1,0 +1,68 @@
+"""Which optimizers train a model, and what they train."""
+
+import keras
+import pytest
+
+from tf_optimizers.distribute.optimizers import (
+    build_optimizers,
+    kind_of,
+    optimizers_of,
+    with_updated,
+)
+
+
+class Holder:
+    """A user's own object."""
+
+
+def make_part(optimizer):
+    part = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    part.compile(optimizer)
+    return part
+
+
+@pytest.fixture
+def model():
+    model, shared = keras.Model(), keras.optimizers.SGD()
+    model.part = make_part(keras.optimizers.Adam())
+    model.same = model.part
+    model.inside = keras.Sequential([make_part(shared)])
+    model.nested = {"a": [shared, (keras.optimizers.Lion(),)]}
+    model.wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    model.holder = Holder()
+    model.holder.optimizer = keras.optimizers.Nadam()
+    model.holder.model = model
+    model.layer = keras.layers.TimeDistributed(
+        make_part(keras.optimizers.RMSprop())
+    )
+    return model
+
+
+def test_every_optimizer_is_found_once_wherever_it_hangs(model):
+    found = optimizers_of(model)
+    assert {name: kind_of(each) for name, each in found.items()} == {
+        "part.optimizer": "Adam",
+        "inside._layers[0].optimizer": "SGD",
+        "nested['a'][1][0]": "Lion",
+        "wrapped": "LossScaleOptimizer(Adam)",
+        "holder.optimizer": "Nadam",
+        "layer.layer.optimizer": "RMSprop",
+    }
+    model.compile("sgd")
+    assert next(iter(optimizers_of(model))) == "optimizer"
+
+
+def test_those_of_compiled_parts_are_built(model):
+    assert build_optimizers(model) == [
+        *("nested['a'][1][0]", "wrapped", "holder.optimizer"),
+    ]
+    assert model.part.optimizer.built
+
+
+def test_what_they_update_is_of_the_model_wherever_it_hangs(model):
+    outside = keras.Variable(1.0)
+    model.wrapped.build([outside])
+    variables = with_updated(model, model.variables)
+    assert [outside] == [
+        v for v in variables if all(v is not each for each in model.variables)
+    ]

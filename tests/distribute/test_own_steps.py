@@ -1,0 +1,196 @@
+"""Losses, metrics and steps that users write compute what one process does."""
+
+import functools
+
+import cases
+import keras
+import numpy as np
+import own_steps
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers._compat.counted import Rows, with_rows
+
+RNG = np.random.default_rng(0)
+
+# Float32 sums in another order, over steps that move by more than 1e-2.
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """Two replicas in this process."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 2
+    return strategy
+
+
+@pytest.mark.parametrize("name", own_steps.CASES)
+def test_own_steps_equal_one_process(ours, name):
+    expected, expected_logs = own_steps.fit(name)
+    with ours.scope():
+        actual, logs = own_steps.fit(name)
+    pairs = actual.trainable_variables, expected.trainable_variables
+    assert cases.error(*pairs) < TOLERANCE
+    assert cases.error(logs, expected_logs) < 1e-5
+
+
+def test_predictions_are_those_of_the_rows(ours):
+    expected = own_steps.predictions()
+    with ours.scope():
+        assert own_steps.predictions() == expected
+
+
+def counted(strategy, batch, other=None):
+    """Return a batch of which the second replica has no row of its own.
+
+    It holds a copy of the first row, or another.
+    """
+
+    def parts(tensor, other):
+        return strategy.experimental_distribute_values_from_function(
+            lambda c: other if c.replica_id_in_sync_group else tensor
+        )
+
+    rows = tf.shape(batch[0])[0]
+    others = other or [tensor[:1] for tensor in batch]
+    parts = tuple(map(parts, batch, others))
+    return with_rows(parts, Rows(rows, (rows, tf.constant(0))))
+
+
+def make_telling(reduction, *, synchronized):
+    """Return a model of which every part would show another row."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4, 3))
+    x = keras.layers.Masking()(inputs)
+    x = keras.layers.BatchNormalization(synchronized=synchronized)(x)
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.MeanSquaredError(reduction),
+        metrics=["mae", keras.metrics.AUC(name="auc"), own_steps.Total()],
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("reduction", "synchronized"),
+    [
+        *(("mean", False), ("sum", False), ("none", False)),
+        ("mean_with_sample_weight", True),
+    ],
+)
+def test_row_that_is_not_its_own_counts_for_nothing(
+    ours, reduction, synchronized
+):
+    batch = [
+        RNG.standard_normal((3, 4, 3)).astype("float32"),
+        RNG.integers(0, 2, (3, 4, 2)).astype("float32"),
+        np.array([[0.5], [1], [2]], "float32"),
+    ]
+    batch[0][0, 2:] = 0  # Masked steps.
+    batch = [tf.constant(values) for values in batch]
+    expected = make_telling(reduction, synchronized=synchronized)
+    with ours.scope():
+        actual = make_telling(reduction, synchronized=synchronized)
+    step, test = map(tf.function, (expected.train_step, expected.test_step))
+    logs = [step(batch), test(batch)]
+
+    def run(batch, name):
+        outputs = ours.run(getattr(actual, name), (batch,))
+        return {k: ours.reduce("MEAN", v, None) for k, v in outputs.items()}
+
+    train, evaluate = (
+        tf.function(functools.partial(run, name=name))
+        for name in ("train_step", "test_step")
+    )
+    batch = counted(ours, batch)
+    found = [train(batch), evaluate(batch)]
+    # That of replica 0; the other keeps its statistics.
+    assert cases.error(actual.get_weights(), expected.get_weights()) < TOLERANCE
+    for log, expected_log in zip(found, logs, strict=True):
+        for name, value in expected_log.items():
+            assert cases.error([log[name]], [value]) < 1e-5, name
+    if not synchronized:
+        moving = actual.non_trainable_variables[0].value.values[1]
+        np.testing.assert_array_equal(moving, np.zeros(3))
+
+
+@pytest.mark.parametrize("step", [keras.Sequential, own_steps.Guide])
+def test_gradient_of_a_row_that_is_not_its_own_may_be_nan(ours, step):
+    """As that of a square root at zero."""
+
+    class Root(step):
+        def compute_loss(self, x, y, y_pred, *_, **__):
+            return self.loss_of(y, y_pred)
+
+        def loss_of(self, y, y_pred):
+            return keras.ops.mean(keras.ops.norm(y_pred - y, axis=1))
+
+    with ours.scope():
+        layers = [keras.Input((2,)), keras.layers.Dense(2)]
+        model = Root(layers) if step is keras.Sequential else Root()
+        model.compile(keras.optimizers.SGD(0.1))
+    units = model.layers[0].kernel.shape[0]
+    ones, zeros = (
+        [make([1, units]), make([1, 2])] for make in (tf.ones, tf.zeros)
+    )
+    batch = counted(ours, ones, zeros)
+    before = model.get_weights()
+    ours.run(model.train_step, (batch,))
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert cases.error(model.get_weights()[:1], before[:1]) > 1e-2
+
+
+def test_loop_of_the_user_gets_no_row_that_is_not_its_own(ours):
+    batch = counted(ours, [tf.ones([3, 4]), tf.constant(["a", "b", "c"])])
+
+    @tf.function
+    def run(batch, other):
+        return ours.run(
+            lambda batch, *, other: (
+                [tf.size(tensor) for tensor in batch] + [tf.size(other)]
+            ),
+            (batch,),
+            {"other": other},
+        )
+
+    sizes = run(batch, tf.constant([7]))
+    sizes = [ours.experimental_local_results(size) for size in sizes]
+    np.testing.assert_array_equal(sizes, [[12, 0], [3, 0], [1, 1]])
+
+
+DTYPES = [
+    *("bool", "uint8", "int8", "int16", "uint16", "uint32", "uint64"),
+    *("bfloat16", "float16", "int64", "complex64", "complex128", "string"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_any_dtype_are_joined(ours, dtype):
+    """Two rows of one replica, and one of the other."""
+    numbers = tf.constant([[0, 1], [2, 3], [100, 0]])
+    if dtype == "string":
+        rows = tf.strings.as_string(numbers) + tf.constant([["", "\u00e9\0."]])
+    else:
+        rows = tf.cast(numbers, dtype)
+    if rows.dtype.is_complex:
+        rows *= 1 + 2j
+    parts = ours.experimental_distribute_values_from_function(
+        lambda c: rows[2:] if c.replica_id_in_sync_group else rows[:2]
+    )
+    joined = [ours.gather(parts, 0), tf.function(ours.gather)(parts, 0)]
+    for value in joined:
+        assert value.dtype == rows.dtype
+        assert value.numpy().tolist() == rows.numpy().tolist()
+
+
+def test_strings_of_a_replica_without_any_are_joined(ours):
+    empty = tf.zeros([0], tf.string)
+    parts = ours.experimental_distribute_values_from_function(
+        lambda c: (
+            empty if c.replica_id_in_sync_group else tf.constant(["a", ""])
+        )
+    )
+    assert ours.gather(parts, 0).numpy().tolist() == [b"a", b""]

@@ -1,0 +1,364 @@
+"""Models whose losses, metrics and steps are written by hand.
+
+They are those of Keras's guides and examples, made small. Each is tried on
+batches of 3, 3 and 1 rows: one of two replicas gets none of the last.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+import tf_optimizers as tfo
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((7, 4)).astype("float32")
+Y = RNG.standard_normal((7, 2)).astype("float32")
+
+
+def dense(units, inputs=4):
+    return keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(units)])
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+class Logs(keras.callbacks.Callback):
+    """Keeps the logs of every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append([logs[name] for name in sorted(logs)])
+
+
+class ComputesLoss(keras.Sequential):
+    """As the docstring of `compute_loss` has it."""
+
+    def __init__(self):
+        super().__init__([keras.Input((4,)), Penalized(2)])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        loss = ops.mean((y_pred - y) ** 2)
+        loss += ops.sum(self.losses)
+        self.tracker.update_state(loss)
+        return loss
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+class Penalized(keras.layers.Dense):
+    """Adds losses as layers do: a mean, a `Loss` and a regularizer."""
+
+    def __init__(self, units):
+        super().__init__(units, kernel_regularizer="l2")
+
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        self.add_loss(ops.mean(outputs**2))
+        self.add_loss(keras.losses.MeanAbsoluteError()(inputs[:, :2], outputs))
+        return outputs
+
+
+class Guide(keras.Sequential):
+    """As the guide "Customizing `fit`" has it."""
+
+    def __init__(self):
+        super().__init__([keras.Input((4,)), keras.layers.Dense(2)])
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.mae = keras.metrics.MeanAbsoluteError(name="mae")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.loss_of(y, y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        self.loss_tracker.update_state(loss)
+        self.mae.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+    def loss_of(self, y, y_pred):
+        return ops.mean(keras.losses.mean_squared_error(y, y_pred))
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker, self.mae]
+
+
+class GuideWithLoss(Guide):
+    def loss_of(self, y, y_pred):
+        return keras.losses.MeanSquaredError()(y, y_pred)
+
+
+class GuideWithRows(Guide):
+    def loss_of(self, y, y_pred):
+        return ops.mean(keras.losses.MeanSquaredError(None)(y, y_pred))
+
+
+class GuideWithSum(Guide):
+    def loss_of(self, y, y_pred):
+        return keras.losses.MeanSquaredError("sum")(y, y_pred) / 3
+
+
+class GuideOfTensorFlow(Guide):
+    """Divides by the batch size as TensorFlow's guide does."""
+
+    def loss_of(self, y, y_pred):
+        rows = keras.losses.mean_squared_error(y, y_pred)
+        kernel = self.trainable_variables[0]
+        return tf.nn.compute_average_loss(
+            rows, global_batch_size=3
+        ) + tf.nn.scale_regularization_loss(tf.nn.l2_loss(kernel))
+
+
+class InFunction(Guide):
+    """Is decorated, as many steps are."""
+
+    @tf.function
+    def train_step(self, data):
+        if tf.reduce_any(data[0] > 0):  # Of the graph.
+            tf.print(end="")
+        return super().train_step(data)
+
+
+class CallsFunction(Guide):
+    """Has a loss that is traced once, which divides by what a step knows."""
+
+    @tf.function(reduce_retracing=True)
+    def loss_of(self, y, y_pred):
+        weight = y[:, 0] ** 2
+        loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+        return loss(y, y_pred, weight)
+
+
+class ReturnsLoss(Guide):
+    """Logs what it has computed, and no metric."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"error": loss}
+
+
+class Autoencoder(keras.Model):
+    """A VAE of which the noise is data: a model without `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([keras.layers.Dense(4)])
+        self.decoder = dense(4, 2)
+        self.total = keras.metrics.Mean(name="total_loss")
+        self.kl = keras.metrics.Mean(name="kl_loss")
+
+    @property
+    def metrics(self):
+        return [self.total, self.kl]
+
+    def train_step(self, data):
+        x, noise = data
+        with tf.GradientTape() as tape:
+            mean, log_var = ops.split(self.encoder(x), 2, axis=1)
+            decoded = self.decoder(mean + ops.exp(0.5 * log_var) * noise)
+            error = ops.mean(ops.sum((x - decoded) ** 2, axis=1))
+            kl = -0.5 * (1 + log_var - mean**2 - ops.exp(log_var))
+            kl = ops.mean(ops.sum(kl, axis=1))
+            total = error + kl
+        gradients = tape.gradient(total, self.trainable_weights)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_weights, strict=True)
+        )
+        self.total.update_state(total)
+        self.kl.update_state(kl)
+        return {"loss": self.total.result(), "kl_loss": self.kl.result()}
+
+
+class Adversaries(keras.Model):
+    """A GAN, whose optimizers are built by its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = dense(4, 2)
+        self.discriminator = dense(1)
+        self.d_tracker = keras.metrics.Mean(name="d_loss")
+        self.g_tracker = keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer = d_optimizer
+        self.g_optimizer = g_optimizer
+        self.loss_fn = loss_fn
+
+    @property
+    def metrics(self):
+        return [self.d_tracker, self.g_tracker]
+
+    def train_step(self, data):
+        real, noise = data
+        combined = ops.concatenate([self.generator(noise), real])
+        ones = ops.ones((ops.shape(real)[0], 1))
+        labels = ops.concatenate([ones, 0 * ones])
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.discriminator(combined))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply(tape.gradient(d_loss, weights), weights)
+        with tf.GradientTape() as tape:
+            made = self.discriminator(self.generator(noise))
+            g_loss = self.loss_fn(0 * ones, made)
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
+        self.d_tracker.update_state(d_loss)
+        self.g_tracker.update_state(g_loss)
+        return {
+            "d_loss": self.d_tracker.result(),
+            "generator": self.g_tracker.result(),
+        }
+
+
+class Distiller(keras.Model):
+    """Calls the student; `compute_loss` has arguments of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = dense(2), dense(2)
+        self.teacher.trainable = False
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False
+    ):
+        soft = keras.losses.KLDivergence()(
+            ops.softmax(self.teacher(x, training=False) / 2, axis=1),
+            ops.softmax(y_pred / 2, axis=1),
+        )
+        return 0.3 * keras.losses.MeanSquaredError()(y, y_pred) + 0.7 * soft
+
+    def call(self, x):
+        return self.student(x)
+
+
+class Total(keras.metrics.Metric):
+    """As in Keras's docs: `result` returns the variable."""
+
+    def __init__(self, name="total", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable(
+            shape=(), initializer="zeros", name="total"
+        )
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        positive = ops.logical_and(y_true > 0, y_pred > 0)
+        positive = ops.cast(positive, self.dtype)
+        self.total.assign(self.total + ops.sum(positive))
+
+    def result(self):
+        return self.total
+
+
+def with_metrics(optimizer=None, **arguments):
+    model = dense(2)
+    rows = [keras.metrics.RootMeanSquaredError(), "mae", number]
+    model.compile(optimizer or sgd(), "mse", metrics=rows, **arguments)
+    return model
+
+
+def number(y_true, y_pred):
+    """Is a metric of one number."""
+    return ops.mean(ops.abs(y_pred))
+
+
+def several_optimizers():
+    """One for the kernel and one for the bias, where Keras has that."""
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        return sgd()
+    choice = keras.optimizers.OptimizerMap(sgd())
+    choice[".*bias"] = keras.optimizers.Adam(0.1)
+    return keras.optimizers.MultiOptimizer(choice)
+
+
+def compiled(model, *arguments, **kwargs):
+    model.compile(*(arguments or [sgd()]), **kwargs)
+    return model
+
+
+class Kinds(keras.Model):
+    """Predicts values of many dtypes."""
+
+    def call(self, x):
+        x = tf.round(4 * x)
+        kinds = {name: tf.cast(x, name) for name in KINDS}
+        return kinds | {"string": tf.strings.as_string(x)}
+
+
+KINDS = ("bool", "int8", "int16", "bfloat16", "float16", "float32")
+
+
+def predictions():
+    """Those of batches of 3, 3 and 1 rows, as lists."""
+    found = Kinds().predict(X, batch_size=3, verbose=0)
+    return {
+        name: values.astype("U" if name == "string" else "float32").tolist()
+        for name, values in found.items()
+    }
+
+
+CASES = {
+    "compute_loss": lambda: compiled(ComputesLoss()),
+    "guide": lambda: compiled(Guide()),
+    "guide, eager": lambda: compiled(Guide(), sgd(), run_eagerly=True),
+    "guide, steps": lambda: compiled(Guide(), sgd(), steps_per_execution=2),
+    "guide, accumulated": lambda: compiled(
+        Guide(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    ),
+    "guide, ours": lambda: compiled(Guide(), tfo.Lamb(0.1)),
+    "loss": lambda: compiled(GuideWithLoss()),
+    "rows": lambda: compiled(GuideWithRows()),
+    "sum": lambda: compiled(GuideWithSum()),
+    "average of TensorFlow": lambda: compiled(GuideOfTensorFlow()),
+    "function": lambda: compiled(InFunction()),
+    "function within": lambda: compiled(CallsFunction()),
+    "numbers": lambda: compiled(ReturnsLoss()),
+    "VAE": lambda: compiled(Autoencoder()),
+    "GAN": lambda: compiled(
+        Adversaries(),
+        keras.optimizers.Adam(0.1),
+        keras.optimizers.Adam(0.1),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+    ),
+    "distillation": lambda: compiled(Distiller(), sgd(), metrics=["mae"]),
+    "metrics": with_metrics,
+    "metrics, eager": lambda: with_metrics(run_eagerly=True),
+    "no reduction": lambda: compiled(
+        dense(2), sgd(), keras.losses.MeanSquaredError(None)
+    ),
+    "no reduction, eager": lambda: compiled(
+        dense(2), sgd(), keras.losses.MeanSquaredError(None), run_eagerly=True
+    ),
+    "several optimizers": lambda: compiled(
+        dense(2), several_optimizers(), keras.losses.MeanSquaredError(None)
+    ),
+    "total": lambda: compiled(dense(2), sgd(), "mse", metrics=[Total()]),
+}
+
+
+def fit(name):
+    """Return the trained model; its logs, of batches and of epochs."""
+    keras.utils.set_random_seed(1)
+    model, logs = CASES[name](), Logs()
+    history = model.fit(
+        *(X, Y), batch_size=3, epochs=2, shuffle=False, verbose=0,
+        callbacks=[logs],
+    )  # fmt: skip
+    batches = np.array(logs.batches)
+    return model, [batches, *history.history.values()]

@@ -1,0 +1,141 @@
+"""The optimizers that train a model, wherever they hang, and what they train.
+
+That of `compile` is one of them. Others are used in a `train_step`: attributes
+of the model, in lists and dicts too, those of compiled parts, as of a GAN, and
+those of the user's own objects.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tf_optimizers._compat.keras import built_variables
+
+# What their objects have is not the user's.
+_LIBRARIES = sys.stdlib_module_names | {
+    *("keras", "numpy", "tensorflow", "tf_optimizers")
+}
+# What is looked for in the user's objects: not other objects, without end.
+_HOLDERS = (
+    *(keras.optimizers.Optimizer, keras.layers.Layer),
+    *(dict, list, tuple),
+)
+
+
+def optimizers_of(model: keras.Model) -> dict[str, Any]:
+    """Return the optimizers of a model, each once, by name.
+
+    The first is that of `compile`, if there is one. Names are Python's, such
+    as `parts[0].optimizer`.
+    """
+    return {name: found for name, found, _ in _optimizers_in(model)}
+
+
+def parts_of(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those it wraps, from the outermost inwards."""
+    yield optimizer
+    for inner in _wrapped_by(optimizer):
+        yield from parts_of(inner)
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Tell whether an optimizer delegates to others."""
+    return bool(_wrapped_by(optimizer))
+
+
+def kind_of(optimizer: Any) -> str:
+    """Return the class of an optimizer, and in brackets those it wraps."""
+    name, parts = type(optimizer).__name__, _wrapped_by(optimizer)
+    return f"{name}({', '.join(map(kind_of, parts))})" if parts else name
+
+
+def with_updated(
+    model: keras.Model, variables: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """Return variables of a model, and what else its optimizers update.
+
+    That may have been frozen since, or be of layers where Keras does not look.
+    """
+    updated = [
+        variable
+        for optimizer in optimizers_of(model).values()
+        for variable in built_variables(optimizer)
+        if isinstance(variable, keras.Variable)
+    ]
+    return list({id(v): v for v in [*variables, *updated]}.values())
+
+
+def build_optimizers(model: keras.Model) -> list[str]:
+    """Build the optimizers of `compile`; return the names of those that remain.
+
+    Of others nobody but the user knows which variables they are for.
+    """
+    unbuilt = []
+    for name, optimizer, owner in list(_optimizers_in(model)):
+        variables = getattr(owner, "trainable_variables", None)
+        if not optimizer.built and (variables or owner is model):
+            with model.distribute_strategy.scope():
+                optimizer.build(variables)
+        if not optimizer.built:
+            unbuilt.append(name)
+    return unbuilt
+
+
+def _optimizers_in(model: keras.Model) -> Iterator[tuple[str, Any, Any]]:
+    """Yield names, optimizers, and the models that were compiled with them."""
+    seen: set[int] = set()
+    compiled = getattr(model, "optimizer", None)
+    if compiled is not None:
+        seen.add(id(compiled))
+        yield "optimizer", compiled, model
+    yield from _search("", model, None, seen)
+
+
+def _search(
+    name: str, value: Any, owner: Any, seen: set[int]
+) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(value, (str, bytes, int, float)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield name, value, owner
+        return
+    for part, child in _children(name, value):
+        is_compiled = isinstance(value, keras.Model) and (
+            child is getattr(value, "optimizer", None)
+        )
+        yield from _search(part, child, value if is_compiled else None, seen)
+
+
+def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what may hold optimizers, with its name."""
+    if isinstance(value, dict):
+        return [(f"{name}[{key!r}]", each) for key, each in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
+    if not isinstance(value, keras.layers.Layer) and not _is_users(value):
+        return []
+    # Private ones, of Keras, last: users know a layer by the name they gave.
+    found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
+    prefix = f"{name}." if name else ""
+    return [
+        (prefix + key, each)
+        for key, each in found
+        if isinstance(value, keras.layers.Layer) or isinstance(each, _HOLDERS)
+    ]
+
+
+def _is_users(value: Any) -> bool:
+    """Tell whether it is an instance of a class of the user's."""
+    library = type(value).__module__.partition(".")[0]
+    is_instance = hasattr(value, "__dict__") and not isinstance(value, type)
+    return is_instance and library not in _LIBRARIES
+
+
+def _wrapped_by(optimizer: Any) -> list[Any]:
+    """Return the optimizers that one delegates to."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    parts = [] if inner is None else [inner]
+    return [*parts, *getattr(optimizer, "optimizers", [])]

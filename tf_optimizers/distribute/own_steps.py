@@ -1,0 +1,98 @@
+"""What a model's step gives to optimizers and metrics, by a replica's rows.
+
+A step computes what one process would from the replica's rows. Gradients count
+by the replica's share where an optimizer takes them, which sums them over
+replicas. A number that is given to a `Mean`, which takes it for that of a
+batch, counts by the share, too. A replica without rows changes no metric.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import built_variables, is_overwritten
+from tf_optimizers.distribute.share import Share, replica
+
+
+def apply(
+    original: Callable,
+    optimizer: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> Any:
+    """Give an optimizer gradients that count by the replica's rows.
+
+    One that is called by another, as in a `LossScaleOptimizer`, gets them as
+    they are.
+    """
+    if replica.share is None or replica.is_applying:
+        return original(optimizer, grads, trainable_variables)
+    variables = trainable_variables
+    if variables is None:
+        variables = built_variables(optimizer)
+    variables, grads = list(variables), list(grads)
+    if len(variables) == len(grads):  # Others get an error.
+        grads = [
+            gradient
+            if is_overwritten(optimizer, variable)
+            else _counted(gradient, replica.share)
+            for gradient, variable in zip(grads, variables, strict=True)
+        ]
+    with replica.set(is_applying=True):
+        return original(optimizer, grads, trainable_variables)
+
+
+def _counted(gradient: Any, share: Share) -> Any:
+    """Return a gradient times the share; 0 without rows, even if it is NaN."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _counted(gradient.values, share)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = tf.convert_to_tensor(gradient)
+    if not replica.is_scaled:
+        weight = tf.cast(share.weight, gradient.dtype)
+        return tf.math.multiply_no_nan(gradient, weight)
+    # A multiplication would take a pass through memory.
+    counted = tf.cond(
+        share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
+    )
+    return tf.ensure_shape(counted, gradient.shape)
+
+
+def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Scale a loss of which gradients are taken.
+
+    Those of a vector, as without a reduction, are the sum over rows. In
+    Keras's own step, it is the loss that counts by the share.
+    """
+    loss, share = original(optimizer, loss), replica.share
+    if share is None:
+        return loss
+    is_vector, replica.is_scaled = len(loss.shape) > 0, replica.is_keras
+    if is_vector == replica.is_keras:
+        return loss
+    factor = share.inverse if is_vector else share.weight
+    return loss * tf.cast(factor, loss.dtype)
+
+
+def update_mean(
+    original: Callable, metric: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """Add to a mean; one number is that of the replica's rows."""
+    is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
+    if replica.share is not None and is_number:
+        sample_weight = replica.share.weight
+    return original(metric, values, sample_weight)
+
+
+def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
+    """Assign to a variable, unless it is a metric's and there are no rows."""
+    is_metrics = variable.synchronization == "on_read"
+    if replica.share is None or replica.is_applying or not is_metrics:
+        return original(variable, value)
+    value = tf.cast(value, variable.dtype)
+    old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
+    return original(variable, tf.where(replica.share.has_rows, value, old))

@@ -1,0 +1,126 @@
+"""A replica's share of a batch, which is known throughout a model's step."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.counted import Rows
+from tf_optimizers._compat.replicas import plain_variable
+
+
+class Share:
+    """How many rows a replica has of a batch, and how many all have.
+
+    A function that a step calls may be traced once, and called for other rows.
+    So there they are read from a variable.
+
+    Args:
+        own: The replica's, 0 if its only row is there for the sake of layers.
+        total: Those of all replicas. If nobody has any, as in data that are no
+            batches, all replicas count alike.
+        kept: The replica's variable.
+    """
+
+    def __init__(self, own: Any, total: Any, kept: tf.Variable) -> None:
+        own, total = tf.cast(own, tf.float32), tf.cast(total, tf.float32)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._rows = tf.where(total > 0, [own, total], [1.0, replicas])
+        self._graph = tf.compat.v1.get_default_graph()
+        self._kept = kept
+        kept.assign(self._rows)
+
+    @property
+    def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Its own rows, and those of all."""
+        is_here = tf.compat.v1.get_default_graph() is self._graph
+        return tuple(tf.unstack(self._rows if is_here else self._kept))
+
+    @property
+    def has_rows(self) -> tf.Tensor:
+        """Whether it has any."""
+        return self.rows[0] > 0
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """What its means count for in those over the batch."""
+        own, total = self.rows
+        return own / total
+
+    @property
+    def inverse(self) -> tf.Tensor:
+        """What gives its sums the weight 1; 0 without rows."""
+        own, total = self.rows
+        return tf.math.divide_no_nan(total, own)
+
+
+class _Replica(threading.local):
+    """What a replica, which is a thread, does at the moment."""
+
+    share: Share | None = None
+    is_keras: bool = False  # Whether it runs Keras's own `train_step`.
+    is_scaled: bool = False  # Whether the loss of that has been weighed.
+    is_applying: bool = False  # Within an optimizer.
+    results: list[Any] | None = None  # Of metrics, see `steps.py`.
+
+    @contextlib.contextmanager
+    def set(self, **values: Any) -> Iterator[None]:
+        """Set attributes for a while."""
+        before = {name: getattr(self, name) for name in values}
+        self.__dict__.update(values)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+
+replica = _Replica()
+
+
+def make_kept(devices: int) -> list[tf.Variable]:
+    """Return the variables in which the replicas of this worker keep shares."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return [plain_variable([0.0, 0.0]) for _ in range(devices)]
+
+
+def share_of(
+    batch: Any, rows: Rows | None, kept: Sequence[tf.Variable]
+) -> Share:
+    """Return the share of the replica that calls this.
+
+    Args:
+        batch: The replica's part.
+        rows: What is known of all parts. If nothing is, replicas ask.
+        kept: The variables of this worker's replicas.
+    """
+    rank = local_rank(len(kept))
+    if rows is not None:
+        return Share(rows.own[rank], rows.total, kept[rank])
+    counted = count_rows(batch)
+    own = tf.cast(0 if counted is None else counted, tf.float32)
+    context = tf.distribute.get_replica_context()
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return Share(own, total, kept[rank])
+
+
+def local_rank(replicas: int) -> int:
+    """Return the number of the calling replica among those of its worker."""
+    context = tf.distribute.get_replica_context()
+    return tf.get_static_value(context.replica_id_in_sync_group) % replicas
+
+
+def count_rows(data: Any) -> Any:
+    """Return the rows of a batch, an int if they are known; None without."""
+    inputs = data[:1] if isinstance(data, list | tuple) else data
+    for tensor in keras.tree.flatten(inputs):
+        if isinstance(tensor, tf.SparseTensor):
+            return tensor.dense_shape[0]
+        if isinstance(tensor, tf.RaggedTensor):
+            return tensor.nrows()
+        if tf.is_tensor(tensor) and tensor.shape.rank:
+            rows = tensor.shape[0]
+            return tf.shape(tensor)[0] if rows is None else rows
+    return None

@@ -1,0 +1,295 @@
+"""Steps of Keras models, and what becomes of what they return.
+
+numbers        count by the replica's rows: Keras takes their mean
+metrics        become what they are over the rows of all replicas
+predictions    are those of rows that are the replica's
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.batches import step_of
+from tf_optimizers._compat.counted import Counted, Rows, rows_of
+from tf_optimizers._compat.replicas import convert
+from tf_optimizers.distribute.share import (
+    Share,
+    count_rows,
+    local_rank,
+    make_kept,
+    replica,
+    share_of,
+)
+from tf_optimizers.distribute.sharing import share_arguments
+
+# What a metric may have in variables that are summed with every step.
+_MOST_BYTES = 1 << 16
+
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+class Steps:
+    """The steps of Keras models that a strategy runs.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        watch: Called with each model that is trained or evaluated.
+    """
+
+    def __init__(self, strategy: Any, watch: Callable) -> None:
+        self._strategy, self._watch = strategy, watch
+        self._kept: list[tf.Variable] = []
+
+    def of(self, function: Callable, args: Any, kwargs: Any) -> "Step | None":
+        """Return a model's step to be run in place of a function, if it is one.
+
+        Other functions count rows by themselves.
+        """
+        found = step_of(function)
+        if not found or self._strategy.num_replicas_in_sync == 1:
+            return None
+        if kwargs or len(args) != 1:
+            return None
+        if not self._kept:
+            devices = self._strategy.extended.worker_devices
+            self._kept = make_kept(len(devices))
+        args = share_arguments(self._strategy, args)
+        model, step, is_predicting = found
+        if is_predicting:
+            return Step(step, args, _predicted, [], self._kept)
+        self._watch(model)
+        return Step(step, args, _weigh, model.metrics, self._kept)
+
+
+class Step:
+    """One run of a step of a model.
+
+    Args:
+        function: Called with a replica's part of a batch.
+        args: The parts of all replicas of this worker, in a tuple.
+        as_returned: Called with the replica's share and each output that is no
+            result of a metric; returns what replicas return.
+        metrics: Those of the model.
+        kept: See `share_of`.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        args: Any,
+        as_returned: Callable[[Share, Any], Any],
+        metrics: Sequence[keras.metrics.Metric],
+        kept: Sequence[tf.Variable],
+    ) -> None:
+        method = getattr(function, "__func__", None)
+        self._is_keras = method is keras.Model.train_step
+        # Only what the user has written is converted by AutoGraph.
+        self._function, self._as_returned = convert(function), as_returned
+        self.args, self._rows = args, rows_of(args)
+        self._metrics, self._kept = metrics, kept
+        self._found: dict[int, tuple[Any, int]] = {}
+
+    @_as_it_is
+    def __call__(self, batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Return what a replica's step does, and its metrics' variables."""
+        share = share_of(batch, self._rows, self._kept)
+        results: list[Any] = []
+        with replica.set(
+            share=share,
+            results=results,
+            is_keras=self._is_keras,
+            is_scaled=False,
+        ):
+            returned = self._function(batch)
+        outputs = tf.nest.flatten(returned)
+        self._found = {
+            i: (metric, place)
+            for i, output in enumerate(outputs)
+            for tensor, metric, place in results
+            if output is tensor
+        }
+        for i in set(range(len(outputs))) - set(self._found):
+            outputs[i] = self._as_returned(share, outputs[i])
+        state = _pack(self._variables())
+        return tf.nest.pack_sequence_as(returned, outputs), state
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note which tensors are results of the metrics."""
+        with contextlib.ExitStack() as undo:
+            for metric in self._metrics:
+                result = _noted(metric, metric.result)
+                # Not `setattr`: Keras tracks what a metric has.
+                undo.callback(vars(metric).pop, "result")
+                vars(metric)["result"] = result
+            yield
+
+    @_as_it_is
+    def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
+        """Return the outputs, and those among them that are alike everywhere.
+
+        Args:
+            strategy: The strategy, outside of its replicas.
+            outputs: What it has returned of all replicas.
+        """
+        returned, state = outputs
+        if not self._found:
+            return returned, []
+        sums = {
+            name: strategy.experimental_local_results(
+                strategy.extended.reduce_beside("SUM", parts)
+            )[0]
+            for name, parts in state.items()
+        }
+        values = _unpack(sums, self._variables())
+        flat = tf.nest.flatten(returned)
+        for i, (metric, place) in self._found.items():
+            own = [values[id(variable)] for variable in metric.variables]
+            result = keras.tree.flatten(metric.stateless_result(own))[place]
+            result = values.get(id(result), result)  # If it is a variable.
+            # As replicas return it; the strategy's own `run` would count it.
+            flat[i] = tf.distribute.Strategy.run(
+                strategy, tf.identity, (result,)
+            )
+        alike = [flat[i] for i in self._found]
+        return tf.nest.pack_sequence_as(returned, flat), alike
+
+    def _variables(self) -> list[keras.Variable]:
+        """Return the variables of the metrics that the step returned."""
+        metrics = {id(metric): metric for metric, _ in self._found.values()}
+        return [v for metric in metrics.values() for v in metric.variables]
+
+
+def _noted(metric: keras.metrics.Metric, result: Callable) -> Callable:
+    """Return a `result` whose tensors are known in a step."""
+    is_sum = _is_summed(metric.variables)
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        value = result(*args, **kwargs)
+        if replica.results is None:
+            return value
+        # A variable would be returned as one of the strategy's.
+        tensors = [
+            tf.identity(leaf)
+            if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
+            else leaf
+            for leaf in keras.tree.flatten(value)
+        ]
+        if is_sum:
+            replica.results += [
+                (tensor, metric, place) for place, tensor in enumerate(tensors)
+            ]
+        return keras.tree.pack_sequence_as(value, tensors)
+
+    return note
+
+
+def _is_summed(variables: Iterable[keras.Variable]) -> bool:
+    """Tell whether a metric is that of its variables' sums, if these are few.
+
+    A large confusion matrix is not exchanged with every step.
+    """
+    variables = list(variables)
+    size = sum(math.prod(v.shape) * 4 for v in variables)
+    return size <= _MOST_BYTES and all(
+        v.synchronization == "on_read" and v.aggregation == "sum"
+        for v in variables
+    )
+
+
+def _weigh(share: Share, value: Any) -> Any:
+    """Return what has a number as its mean over replicas, by their rows."""
+    is_number = tf.is_tensor(value) and value.shape.rank == 0
+    if not is_number or not value.dtype.is_floating:
+        return value
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    weight = tf.cast(share.weight * replicas, value.dtype)
+    return tf.math.multiply_no_nan(value, weight)
+
+
+def _predicted(share: Share, value: Any) -> Any:
+    return _take_or_leave(value, share.has_rows)
+
+
+def own_rows(function: Callable, arguments: Any) -> Callable:
+    """Return a function to which replicas pass rows of their own only.
+
+    What is no model's step counts rows by itself.
+
+    Args:
+        function: Called with each replica's part of the arguments.
+        arguments: A pair of positional ones and others.
+    """
+    counts = _counts(arguments)
+    if not any(counts):
+        return function
+    converted = convert(function)
+
+    def take(value: Any, rows: Rows | None) -> Any:
+        if rows is None:
+            return value
+        own = rows.own[local_rank(len(rows.own))]
+        return _take_or_leave(value, (own > 0) | (rows.total == 0))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = tf.nest.flatten((args, kwargs))
+        leaves = list(map(take, leaves, counts))
+        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
+        return converted(*args, **kwargs)
+
+    return _as_it_is(call)
+
+
+@_as_it_is
+def _counts(arguments: Any) -> list[Rows | None]:
+    """Return the rows for each leaf of arguments, None if not of a batch."""
+    args, kwargs = arguments
+    counts = []
+    for argument in (*args, *(kwargs[name] for name in sorted(kwargs))):
+        rows = None
+        for leaf in tf.nest.flatten(argument):
+            # Of a batch, the first tensor has them.
+            if isinstance(leaf, Counted):
+                rows = leaf.rows
+            is_part = isinstance(leaf, tf.distribute.DistributedValues)
+            counts.append(rows if is_part else None)
+    return counts
+
+
+def _take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
+    """Return all rows of a value, or none."""
+    rows = count_rows(value)
+    if rows is None:
+        return value
+    rows = tf.where(is_taken, rows, tf.zeros_like(rows))
+    if not isinstance(value, tf.SparseTensor):
+        return value[:rows]
+    shape = tf.concat([[rows], value.dense_shape[1:]], 0)
+    return tf.sparse.slice(value, tf.zeros_like(shape), shape)
+
+
+def _pack(variables: Iterable[keras.Variable]) -> dict[str, tf.Tensor]:
+    """Return the values of variables in one tensor for each dtype."""
+    groups: dict[str, list[tf.Tensor]] = {}
+    for variable in variables:
+        value = tf.reshape(tf.convert_to_tensor(variable), [-1])
+        groups.setdefault(value.dtype.name, []).append(value)
+    return {name: tf.concat(group, 0) for name, group in groups.items()}
+
+
+def _unpack(
+    packed: dict[str, tf.Tensor], variables: Iterable[keras.Variable]
+) -> dict[int, tf.Tensor]:
+    """Return the values by the variables' ids."""
+    values, begin = {}, dict.fromkeys(packed, 0)
+    for variable in variables:
+        size = math.prod(variable.shape)
+        name = tf.as_dtype(variable.dtype).name
+        flat = packed[name][begin[name] : begin[name] + size]
+        values[id(variable)] = tf.reshape(flat, variable.shape)
+        begin[name] += size
+    return values
