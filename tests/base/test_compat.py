@@ -17,7 +17,7 @@ from keras.src.backend.tensorflow import trainer
 from keras.src.losses import loss as keras_losses
 from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_data_adapter
-from tensorflow.python.data.ops import dataset_ops, shuffle_op
+from tensorflow.python.data.ops import dataset_ops, map_op, shuffle_op
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -115,32 +115,20 @@ TENSORFLOW = {
         "_push_per_thread_mode",
     ],
     distribute_utils: ["regroup", "select_replica"],
-    input_lib: [
-        "_create_distributed_tensor_spec",
-        "_create_iterators_per_worker",
-        "_create_per_replica",
-        "_get_value_or_dummy",
-    ],
-    input_lib.DistributedDataset: [
-        "_cardinality",
-        "_cloned_datasets",
-        "_enable_get_next_as_optional",
-        "_input_workers",
-        "_options",
-        "_strategy",
-    ],
+    input_lib: ["_create_per_replica"],
+    input_lib.DistributedDataset: ["_cloned_datasets"],
     input_lib.DistributedDatasetsFromFunction: [
-        "_cardinality",
         "_datasets",
-        "_enable_get_next_as_optional",
+        "_element_spec",
         "_input_workers",
         "_options",
         "_strategy",
     ],
     input_lib.DistributedIterator: ["_element_spec", "_iterators"],
-    input_lib.DistributedIteratorBase: ["_get_next_no_partial_batch_handling"],
     input_lib.DistributedIteratorSpec: [
+        "_cardinality",
         "_component_specs",
+        "_enable_get_next_as_optional",
         "_from_components",
         "_to_components",
     ],
@@ -149,13 +137,14 @@ TENSORFLOW = {
     trainer.TFEpochIterator: ["_distributed_dataset"],
     values.DistributedVariable: ["values"],
     dataset_ops.DatasetV2: ["_functions", "_inputs"],
+    map_op: ["_MapDataset", "_ParallelMapDataset"],
     shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
-    ops.Graph: ["_variable_creator_scope"],
+    ops.Graph: ["_get_function", "_variable_creator_scope"],
     resource_variable_ops.BaseResourceVariable: [
         "_read_variable_op",
         "_restore_from_tensors",
     ],
-    context: ["global_seed"],
+    context: ["anonymous_name", "global_seed"],
     context.Context: [
         "_collective_ops_server_def",
         "_context_handle",
@@ -491,7 +480,11 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_make_collectives", "_replace_collectives", "_take_keys"),
         *("_compat", "_hooked", "_predicts", "_check_name", "_variables_name"),
         *("_input_channel", "_draw", "_exchange", "_iterate"),
-        *("_in_every_replica", "_none", "_scope", "_strategy_of"),
+        *("_none", "_scope", "_strategy_of"),
+        *("_after", "_drawn", "_is_endless", "_last", "_parts"),
+        *("_raise_end", "_variable_of_function"),
+        *("_functions_of", "_has_random_maps", "_is_random", "_ops"),
+        "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_shown_averages", "_start_averages"),
         *(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
-from programs import resume
+from scripts import resume
 
 pytestmark = [
     pytest.mark.long,

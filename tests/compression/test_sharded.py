@@ -6,7 +6,7 @@ import pytest
 import real_workers
 import reference
 import tensorflow as tf
-from programs import scatter, transport
+from scripts import scatter, transport
 
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.gathered import GatheredExchange

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import real_workers
 from cases import error
-from programs import transport
+from scripts import transport
 
 pytestmark = pytest.mark.slow
 

@@ -1,12 +1,12 @@
 """TensorFlow's `MultiWorkerMirroredStrategy` and ours do the same.
 
-Both live in each of two processes, and do all that programs/two_strategies.py
+Both live in each of two processes, and do all that scripts/two_strategies.py
 has a table of. Not collected by `pytest` alone: `tox -e strategies`.
 """
 
 import pytest
 import real_workers
-from programs.two_strategies import BEHAVIOURS
+from scripts.two_strategies import BEHAVIOURS
 
 
 @pytest.fixture(scope="module")

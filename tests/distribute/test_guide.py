@@ -7,7 +7,7 @@ import numpy as np
 import own_steps
 import pytest
 import real_workers
-from programs.guide import trained_positions
+from scripts.guide import trained_positions
 from versions import KERAS
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ def results(tmp_path_factory):
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
     parts += ["order", "counts", "seeds", "files", "kinds", "outside", "rows"]
-    parts += ["steps"]
+    parts += ["steps", "compared", "mixed", "by_rows"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -126,7 +126,7 @@ def test_unknown_numbers_of_batches_end_together(results):
     """Whoever has no rows left waits for those that have."""
     first, second = (result["counts"] for result in results)
     assert [first["epochs"], second["epochs"]] == [
-        [[*range(6)]] * 2,
+        [[*range(6), 4, 4]] * 2,  # The first of its last batch stands in.
         [[*range(10)]] * 2,
     ]
     assert first["evaluate"] == second["evaluate"] > 0
@@ -178,3 +178,29 @@ def test_compile_outside_of_the_scope_is_as_inside(results, name):
     first, second = (result["outside"] for result in results)
     assert first[f"{name} False"] == first[f"{name} True"]
     assert second[f"{name} False"] == first[f"{name} True"]
+
+
+def test_workers_that_draw_different_rows_are_told_so(results):
+    for result in results:
+        for kind, message in result["compared"]["differ"].items():
+            assert "must draw the same batches" in message, kind
+
+
+def test_augmented_rows_need_not_be_alike(results):
+    """If their labels tell that they are the same, or may be."""
+    for result in results:
+        assert result["compared"]["augmented"] is None
+        assert result["compared"]["like one"] is None
+
+
+def test_two_shuffles_do_not_pair_rows_with_themselves(results):
+    for result in results:
+        assert result["mixed"] < 0.05
+
+
+def test_files_are_shared_by_rows(results):
+    """In their order, and however many of them there are."""
+    for result in results:
+        found = result["by_rows"]
+        assert found["files"] == [*range(9), 100, 101, 102]
+        assert found["one"] == [*range(9)]

@@ -5,7 +5,7 @@ import pytest
 import real_workers
 import tensorflow as tf
 from cases import error
-from programs import ahead, training
+from scripts import ahead, training
 
 from tf_optimizers.distribute.sharing import keep
 

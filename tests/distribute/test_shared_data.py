@@ -56,22 +56,48 @@ def test_arrays_are_in_the_order_of_the_seed(seed, shuffle):
     first, second = epochs_of_fit(shuffle)
     assert sorted(first) == sorted(second) == [*range(32)]
     assert first != second
-    assert epochs_of_fit(shuffle) == (first, second)
-    seed.set(8)
-    assert epochs_of_fit(shuffle)[0] != first
+    fits = []
+    for number in (7, 7, 8):
+        seed.set(number)
+        fits.append(epochs_of_fit(shuffle))
+    assert fits[0] == fits[1] != fits[2]
 
 
 def test_tf_data_are_in_the_order_of_the_seed(seed):
-    seed.set(7)
-    data, again = (tf.data.Dataset.range(32).shuffle(32) for _ in range(2))
-    first, second = rows_of(data), rows_of(data)
+
+    def epochs(number):
+        seed.set(number)
+        data = tf.data.Dataset.range(32).shuffle(32)
+        return rows_of(data), rows_of(data)
+
+    first, second = epochs(7)
     assert first != second
-    assert [rows_of(again), rows_of(again)] == [first, second]
-    seed.set(8)
-    assert rows_of(tf.data.Dataset.range(32).shuffle(32)) != first
+    assert epochs(7) == (first, second)
+    assert epochs(8)[0] != first
     data = tf.data.Dataset.range(32).shuffle(32, seed=1)
     (seeds,) = shuffles.seeds_of_shuffles(data)
     assert seeds[1] == 1
+
+
+def test_each_shuffle_has_a_seed_of_its_own(seed):
+    """MixUp pairs rows of two shuffles of the same data."""
+    seed.set(7)
+    data = tf.data.Dataset.range(200)
+    pairs = tf.data.Dataset.zip((data.shuffle(200), data.shuffle(200)))
+    assert sum(int(a == b) for a, b in pairs) < 10
+
+
+def test_shuffles_elsewhere_do_not_change_a_seed(seed):
+    """As where only one worker looks at other data before."""
+
+    def rows():
+        return rows_of(tf.data.Dataset.range(32).shuffle(32))
+
+    seed.set(7)
+    expected = rows()
+    seed.set(7)
+    tf.data.Dataset.range(8).shuffle(8)
+    assert rows() == expected
 
 
 @pytest.mark.parametrize("policy", ["AUTO", "DATA", "FILE", "OFF"])
@@ -81,7 +107,7 @@ def test_shared_data_have_one_order(policy):
     options.deterministic = False
     kinds = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = kinds[policy]
-    data = tf.data.Dataset.range(8).with_options(options)
+    data = tf.data.Dataset.range(8).batch(2).with_options(options)
     is_shared = policy in ("AUTO", "DATA")
     chosen = shared_data.in_one_order(data).options()
     assert chosen.deterministic is is_shared
@@ -148,7 +174,7 @@ def test_lengths_must_be_the_same(alone):
 
 
 def test_generators_of_the_host_follow_the_first_worker(alone):
-    data = tf.data.Dataset.range(8)
+    data = tf.data.Dataset.range(8).batch(2)
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()
     agree(data, 3, [None] * 3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from programs import transport
+from scripts import transport
 
 import tf_optimizers as tfo
 from tf_optimizers.distribute.dense import ROUND_BYTES, is_gathered

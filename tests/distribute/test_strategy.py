@@ -12,7 +12,7 @@ import pytest
 import real_workers
 import tensorflow as tf
 from cases import error
-from programs import training
+from scripts import training
 
 pytestmark = pytest.mark.slow
 

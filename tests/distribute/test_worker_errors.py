@@ -16,7 +16,7 @@ from tf_optimizers.launch.group import environment, reserve_addresses
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = real_workers.PROGRAMS / "faults.py"
+PROGRAM = real_workers.SCRIPTS / "faults.py"
 
 
 # Of Python, so that the workers live on for the next one, but for the last.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
-from programs import offload
+from scripts import offload
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.keras import average

@@ -1,4 +1,4 @@
-"""Runs a program of support/programs in real worker processes on loopback."""
+"""Runs a script of support/scripts in real worker processes on loopback."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import sys
 import tf_optimizers
 
 SUPPORT = pathlib.Path(__file__).parent
-PROGRAMS = SUPPORT / "programs"
+SCRIPTS = SUPPORT / "scripts"
 PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
 LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
 
@@ -35,7 +35,7 @@ def run(
         *LAUNCHER,
         *("--workers", str(workers), "--devices-per-worker", str(devices)),
         *("--max-restarts", str(restarts), "--restart-pause", "0"),
-        *(str(PROGRAMS / f"{program}.py"), *map(str, arguments)),
+        *(str(SCRIPTS / f"{program}.py"), *map(str, arguments)),
     ]
     with subprocess.Popen(
         command,

@@ -50,12 +50,12 @@ UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
 _RULE = "All workers must draw the same batches of data that they share."
 _WAY_OUT = (
     "Workers may shuffle, filter or augment by random numbers of their own, or "
-    "draw some alone: give what draws a seed of its own, or call "
-    "`keras.utils.set_random_seed`. If each worker is to have its own data, "
-    "set `options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
-    "`distribute_datasets_from_function`. If all rows are the same, and what "
-    "is random makes them look different, set the strategy's `compares_data` "
-    "to False."
+    "one may have drawn some alone, as by looking at a batch: give what draws "
+    "a seed of its own, and let all workers look. If each worker is to have "
+    "data of its own, set "
+    "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
+    "`distribute_datasets_from_function`. If all have the same rows, and what "
+    "is random makes them look different, set `strategy.compares_data = False`."
 )
 
 
@@ -195,6 +195,5 @@ def check(known: tf.Tensor) -> Any:
         "Received: the end of the data on some workers only.",
         "Received: batches that differ between workers.",
     )
-    return tf.debugging.Assert(
-        verdict == Verdict.SAME, [_RULE, received, _WAY_OUT]
-    )
+    message = tf.strings.join([_RULE, received, _WAY_OUT], " ")
+    return tf.debugging.Assert(verdict == Verdict.SAME, [message])

@@ -6,10 +6,11 @@ and sees others twice. If they count different numbers of batches, they wait for
 each other forever.
 """
 
-import itertools
+import collections
 import pickle
 import random
 import secrets
+import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,13 +41,16 @@ class _ShuffleSeed:
     """The seed to shuffle data by, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
-    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[str] = collections.Counter()
 
     def set(self, seed: int) -> None:
         """Shuffle by a seed from now on."""
         if self._seed is None:
             replace_shuffles(self._next_seed, self._shuffle_of_arrays)
-        self._seed, self._numbers = seed, itertools.count()
+        self._seed = seed
+        self._counts.clear()
 
     def _next_seed(self) -> int | None:
         """Return a seed that no other shuffle has, unless the user has one.
@@ -55,7 +59,11 @@ class _ShuffleSeed:
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        return (self._seed + next(self._numbers)) % 2**31
+        # One worker may make shuffles that others do not, elsewhere.
+        place = _line_of_user()
+        self._counts[place] += 1
+        text = f"{self._seed} {place} {self._counts[place]}"
+        return zlib.crc32(text.encode()) % 2**31
 
     def _shuffle_of_arrays(self) -> Callable | None:
         """Return a function that shuffles differently in every epoch."""
@@ -72,6 +80,15 @@ class _ShuffleSeed:
             )
 
         return shuffle
+
+
+def _line_of_user() -> str:
+    """Return the function and line that call a package of those used here."""
+    for frame, line in traceback.walk_stack(None):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("tensorflow", "keras", "tf_optimizers"):
+            return f"{frame.f_code.co_name} {line}"
+    return ""
 
 
 _shuffle_seed = _ShuffleSeed()
@@ -144,7 +161,8 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         raise_together(
             "All workers must shuffle shared data alike. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
-            "on every worker; or, if workers share files or nothing, set "
+            "on every worker, and let all make the same data sets; or, if "
+            "workers share files or nothing, set "
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."
         )

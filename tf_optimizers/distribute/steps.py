@@ -14,12 +14,11 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import step_of
-from tf_optimizers._compat.counted import Counted, Rows, rows_of
+from tf_optimizers._compat.counted import Rows, rows_of
 from tf_optimizers._compat.replicas import convert
+from tf_optimizers.distribute.own_rows import take_or_leave
 from tf_optimizers.distribute.share import (
     Share,
-    count_rows,
-    local_rank,
     make_kept,
     replica,
     share_of,
@@ -44,25 +43,29 @@ class Steps:
         self._strategy, self._watch = strategy, watch
         self._kept: list[tf.Variable] = []
 
-    def of(self, function: Callable, args: Any, kwargs: Any) -> "Step | None":
+    def of(
+        self, function: Callable, args: Any, kwargs: Any
+    ) -> tuple["Step | None", Any]:
         """Return a model's step to be run in place of a function, if it is one.
 
-        Other functions count rows by themselves.
+        Also its arguments, as they are shared among replicas. Other functions
+        count rows by themselves.
         """
         found = step_of(function)
         if not found or self._strategy.num_replicas_in_sync == 1:
-            return None
+            return None, args
         if kwargs or len(args) != 1:
-            return None
+            return None, args
         if not self._kept:
             devices = self._strategy.extended.worker_devices
             self._kept = make_kept(len(devices))
         args = share_arguments(self._strategy, args)
+        known = rows_of(args), self._kept
         model, step, is_predicting = found
         if is_predicting:
-            return Step(step, args, _predicted, [], self._kept)
+            return Step(step, _predicted, [], *known), args
         self._watch(model)
-        return Step(step, args, _weigh, model.metrics, self._kept)
+        return Step(step, _weigh, model.metrics, *known), args
 
 
 class Step:
@@ -70,27 +73,26 @@ class Step:
 
     Args:
         function: Called with a replica's part of a batch.
-        args: The parts of all replicas of this worker, in a tuple.
         as_returned: Called with the replica's share and each output that is no
             result of a metric; returns what replicas return.
         metrics: Those of the model.
+        rows: What is known of all replicas' rows, or None.
         kept: See `share_of`.
     """
 
     def __init__(
         self,
         function: Callable,
-        args: Any,
         as_returned: Callable[[Share, Any], Any],
         metrics: Sequence[keras.metrics.Metric],
+        rows: Rows | None,
         kept: Sequence[tf.Variable],
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
-        self.args, self._rows = args, rows_of(args)
-        self._metrics, self._kept = metrics, kept
+        self._metrics, self._rows, self._kept = metrics, rows, kept
         self._found: dict[int, tuple[Any, int]] = {}
 
     @_as_it_is
@@ -212,64 +214,7 @@ def _weigh(share: Share, value: Any) -> Any:
 
 
 def _predicted(share: Share, value: Any) -> Any:
-    return _take_or_leave(value, share.has_rows)
-
-
-def own_rows(function: Callable, arguments: Any) -> Callable:
-    """Return a function to which replicas pass rows of their own only.
-
-    What is no model's step counts rows by itself.
-
-    Args:
-        function: Called with each replica's part of the arguments.
-        arguments: A pair of positional ones and others.
-    """
-    counts = _counts(arguments)
-    if not any(counts):
-        return function
-    converted = convert(function)
-
-    def take(value: Any, rows: Rows | None) -> Any:
-        if rows is None:
-            return value
-        own = rows.own[local_rank(len(rows.own))]
-        return _take_or_leave(value, (own > 0) | (rows.total == 0))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        leaves = tf.nest.flatten((args, kwargs))
-        leaves = list(map(take, leaves, counts))
-        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
-        return converted(*args, **kwargs)
-
-    return _as_it_is(call)
-
-
-@_as_it_is
-def _counts(arguments: Any) -> list[Rows | None]:
-    """Return the rows for each leaf of arguments, None if not of a batch."""
-    args, kwargs = arguments
-    counts = []
-    for argument in (*args, *(kwargs[name] for name in sorted(kwargs))):
-        rows = None
-        for leaf in tf.nest.flatten(argument):
-            # Of a batch, the first tensor has them.
-            if isinstance(leaf, Counted):
-                rows = leaf.rows
-            is_part = isinstance(leaf, tf.distribute.DistributedValues)
-            counts.append(rows if is_part else None)
-    return counts
-
-
-def _take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
-    """Return all rows of a value, or none."""
-    rows = count_rows(value)
-    if rows is None:
-        return value
-    rows = tf.where(is_taken, rows, tf.zeros_like(rows))
-    if not isinstance(value, tf.SparseTensor):
-        return value[:rows]
-    shape = tf.concat([[rows], value.dense_shape[1:]], 0)
-    return tf.sparse.slice(value, tf.zeros_like(shape), shape)
+    return take_or_leave(value, share.has_rows)
 
 
 def _pack(variables: Iterable[keras.Variable]) -> dict[str, tf.Tensor]:

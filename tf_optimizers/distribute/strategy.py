@@ -21,6 +21,7 @@ from tf_optimizers.distribute.cluster import (
 )
 from tf_optimizers.distribute.gathering import gather_any
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
+from tf_optimizers.distribute.own_rows import own_rows
 from tf_optimizers.distribute.same_weights import EpochCheck
 from tf_optimizers.distribute.scalars import ScalarsOfRun
 from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
@@ -30,7 +31,7 @@ from tf_optimizers.distribute.sharing import (
 )
 from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
 from tf_optimizers.distribute.standstill import watch
-from tf_optimizers.distribute.steps import Steps, own_rows
+from tf_optimizers.distribute.steps import Steps
 from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
 from tf_optimizers.distribute.uneven_rows import fill_up_rows
 from tf_optimizers.distribute.versions import check_versions, versions
@@ -177,7 +178,7 @@ class SparseMultiWorkerMirroredStrategy(
         process would from the rows that a replica has. Gradients then count by
         the replica's share of the global batch's rows.
         """
-        step = self._steps.of(fn, args, kwargs)
+        step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
         if step is None:
@@ -185,7 +186,7 @@ class SparseMultiWorkerMirroredStrategy(
             outputs = self._run(run, fn, args, kwargs)
         else:
             with step.noted():
-                outputs = self._run(run, step, step.args, kwargs)
+                outputs = self._run(run, step, args, kwargs)
             outputs, alike = step.finish(self, outputs)
         self._scalars = ScalarsOfRun(self, outputs, alike)
         return outputs

@@ -6,8 +6,8 @@ import inspect
 import keras
 import numpy as np
 import tensorflow as tf
-from programs import training
 from real_workers import report
+from scripts import training
 from versions import KERAS
 
 import tf_optimizers as tfo

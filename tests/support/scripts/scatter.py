@@ -2,8 +2,8 @@
 
 import dgc
 import numpy as np
-from programs import transport
 from real_workers import report
+from scripts import transport
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.compressor import Compressor

@@ -15,8 +15,8 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from programs.training import OPTIMIZERS
 from real_workers import report
+from scripts.training import OPTIMIZERS
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.state import State

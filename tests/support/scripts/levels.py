@@ -6,8 +6,8 @@ levels.py STEPS
 import sys
 
 import tensorflow as tf
-from programs import transport
 from real_workers import report
+from scripts import transport
 
 import tf_optimizers as tfo
 from tf_optimizers._compat import launcher

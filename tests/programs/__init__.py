@@ -1,0 +1,1 @@
+"""Random programs that must compute on several workers what one does."""

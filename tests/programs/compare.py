@@ -1,0 +1,235 @@
+"""What came of a program on several workers, beside one process."""
+
+import fnmatch
+import re
+
+import numpy as np
+
+from .reasons import known, tolerance
+
+# Outcomes that are no failures.
+FINE = ("agreed", "refused", "skipped")
+HOUSE = re.compile(r"\bmust\b|\bneeds?\b|\bcannot\b|\btakes (no|one)\b")
+HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
+
+
+class Outcome:
+    """A kind, and a text that says more.
+
+    Args:
+        kind: "agreed", "refused", "skipped", or that of a failure.
+        detail: Of interest to who looks for the reason.
+        signature: The same for failures that look alike.
+    """
+
+    def __init__(self, kind, detail="", signature=""):
+        self.kind, self.detail = kind, detail
+        self.signature = f"{kind}: {signature}"
+        self.failed = kind not in FINE
+        self.cpu = 0.0
+
+    def is_like(self, other):
+        """Return whether both fail, with one error if it is an error."""
+        return self.failed and kind_of(self) == kind_of(other)
+
+
+def kind_of(outcome):
+    """Return what stays the same while a program is shrunk."""
+    return outcome.signature if "error" in outcome.kind else outcome.kind
+
+
+def judge(program, reference, results):
+    """Return the outcome of a program.
+
+    Args:
+        program: The program.
+        reference: The result of one process.
+        results: Those of all workers, None for one that gave none.
+    """
+    if reference is None or reference["error"]:
+        error = reference["error"] if reference else {"traceback": "crashed"}
+        return Outcome("skipped", error["traceback"])
+    if None in results:
+        there = [index for index, r in enumerate(results) if r is not None]
+        words = "".join(
+            r["error"]["traceback"][-1500:]
+            for r in results
+            if r is not None and r["error"]
+        )
+        detail = f"Only workers {there} have ended.\n{words}"
+        return Outcome("hang or crash", detail, essence(words))
+    if any(result["error"] for result in results):
+        return judge_errors(program, results)
+    for look in (differing_replicas, differing_workers):
+        if found := look(program, results):
+            return Outcome("replicas differ", found, essence(found))
+    if found := differences(program, reference, results[0]):
+        text = "\n".join(f"{key}: {value}" for key, value in found.items())
+        return Outcome("differs", text, " ".join(sorted(map(essence, found))))
+    return Outcome("agreed")
+
+
+def essence(text):
+    """Return the last line of a text, without what differs each time."""
+    lines = text.strip().splitlines() or [""]
+    short = re.sub(r"0x\w+|\d+(\.\d+)?(e-?\d+)?|'[^']*'", "#", lines[-1])
+    return short[:160].strip()
+
+
+def judge_errors(program, results):
+    """Return the outcome of a program that some worker could not run."""
+    errors = [result["error"] for result in results]
+    texts = "\n".join(
+        f"Worker {index}: {error['traceback'][-3000:] if error else 'none'}"
+        for index, error in enumerate(errors)
+    )
+    first = next(error for error in errors if error)
+    line = (first["text"].strip().splitlines() or [""])[0]
+    signature = f"{first['class']} {essence(line)}"
+    if None in errors:
+        return Outcome("error on some workers", texts, signature)
+    if not all(is_in_house_form(error) for error in errors):
+        return Outcome("error", texts, signature)
+    if changed := changes(results):
+        return Outcome("changed before the error", changed + texts, signature)
+    return Outcome("refused", first["text"], signature)
+
+
+def is_in_house_form(error):
+    """Return whether it states a rule, and comes from where we check it."""
+    has_class = HOUSE_CLASSES & set(error["classes"])
+    stated = HOUSE.search(error["text"]) is not None
+    return (
+        bool(has_class)
+        and stated
+        and (
+            error["ours"]
+            or (
+                "Received" in error["text"]
+                and "tf_optimizers" in error["traceback"]
+            )
+        )
+    )
+
+
+def changes(results):
+    """Return what an error has left changed, or nothing."""
+    for index, result in enumerate(results):
+        left = result.get("left", {"weights": []})["weights"]
+        first = results[0].get("left", {"weights": []})["weights"]
+        if not _same(left, first):
+            return f"Worker {index} is left with weights of its own.\n"
+        notes = [
+            value
+            for key, value in result["seen"].items()
+            if key == "start" or key.startswith("weights")
+        ]
+        steps = result.get("left", {"steps": []})["steps"]
+        if len(notes) == 1 and steps == [0] and not _same(left, notes[0]):
+            return f"Worker {index} has changed weights.\n"
+    return ""
+
+
+def _same(ones, others):
+    return len(ones) == len(others) and all(
+        np.array_equal(one, other, equal_nan=True)
+        if np.issubdtype(np.asarray(one).dtype, np.inexact)
+        else np.array_equal(one, other)
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def differing_replicas(program, results):
+    """Return which variable is not the same on all replicas, if any."""
+    if "replicas" in known(program):
+        return ""
+    first = results[0]["replicas"]
+    for index, result in enumerate(results):
+        if list(result["replicas"]) != list(first):
+            return f"worker {index} has other variables"
+        for name, locals_ in result["replicas"].items():
+            for device, local in enumerate(locals_):
+                if not _same([local], [first[name][0]]):
+                    by = _by(local, first[name][0])
+                    return (
+                        f"worker {index}, device {device} by {by:.2g}: {name}"
+                    )
+    return ""
+
+
+def differing_workers(program, results):
+    """Return what workers have seen differently, if anything."""
+    for index, result in enumerate(results[1:], 1):
+        found = _compare(result["seen"], results[0]["seen"], 1e-6, ())
+        if found:
+            key, value = next(iter(found.items()))
+            return f"worker {index}, {value}: {key}"
+    return ""
+
+
+def differences(program, reference, result):
+    """Return where a worker's result is not what one process has, and how."""
+    return _compare(
+        result["seen"], reference["seen"], tolerance(program), known(program)
+    )
+
+
+def _compare(seen, expected, limit, ignored):
+    found = {}
+    seen, expected = _flat(seen), _flat(expected)
+    for key in {**expected, **seen}:
+        if any(fnmatch.fnmatch(key, f"{name}*") for name in ignored):
+            continue
+        if key not in seen or key not in expected:
+            found[key] = "is missing" if key not in seen else "is new"
+            continue
+        one, other = np.asarray(seen[key]), np.asarray(expected[key])
+        if one.shape != other.shape:
+            found[key] = f"has shape {one.shape} instead of {other.shape}"
+        elif one.dtype.kind in "USO" or other.dtype.kind in "USO":
+            if one.tolist() != other.tolist():
+                found[key] = f"is {one.tolist()!r}, not {other.tolist()!r}"
+        elif key.endswith("share"):
+            if np.any(one - other > 0.5):
+                found[key] = f"is {one}, not {other}"
+        elif not _close(one, other, limit):
+            by = _by(one, other)
+            text = f"is off by {by:.2g}"
+            if one.size < 5:
+                text += f": {one.tolist()} instead of {other.tolist()}"
+            found[key] = text
+    return found
+
+
+def _close(one, other, limit):
+    return np.allclose(
+        one.astype("float64"),
+        other.astype("float64"),
+        rtol=10 * limit,
+        atol=limit,
+        equal_nan=True,
+    )
+
+
+def _by(one, other):
+    if one.size == 0:
+        return 0.0
+    return float(
+        np.max(np.abs(one.astype("float64") - other.astype("float64")))
+    )
+
+
+def _flat(value, name=""):
+    """Return the arrays in a nest, by their place in it."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)) and not all(
+        isinstance(part, (int, float)) for part in value
+    ):
+        items = enumerate(value)
+    else:
+        return {name.strip(): value}
+    found = {}
+    for key, part in items:
+        found |= _flat(part, f"{name} {key}")
+    return found

@@ -1,0 +1,1050 @@
+"""What a program may have, and how it is written down.
+
+A program is a dict with one value for each feature of `FEATURES`, and the first
+value of a feature is its plainest. `draw` makes one at random, `rules.py` says
+which features go together, and `script` writes a program down as a user would.
+
+With `ideal=True` a script leaves out what must make no difference, such as an
+interruption. That is what one process runs.
+"""
+
+import textwrap
+
+from .models import (
+    BODIES,
+    CUSTOM,
+    FAMILIES,
+    HELPERS,
+    LOSSES,
+    METRICS,
+    OPTIMIZERS,
+    SHAPES,
+    TASKS,
+    WRAPPERS,
+)
+from .rules import FILES, RULES, SHUFFLED, is_allowed
+
+# The values of each feature, by how often they are drawn.
+FEATURES = {
+    # Where.
+    "where": {"2": 7, "devices": 4, "3": 3, "2x2": 3, "mirrored": 2},
+    "seeded": {True: 3, False: 2},
+    # The model.
+    "family": {"layers": 16} | dict.fromkeys(FAMILIES, 1),
+    "input": {"vector": 5, "image": 3, "series": 3, "tokens": 4},
+    "layers": None,  # A list of some of `BODIES`.
+    "style": {
+        "sequential": 6,
+        "functional": 3,
+        "lazy": 2,
+        "subclassed": 3,
+        "nested": 2,
+        "twins": 1,
+        "two inputs": 1,
+        "two outputs": 1,
+    },
+    "custom": {"none": 14} | dict.fromkeys(CUSTOM, 1),
+    "precision": {
+        "float32": 12,
+        "mixed_float16": 1,
+        "mixed_bfloat16": 1,
+        "float64": 1,
+    },
+    # The data.
+    "batch": {4: 4, 6: 3, 8: 2, 3: 2, 2: 1, 5: 1, 12: 1},
+    "batches": {2: 3, 3: 3, 1: 1, 4: 1},
+    "rest": {0: 4, 1: 4, 2: 1, 3: 1},
+    "source": {
+        "arrays": 6,
+        "tf.data": 8,
+        "generator": 2,
+        "from_generator": 1,
+        "PyDataset": 3,
+        "TFRecords": 2,
+        "text": 1,
+    },
+    "pipeline": None,  # A list of some of `PIPELINE`.
+    "shuffle": {
+        "none": 10,
+        "shuffle": 4,
+        "seeded": 2,
+        "before": 1,
+        "in map": 1,
+        "in flat_map": 1,
+        "random filter": 1,
+        "two": 1,
+        "np.random": 2,
+    },
+    "looked at": {"not": 7, "by all": 1, "by the chief": 2},
+    "weights": {"none": 6, "sample": 2, "class": 1, "zeros": 1},
+    "validation": {"none": 4, "data": 2, "split": 1},
+    "epochs": {2: 4, 1: 3, 3: 1},
+    "steps": {"none": 6, "fewer": 1, "repeat": 1},
+    "scale": {"ordinary": 12, "huge": 1},
+    # What is learned.
+    "task": {"regression": 5, "binary": 2, "classes": 3, "onehot": 2},
+    "loss": None,  # One of `LOSSES[task]`.
+    "metrics": None,  # A list of some of `METRICS[task]`.
+    # How.
+    "optimizer": {"SGD": 4} | dict.fromkeys(list(OPTIMIZERS)[1:], 1),
+    "wrapper": {"none": 12} | dict.fromkeys(list(WRAPPERS)[1:], 1),
+    "rate": {"constant": 6, "schedule": 1},
+    "clip": {"none": 10, "clipnorm": 1, "global_clipnorm": 1, "clipvalue": 1},
+    "average": {"none": 8, "ema": 1, "ema overwrites": 1},
+    "accumulate": {1: 8, 2: 1},
+    "exclude": {"none": 8, "list": 1, "names": 1},
+    "another model": {"none": 12, "on all": 1, "on the chief": 1},
+    "frozen": {"none": 12, "first": 2},
+    "made": {"inside": 8, "optimizer outside": 1, "compile outside": 1},
+    "eagerly": {False: 9, True: 1},
+    "steps_per_execution": {1: 9, 2: 1},
+    # What is done.
+    "callbacks": None,  # A list of some of `CALLBACKS`.
+    "interrupt": {"none": 12, "epoch": 1, "batch": 1},
+    "actions": None,  # A list of some of `ACTIONS`, after the first `fit`.
+}
+
+PIPELINE = {
+    "cache": "data = data.cache()",
+    "prefetch": "data = data.prefetch(2)",
+    "map": "data = data.map(lambda *row: row, num_parallel_calls=2)",
+    "filter": "data = data.filter(lambda *row: True)",
+    "drop_remainder": "",
+    "flat_map": (
+        "data = data.flat_map(\n"
+        "    lambda *row: tf.data.Dataset.from_tensors(row)\n"
+        ")"
+    ),
+    "unbatch": "data = data.batch(5).unbatch()",
+    "interleave": (
+        "data = tf.data.Dataset.range(2).interleave(\n"
+        "    lambda part: data.shard(2, part), 2, num_parallel_calls=2\n"
+        ")"
+    ),
+    "concatenate": "data = data.take(2).concatenate(data.skip(2))",
+    "take": f"data = data.take({10**6})",
+}
+CALLBACKS = {
+    "LambdaCallback": (
+        "keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: "
+        'seen.setdefault("logs", []).append(dict(logs)))'
+    ),
+    "TerminateOnNaN": "keras.callbacks.TerminateOnNaN()",
+    "EarlyStopping": (
+        'keras.callbacks.EarlyStopping("loss", patience=1, '
+        "restore_best_weights=True)"
+    ),
+    "ReduceLROnPlateau": (
+        'keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=9.0)'
+    ),
+    "LearningRateScheduler": (
+        "keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))"
+    ),
+    "ModelCheckpoint": (
+        "keras.callbacks.ModelCheckpoint(\n"
+        '            folder / "checkpoint.weights.h5", save_weights_only=True\n'
+        "        )"
+    ),
+    "CSVLogger": 'keras.callbacks.CSVLogger(folder / "log.csv")',
+    "SwapEMAWeights": "keras.callbacks.SwapEMAWeights(swap_on_epoch=True)",
+    "Drawing": "Drawing()",
+    "BackupAndRestore": 'tfo.callbacks.BackupAndRestore("backup")',
+}
+ACTIONS = {
+    "evaluate": "{evaluate}",
+    "predict": "{predict}",
+    "predict others": (
+        "with strategy.scope():\n"
+        "    other = keras.Model(model.inputs, [\n"
+        '        ops.cast(model.outputs[0] > 0.2, "bool"),\n'
+        '        ops.cast(100 * model.outputs[0], "int8"),\n'
+        '        ops.cast(model.outputs[0], "bfloat16"),\n'
+        "    ])\n"
+        'seen["predict others"] = other.predict(x, batch_size=4, verbose=0)'
+    ),
+    "predict one row": (
+        'seen["one row"] = model.predict(some(x, 1), verbose=0)'
+    ),
+    "predict_on_batch": (
+        'seen["predict_on_batch"] = model.predict_on_batch(some(x, 5))'
+    ),
+    "test_on_batch": (
+        'seen["test_on_batch"] = model.test_on_batch(\n'
+        "    some(x, 4), some(y, 4), return_dict=True\n"
+        ")"
+    ),
+    "train_on_batch": (
+        'seen["train_on_batch"] = model.train_on_batch(\n'
+        "    some(x, 5), some(y, 5), return_dict=True\n"
+        ")\n{note}"
+    ),
+    "fit": "{fit}",
+    "freeze": "model.layers[0].trainable = False\n{fit}",
+    "thaw": "model.layers[0].trainable = True\n{fit}",
+    "freeze, compile": ("model.layers[0].trainable = False\n{compile}\n{fit}"),
+    "set rate": "model.optimizer.learning_rate = 0.03\n{fit}",
+    "save, load": (
+        'model.save(folder / "model.keras")\n'
+        "with strategy.scope():\n"
+        '    model = keras.models.load_model(folder / "model.keras")\n'
+        "{fit}"
+    ),
+    "save_weights": (
+        'model.save_weights(folder / "model.weights.h5")\n'
+        "before = model.get_weights()\n"
+        'model.load_weights(folder / "model.weights.h5")\n'
+        'seen["loaded"] = [\n'
+        "    float(np.abs(a - b).max(initial=0.0))\n"
+        "    for a, b in zip(before, model.get_weights())\n"
+        "]"
+    ),
+    "checkpoint": ('tf.train.Checkpoint(model=model).save(str(folder / "tf"))'),
+}
+# What must make no difference, as it reads in one process.
+IDEAL = {
+    "save, load": "{fit}",
+    "checkpoint": "",
+}
+# The features that a program may be about, by how often they are drawn.
+THEMES = {
+    **{name: 1 for name in FEATURES if name not in ("where", "batch")},
+    **{"shuffle": 5, "family": 3, "looked at": 2, "custom": 3, "source": 2},
+    **{"exclude": 2, "layers": 3, "loss": 2, "optimizer": 3, "actions": 3},
+    **{"callbacks": 2, "rest": 2, "scale": 0.5},
+}
+# What the values of a feature depend on.
+OF = {"layers": "input", "loss": "task", "metrics": "task"}
+STRATEGIES = {
+    "one": "tf.distribute.get_strategy()",
+    "mirrored": 'tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])',
+}
+OURS = "tfo.SparseMultiWorkerMirroredStrategy()"
+
+
+def choose(rng, weights):
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+def some_of(rng, values, most, chance=0.5):
+    """Draw a list of up to `most`: one with `chance`, and so on."""
+    count = 0
+    while count < most and rng.random() < chance:
+        count += 1
+    return rng.sample(list(values), min(count, len(values)))
+
+
+def draw(rng):
+    """Return a random program whose features go together.
+
+    It has a theme, a feature that is not plain. So each is tried equally often,
+    however few others it goes with.
+    """
+    while True:
+        program = _draw(rng)
+        theme = choose(rng, THEMES)
+        value = _unlike_plain(program, theme, rng)
+        program = changed(program, theme, value)
+        program = repaired(program, theme, rng)
+        if program is not None:
+            return program
+
+
+def values_of(program, name):
+    """Return what a feature can be, or what can be in its list."""
+    values = {
+        "layers": BODIES[program["input"]],
+        "loss": LOSSES[program["task"]],
+        "metrics": METRICS[program["task"]],
+        "pipeline": PIPELINE,
+        "callbacks": CALLBACKS,
+        "actions": ACTIONS,
+    }
+    return list(values.get(name, FEATURES[name]))
+
+
+def _unlike_plain(program, name, rng):
+    values = values_of(program, name)
+    value = rng.choice([v for v in values if v != plainest(name, program)])
+    return [value] if isinstance(plainest(name, program), list) else value
+
+
+def program_of(features):
+    """Return a program with some features, and plain ones besides."""
+    program = {"task": features.get("task", "regression")}
+    for name in FEATURES:
+        program[name] = features.get(name, plainest(name, program))
+    return program
+
+
+def repaired(program, theme, rng):
+    """Change features until all go together; return None if none will."""
+    for _ in range(60):
+        rule = broken(program)
+        if rule is None:
+            return program
+        wrong = [
+            name
+            for name, limit in rule.allowed.items()
+            if not is_allowed(program[name], limit)
+        ]
+        if rule.name is None:
+            names = [n for n in unlike_plain(program) if n != OF.get(theme)]
+            fixing = [
+                n for n in names if not rule.is_broken(plain(program, [n]))
+            ]
+            names = [n for n in fixing or names if n != theme]
+            if not names:
+                return None
+            program = plain(program, [rng.choice(names)])
+        elif rule.name != theme and (theme in wrong or rng.random() < 0.5):
+            program = plain(program, [rule.name])
+        else:
+            program = allowed(program, wrong, rule, rng)
+    return None
+
+
+def allowed(program, names, rule, rng):
+    """Return a program whose features have values that a rule allows."""
+    for name in names:
+        limit = rule.allowed[name]
+        program = plain(program, [name])
+        if not is_allowed(program[name], limit):
+            values = [v for v in values_of(program, name) if v in limit]
+            if values and not isinstance(program[name], list):
+                program = changed(program, name, rng.choice(values))
+    return program
+
+
+def unlike_plain(program):
+    """Return the features of a program that could be plainer."""
+    return [
+        name
+        for name, value in program.items()
+        if name not in ("where", "seeded", "batch")
+        and value != plainest(name, program)
+    ]
+
+
+def plain(program, names):
+    """Return a program some of whose features are plain."""
+    for name in names:
+        program = changed(program, name, plainest(name, program))
+    return program
+
+
+def changed(program, name, value):
+    """Return a program with another value, and what depends on it plain."""
+    program = {**program, name: value}
+    for other in (other for other, of in OF.items() if of == name):
+        program[other] = plainest(other, program)
+    return program
+
+
+def _draw(rng):
+    program = {
+        name: choose(rng, weights)
+        for name, weights in FEATURES.items()
+        if weights is not None
+    }
+    # Most features of a program are plain, or it would be none a user writes.
+    for name in rng.sample(list(program), len(program) // 3):
+        if name not in ("where", "input", "task", "batch", "batches"):
+            program[name] = plainest(name)
+    layers = BODIES[program["input"]]
+    program["layers"] = some_of(rng, layers, 2, 0.7)
+    program["loss"] = rng.choice(list(LOSSES[program["task"]]))
+    program["metrics"] = some_of(rng, METRICS[program["task"]], 2)
+    program["pipeline"] = some_of(rng, PIPELINE, 2, 0.4)
+    program["callbacks"] = some_of(rng, CALLBACKS, 2, 0.35)
+    program["actions"] = some_of(rng, ACTIONS, 3, 0.6)
+    return {name: program[name] for name in FEATURES}
+
+
+def plainest(name, program=None):
+    """Return the first value of a feature."""
+    if name == "loss":
+        return next(iter(LOSSES[program["task"]]))
+    weights = FEATURES[name]
+    return [] if weights is None else next(iter(weights))
+
+
+def broken(program):
+    """Return the first rule that a program breaks, or None."""
+    return next((rule for rule in RULES if rule.is_broken(program)), None)
+
+
+# Rendering.
+
+
+def indent(text, by=4):
+    return textwrap.indent(text, " " * by)
+
+
+def script(program, ideal=False):
+    """Write a program down."""
+    parts = [
+        IMPORTS.format(strategy=strategy_of(program, ideal)),
+        "keras.utils.set_random_seed(1)" if program["seeded"] else None,
+        precision(program),
+        data_text(program),
+        *(helper_text(program, name) for name in helpers(program, ideal)),
+        model_text(program),
+        setup_text(program),
+        pipeline_text(program, ideal),
+        fit_text(program, ideal),
+        *(action_text(program, action, ideal) for action in program["actions"]),
+        CHECKPOINT if "ModelCheckpoint" in program["callbacks"] else None,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+IMPORTS = """import json
+import os
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+import tf_optimizers as tfo
+
+strategy = {strategy}
+cluster = json.loads(os.environ.get("TF_CONFIG", "{{}}"))
+task = cluster.get("task", {{"index": 0}})
+folder = pathlib.Path(f"worker-{{task['index']}}")
+folder.mkdir(exist_ok=True)
+seen = {{}}  # What is compared with one process.
+
+
+def some(data, rows):
+    return tf.nest.map_structure(lambda array: array[:rows], data)"""
+
+
+CHECKPOINT = """model.load_weights(folder / "checkpoint.weights.h5")
+seen["weights of a file"] = model.get_weights()"""
+
+
+def strategy_of(program, ideal):
+    return STRATEGIES.get("one" if ideal else program["where"], OURS)
+
+
+def precision(program):
+    policy = program["precision"]
+    if policy == "float64":
+        return 'keras.config.set_floatx("float64")'
+    if policy == "float32":
+        return None
+    return f'keras.config.set_dtype_policy("{policy}")'
+
+
+def data_text(program):
+    """Return the arrays x, y and, if there are any, w."""
+    rows = program["batch"] * program["batches"] + program["rest"]
+    lines = [
+        "rng = np.random.default_rng(0)",
+        f"rows = {rows}",
+        SHAPES[program["input"]],
+        "x *= 10000" if program["scale"] == "huge" else "",
+        TASKS[program["task"]][0],
+    ]
+    if program["style"] == "two inputs":
+        lines.append(
+            'x = {"a": x, "b": rng.standard_normal((rows, 3))'
+            '.astype("float32")}'
+        )
+    if program["style"] == "two outputs":
+        lines.append('y = {"one": y, "two": y}')
+    if program["weights"] == "sample":
+        lines.append('w = rng.uniform(0.5, 2.0, rows).astype("float32")')
+    if program["weights"] == "zeros":
+        lines.append('w = (np.arange(rows) % 3 > 0).astype("float32")')
+    return "\n".join(line for line in lines if line)
+
+
+def columns(program):
+    """Return the names of a batch's parts."""
+    has_weights = program["weights"] in ("sample", "zeros")
+    return ["x", "y", "w"] if has_weights else ["x", "y"]
+
+
+def helpers(program, ideal):
+    """Return the names of classes and functions that a script defines."""
+    used = [
+        name
+        for name in program["layers"]
+        if name in HELPERS and program["family"] == "layers"
+    ]
+    text = LOSSES[program["task"]][program["loss"]] + " ".join(
+        METRICS[program["task"]][name] for name in program["metrics"]
+    )
+    text += WRAPPERS[program["wrapper"]]
+    used += [name for name in HELPERS if name in text and name not in used]
+    if program["shuffle"] == "random filter":
+        used.append("Twice")
+    if program["family"] == "layers" and program["custom"] != "none":
+        used.append(program["custom"])
+    if program["family"] != "layers":
+        used.append(program["family"])
+    if program["interrupt"] != "none":
+        used.append("Interruption")
+    if program["source"] == "PyDataset":
+        used.append("Batches")
+    if "Drawing" in program["callbacks"]:
+        used.append("Drawing")
+    if ideal and program["input"] == "tokens":
+        used.insert(0, "Embedding of sums")
+    return list(dict.fromkeys(used))
+
+
+PERMUTE = {"np.random": "self.order = np.random.permutation(self.order)"}
+
+
+def helper_text(program, name):
+    """Return a class or function, filled in."""
+    rows = program["batch"] * program["batches"] + program["rest"]
+    found = HELPERS[name]
+    for place, text in {
+        "{batch}": program["batch"],
+        "{stop}": rows,
+        "{columns}": ", ".join(columns(program)),
+        "{optimizer}": optimizer_text(program),
+        "{permute}": PERMUTE.get(program["shuffle"], "pass"),
+    }.items():
+        found = found.replace(place, str(text))
+    return found
+
+
+def model_text(program):
+    """Return the function `make_model`."""
+    if program["family"] != "layers":
+        body = FAMILIES[program["family"]]
+    else:
+        body = layers_text(program)
+    return "def make_model():\n" + indent(body)
+
+
+def layer_list(program, flat=True):
+    """Return the expressions of a body's layers."""
+    bodies = BODIES[program["input"]]
+    found = []
+    is_open = program["input"] != "vector"
+    names = list(program["layers"])
+    if program["input"] == "tokens" and not names:
+        names = ["Embedding"]
+    if program["input"] == "tokens" and "mbedding" not in names[0]:
+        names = ["Embedding", *names]
+    for name in names:
+        found.append(bodies[name][0])
+        is_open = bodies[name][1]
+    if is_open and program["input"] != "vector":
+        found.append("layers.Flatten()")
+    return found
+
+
+def head(program, name=""):
+    units, activation = TASKS[program["task"]][1:]
+    loss = LOSSES[program["task"]][program["loss"]]
+    if "from_logits=True" in loss:
+        activation = None
+    arguments = [str(units)]
+    if activation:
+        arguments.append(f'activation="{activation}"')
+    if program["precision"].startswith("mixed"):
+        arguments.append('dtype="float32"')
+    if name:
+        arguments.append(f'name="{name}"')
+    return f"layers.Dense({', '.join(arguments)})"
+
+
+def layers_text(program):
+    body = layer_list(program)
+    custom = program["custom"]
+    make = custom_class(custom)
+    style = program["style"]
+    inputs = f"keras.Input({INPUT_SHAPES[program['input']]})"
+    if style in ("sequential", "lazy"):
+        everything = [*body, head(program)]
+        if custom.startswith("add_loss"):
+            everything.insert(-1, ADD_LOSS[custom])
+        if style == "sequential":
+            everything.insert(0, inputs)
+        listed = "".join(f"    {layer},\n" for layer in everything)
+        if make == "keras.Model":
+            return f"return keras.Sequential([\n{listed}])"
+        return f"parts = keras.Sequential([\n{listed}])\n" + (
+            f"inputs = {inputs}\nreturn {make}(inputs, parts(inputs))"
+            if style == "sequential"
+            else f"return {make}(parts)"
+        )
+    if style == "subclassed":
+        everything = [*body, head(program)]
+        if custom.startswith("add_loss"):
+            everything.insert(-1, ADD_LOSS[custom])
+        listed = "".join(f"        {layer},\n" for layer in everything)
+        return (
+            f"class Mine({make}):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            f"        self.parts = [\n{indent(listed)}        ]\n\n"
+            "    def call(self, x, training=False):\n"
+            "        for part in self.parts:\n"
+            "            x = part(x)\n"
+            "        return x\n\n"
+            "return Mine()"
+        )
+    return graph_text(program, body, inputs, make)
+
+
+ADD_LOSS = {
+    "add_loss mean": "Penalty()",
+    "add_loss sum": "Penalty()",
+}
+INPUT_SHAPES = {
+    "vector": "(6,)",
+    "image": "(6, 6, 2)",
+    "series": "(6, 4)",
+    "tokens": '(6,), dtype="int32"',
+}
+
+
+def graph_text(program, body, inputs, make):
+    """Return a functional model."""
+    style, custom = program["style"], program["custom"]
+    lines = [f"inputs = {inputs}"]
+    if style == "nested":
+        listed = ", ".join(body) or 'layers.Dense(4, name="inner")'
+        lines.append(f"inner = keras.Sequential([{listed}])")
+        lines.append("h = inner(inputs)")
+    elif style == "twins":
+        listed = ", ".join([*body, "layers.Dense(4)"])
+        lines.append(f"tower = keras.Sequential([{listed}])")
+        lines.append(
+            "h = layers.Concatenate()([tower(inputs), tower(-inputs)])"
+        )
+    else:
+        lines.append("h = inputs")
+        lines += [f"h = {layer}(h)" for layer in body]
+    if custom.startswith("add_loss"):
+        lines.append(f"h = {ADD_LOSS[custom]}(h)")
+    if style == "two inputs":
+        lines[0] = f"inputs = {inputs.replace('Input(', 'Input(').rstrip(')')}"
+        lines[0] += (
+            ', name="a")' if program["input"] == "tokens" else '), name="a")'
+        )
+        lines.append('more = keras.Input((3,), name="b")')
+        lines.append("h = layers.Concatenate()([h, layers.Dense(3)(more)])")
+        lines.append(f"outputs = {head(program)}(h)")
+        lines.append(f'return {make}({{"a": inputs, "b": more}}, outputs)')
+    elif style == "two outputs":
+        lines.append(
+            f'outputs = {{"one": {head(program, "one")}(h), '
+            f'"two": {head(program, "two")}(h)}}'
+        )
+        lines.append(f"return {make}(inputs, outputs)")
+    else:
+        lines.append(f"outputs = {head(program)}(h)")
+        lines.append(f"return {make}(inputs, outputs)")
+    return "\n".join(lines)
+
+
+def custom_class(custom):
+    return "keras.Model" if custom in ("none", *ADD_LOSS) else "Custom"
+
+
+def optimizer_text(program):
+    """Return the expression of an optimizer."""
+    rate = "0.0" if program["shuffle"] in SHUFFLED else "0.1"
+    if program["rate"] == "schedule":
+        rate = "keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.7)"
+    arguments, inner = [], []
+    if program["average"] != "none":
+        arguments.append("use_ema=True")
+        arguments.append("ema_momentum=0.8")
+    if program["average"] == "ema overwrites":
+        arguments.append("ema_overwrite_frequency=2")
+    if program["accumulate"] > 1:
+        arguments.append(f"gradient_accumulation_steps={program['accumulate']}")
+    if program["clip"] != "none":
+        inner.append(f"{program['clip']}=0.2")
+    wrapper = WRAPPERS[program["wrapper"]]
+    if program["wrapper"] == "none":
+        inner += arguments
+        arguments = []
+    text = OPTIMIZERS[program["optimizer"]].format(
+        rate=rate, more="".join(f", {argument}" for argument in inner)
+    )
+    more = "".join(f", {argument}" for argument in arguments)
+    return wrapper.format(inner=text, more=more)
+
+
+def setup_text(program):
+    """Return how model and optimizer are made and joined."""
+    optimizer = f"optimizer = {optimizer_text(program)}"
+    if program["exclude"] == "list":
+        optimizer += (
+            "\noptimizer.exclude_from_weight_decay("
+            "var_list=[model.trainable_variables[0]])"
+        )
+    if program["exclude"] == "names":
+        optimizer += '\noptimizer.exclude_from_weight_decay(var_names=["bias"])'
+    lines = []
+    if program["another model"] != "none":
+        other = "keras.Sequential([keras.Input((3,)), layers.Dense(2)])"
+        if program["another model"] == "on the chief":
+            other = f'if task["index"] == 0:\n    {other}'
+        lines.append(other)
+    if program["made"] == "optimizer outside":
+        lines.append(optimizer)
+    inside = ["model = make_model()"]
+    if program["frozen"] == "first":
+        inside.append("model.layers[0].trainable = False")
+    if not program["seeded"]:
+        inside.append("model.set_weights([\n")
+        inside[-1] += (
+            "    rng.uniform(-0.5, 0.5, weight.shape)\n"
+            "    for weight in model.get_weights()\n])"
+        )
+    if program["made"] == "inside":
+        inside.append(optimizer)
+    if program["made"] != "compile outside":
+        inside.append(compile_text(program))
+    lines.append("with strategy.scope():\n" + indent("\n".join(inside)))
+    if program["made"] == "compile outside":
+        lines += [optimizer, compile_text(program)]
+    lines.append(
+        'if model.built:\n    seen.setdefault("start", model.get_weights())'
+    )
+    return "\n".join(lines)
+
+
+def compile_text(program):
+    """Return the call of `compile`."""
+    if program["family"] in ("gan", "parts"):
+        arguments = []
+    else:
+        arguments = ["optimizer"]
+        arguments.append(losses_text(program))
+    found = [METRICS[program["task"]][name] for name in program["metrics"]]
+    if program["shuffle"] == "random filter":
+        found.append("Twice()")
+    if program["shuffle"] == "two":
+        found.append(
+            "keras.metrics.MeanMetricWrapper("
+            'lambda y, _: y[:, 0], name="share")'
+        )
+    if found and program["style"] == "two outputs":
+        arguments.append(f'metrics={{"two": [{", ".join(found)}]}}')
+    elif found:
+        kind = "metrics"
+        if program["weights"] in ("sample", "zeros"):
+            kind = "weighted_metrics"
+        arguments.append(f"{kind}=[{', '.join(found)}]")
+    if program["eagerly"]:
+        arguments.append("run_eagerly=True")
+    if program["steps_per_execution"] > 1:
+        arguments.append(
+            f"steps_per_execution={program['steps_per_execution']}"
+        )
+    inner = "".join(f"    {argument},\n" for argument in arguments)
+    return f"model.compile(\n{inner})"
+
+
+def losses_text(program):
+    loss = LOSSES[program["task"]][program["loss"]]
+    if program["style"] == "two outputs":
+        return (
+            f'loss={{"one": {loss}, "two": {loss}}}, '
+            'loss_weights={"one": 1.0, "two": 0.5}'
+        )
+    return f"loss={loss}"
+
+
+# Data.
+
+
+def pipeline_text(program, ideal):
+    """Return the text that makes `data`, if it is needed."""
+    source, names = program["source"], columns(program)
+    joined = ", ".join(names)
+    if source == "arrays":
+        return None
+    if source == "generator":
+        return GENERATOR.format(columns=joined, batch=program["batch"])
+    if source == "from_generator":
+        text = FROM_GENERATOR.format(columns=joined, batch=program["batch"])
+        return text + (counted(program) if ideal else "")
+    if source == "PyDataset":
+        return "data = Batches()" + looked_at(program)
+    lines = []
+    if source == "TFRecords":
+        lines.append(TFRECORDS.format(columns=joined))
+    elif source == "text":
+        lines.append(TEXT.format(columns=joined))
+    elif program["shuffle"] == "before":
+        lines.append("order = tf.random.shuffle(tf.range(rows))")
+        gathered = ", ".join(f"tf.gather({name}, order)" for name in names)
+        lines.append(f"data = tf.data.Dataset.from_tensor_slices(({gathered}))")
+    else:
+        lines.append(f"data = tf.data.Dataset.from_tensor_slices(({joined}))")
+    lines += [PIPELINE[name] for name in program["pipeline"]]
+    lines += SHUFFLES[program["shuffle"]]
+    rest = ", drop_remainder=True"
+    rest = rest if "drop_remainder" in program["pipeline"] else ""
+    lines.append(f"data = data.batch({program['batch']}{rest})")
+    if program["shuffle"] == "in map":
+        lines.append(IN_MAP.format(batch=program["batch"]))
+    if ideal and program["shuffle"] != "random filter":
+        lines.append(counted(program))
+    if program["steps"] == "repeat":
+        lines.append("data = data.repeat()")
+    return "\n".join(line for line in lines if line) + looked_at(program)
+
+
+def counted(program):
+    """Say how long data are: Keras makes a step more where it cannot know."""
+    batches, rest = program["batches"], program["rest"] > 0
+    if "drop_remainder" in program["pipeline"]:
+        rest = 0
+    rows = program["batch"] * batches + program["rest"]
+    count = rows // program["batch"] + (rest and rows % program["batch"] > 0)
+    return (
+        "\ndata = data.apply("
+        f"tf.data.experimental.assert_cardinality({int(count)}))"
+    )
+
+
+SHUFFLES = {
+    "none": [],
+    "shuffle": ["data = data.shuffle(rows)"],
+    "seeded": ["data = data.shuffle(rows, seed=3)"],
+    "before": [],
+    "in map": [],
+    "in flat_map": [
+        "data = data.batch(rows).flat_map(\n"
+        "    lambda *whole: tf.data.Dataset.from_tensor_slices(\n"
+        "        (tf.random.shuffle(tf.range(tf.shape(whole[0])[0])), *whole)\n"
+        "    ).map(lambda number, *row: tuple(\n"
+        "        tf.gather(part, number) for part in whole\n"
+        "    ))\n"
+        ")"
+    ],
+    "random filter": [
+        "data = data.filter(lambda *row: tf.random.uniform([]) < 0.6)"
+    ],
+    "two": [
+        "data = tf.data.Dataset.zip(\n"
+        "    data.shuffle(rows), data.shuffle(rows)\n"
+        ").map(\n"
+        "    lambda one, two: (one[0], tf.cast(\n"
+        "        tf.reduce_all(one[1] == two[1]), one[1].dtype\n"
+        "    ) * tf.ones_like(one[1]))\n"
+        ")"
+    ],
+}
+IN_MAP = """numbers = tf.data.Dataset.from_tensors(tf.range(rows)).map(
+    tf.random.shuffle
+).unbatch()
+data = data.unbatch().batch(rows)
+data = tf.data.Dataset.zip(data, numbers.batch(rows)).map(
+    lambda whole, order: tf.nest.map_structure(
+        lambda part: tf.gather(part, order), whole
+    )
+).unbatch().batch({batch})"""
+GENERATOR = """def batches():
+    while True:
+        for start in range(0, rows, {batch}):
+            yield tuple(part[start : start + {batch}] for part in ({columns}))
+
+
+data = batches()"""
+FROM_GENERATOR = """def read():
+    for row in zip({columns}):
+        yield row
+
+
+data = tf.data.Dataset.from_generator(
+    read,
+    output_signature=tuple(
+        tf.TensorSpec(part.shape[1:], part.dtype) for part in ({columns},)
+    ),
+).batch({batch})"""
+TFRECORDS = """names = []
+for number in range(2):
+    names.append(str(folder / f"{{number}}.tfrecord"))
+    with tf.io.TFRecordWriter(names[-1]) as file:
+        for row in list(zip({columns}))[number * (rows // 3) :][
+            : rows if number else rows // 3
+        ]:
+            file.write(tf.io.serialize_tensor(
+                tf.concat([
+                    tf.reshape(tf.cast(part, "float32"), [-1]) for part in row
+                ], 0)
+            ).numpy())
+
+
+def parse(record):
+    row = tf.io.parse_tensor(record, "float32")
+    found, start = [], 0
+    for part in ({columns}):
+        size = int(np.prod(part.shape[1:]))
+        found.append(tf.cast(
+            tf.reshape(row[start : start + size], part.shape[1:]), part.dtype
+        ))
+        start += size
+    return tuple(found)
+
+
+data = tf.data.TFRecordDataset(names).map(parse)"""
+TEXT = """(folder / "rows.csv").write_text("".join(
+    ",".join(repr(float(v)) for part in row for v in np.ravel(part)) + "\\n"
+    for row in zip({columns})
+))
+
+
+def parse(line):
+    row = tf.strings.to_number(tf.strings.split(line, ","))
+    found, start = [], 0
+    for part in ({columns}):
+        size = int(np.prod(part.shape[1:]))
+        found.append(tf.cast(
+            tf.reshape(row[start : start + size], part.shape[1:]), part.dtype
+        ))
+        start += size
+    return tuple(found)
+
+
+data = tf.data.TextLineDataset(str(folder / "rows.csv")).map(parse)"""
+
+
+def looked_at(program):
+    """Return a look at the first batch."""
+    if program["looked at"] == "not":
+        return ""
+    look = "first = next(iter(data))"
+    if program["source"] == "PyDataset":
+        look = "first = data[np.random.randint(len(data))]"
+    if program["looked at"] == "by all":
+        return "\n" + look
+    return f'\nif task["index"] == 0:\n    {look}'
+
+
+# What is done.
+
+
+def arguments_of(program):
+    """Return the arguments that name the data."""
+    names, source = columns(program), program["source"]
+    if source != "arrays":
+        return ["data"]
+    found = ["x", "y"]
+    if len(names) == 3:
+        found.append("sample_weight=w")
+    return [*found, f"batch_size={program['batch']}"]
+
+
+def fit_call(program, extra=()):
+    arguments = arguments_of(program)
+    arguments.append(f"epochs={program['epochs']}")
+    if program["source"] == "arrays":
+        is_on = program["shuffle"] == "shuffle"
+        arguments += [] if is_on else ["shuffle=False"]
+    if program["source"] == "PyDataset":
+        is_on = program["shuffle"] == "shuffle"
+        arguments += ["shuffle=True"] if is_on else ["shuffle=False"]
+    if program["source"] == "generator" or program["steps"] == "repeat":
+        steps = program["batches"]
+        if program["steps"] != "repeat":
+            steps += program["rest"] > 0
+        arguments.append(f"steps_per_epoch={steps}")
+    elif program["steps"] == "fewer":
+        arguments.append(f"steps_per_epoch={program['batches'] - 1}")
+    if program["weights"] == "class":
+        arguments.append("class_weight={0: 1.0, 1: 2.0, 2: 0.5}")
+    if program["validation"] == "split":
+        arguments.append("validation_split=0.3")
+    if program["validation"] == "data":
+        arguments.append("validation_data=(some(x, 7), some(y, 7))")
+    callbacks = [CALLBACKS[name] for name in program["callbacks"]]
+    callbacks = [*callbacks, *extra]
+    if callbacks:
+        inner = "".join(f"        {callback},\n" for callback in callbacks)
+        arguments.append(f"callbacks=[\n{inner}    ]")
+    arguments.append("verbose=0")
+    inner = "".join(f"    {argument},\n" for argument in arguments)
+    return f"model.fit(\n{inner})"
+
+
+NOTE = 'seen[f"weights {len(seen)}"] = model.get_weights()'
+
+
+def noted_fit(program):
+    return (
+        f"history = {fit_call(program)}\n"
+        'seen[f"fit {len(seen)}"] = history.history\n' + NOTE
+    )
+
+
+def fit_text(program, ideal):
+    """Return the first `fit`, which may be interrupted."""
+    if program["interrupt"] == "none":
+        return noted_fit(program)
+    if ideal:
+        return fit_call(program) + "\n" + NOTE
+    freq = '"epoch"' if program["interrupt"] == "epoch" else "1"
+    backup = f'tfo.callbacks.BackupAndRestore("backup", save_freq={freq})'
+    interrupted = fit_call(program, [backup, "Interruption()"])
+    return (
+        f"try:\n{indent(interrupted)}\n"
+        "except InterruptedError:\n"
+        "    pass\n"
+        "keras.utils.set_random_seed(2)\n"
+        + setup_text(program)
+        + "\n"
+        + fit_call(program, [backup])
+        + "\n"
+        + NOTE
+    )
+
+
+def action_text(program, action, ideal):
+    template = ACTIONS[action]
+    if ideal:
+        template = IDEAL.get(action, template)
+    return template.format(
+        evaluate=evaluate_text(program),
+        predict=predict_text(program),
+        fit=noted_fit(program),
+        note=NOTE,
+        compile=scoped_compile(program),
+    )
+
+
+def scoped_compile(program):
+    lines = [
+        f"optimizer = {optimizer_text(program)}",
+        compile_text(program),
+    ]
+    return "with strategy.scope():\n" + indent("\n".join(lines))
+
+
+def evaluate_text(program):
+    arguments = arguments_of(program)
+    if program["source"] in ("generator",) or program["steps"] == "repeat":
+        arguments.append(f"steps={program['batches']}")
+    arguments += ["return_dict=True", "verbose=0"]
+    return f'seen["evaluate"] = model.evaluate({", ".join(arguments)})'
+
+
+def predict_text(program):
+    has_order = program["shuffle"] in ("none", "seeded")
+    if (
+        program["source"] in ("tf.data", *FILES)
+        and has_order
+        and program["steps"] != "repeat"
+    ):
+        return 'seen["predict"] = model.predict(data, verbose=0)'
+    return (
+        'seen["predict"] = model.predict('
+        f"x, batch_size={program['batch']}, verbose=0)"
+    )

@@ -1,0 +1,157 @@
+"""Groups of processes that are kept alive, and run program after program."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+WORKER = pathlib.Path(__file__).with_name("worker.py")
+# Where the package is that is tried; it is not imported here.
+PACKAGE = pathlib.Path(
+    importlib.util.find_spec("tf_optimizers").origin
+).parents[1]
+# Workers and devices of each. "one" is what the others are compared with.
+PLACES = {
+    "one": (1, 1),
+    "mirrored": (1, 2),
+    "devices": (1, 2),
+    "2": (2, 1),
+    "3": (3, 1),
+    "2x2": (2, 2),
+}
+# What TensorFlow writes in any case.
+NOISE = re.compile(r"port\.cc|cudart_stub|absl::InitializeLog|cuda_platform")
+# Programs that a group runs before it is replaced: TensorFlow never frees all.
+LIFE = 80
+# In seconds: how much later than the first another worker may come to the end.
+LATE = 45
+PAUSE = 0.01
+
+
+class Group:
+    """Processes of one place; they start with the first program."""
+
+    def __init__(self, place, life=LIFE):
+        self.place = place
+        self.workers, self.devices = PLACES[place]
+        self._life = life
+        self._process = None
+        self.end = ""
+        # Whether its workers have come to the same end each time.
+        self.is_clean = True
+
+    def run(self, script, limit):
+        """Return what came of a script on each worker, None if nothing.
+
+        A worker that gives no answer within `limit` seconds costs the group.
+        """
+        if self._process is None or self._number >= self._life:
+            self._start()
+            limit += 60  # TensorFlow has to be imported.
+        number, self._number = self._number, self._number + 1
+        folder = self._folder / f"run-{number}"
+        folder.mkdir()
+        # A file of its own: TensorFlow reads the source of what it traces.
+        (self._folder / f"{number}.py").write_text(script)
+        order = self._folder / "order.partial"
+        order.write_text(json.dumps({"folder": str(folder)}))
+        order.rename(self._folder / f"{number}.json")
+        results = self._wait(number, time.monotonic() + limit)
+        shutil.rmtree(folder, ignore_errors=True)
+        if None in results:
+            self.close()
+        elif len({_class_of(result["error"]) for result in results}) > 1:
+            self.is_clean = False
+        return results
+
+    def _start(self):
+        self.close()
+        self._number, self.is_clean = 0, True
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="programs-"))
+        command = [str(WORKER), str(self._folder), str(self.devices)]
+        if self.workers > 1:
+            counts = str(self.workers), str(self.devices)
+            command = [
+                *("-m", "tf_optimizers.launch", "--workers", counts[0]),
+                *("--devices-per-worker", counts[1], *command),
+            ]
+        self.output = self._folder / "output"
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                cwd=self._folder,
+            )
+
+    def _wait(self, number, until):
+        """Return the results once all are there, or what is there in time."""
+        paths = [
+            self._folder / f"{number}-{index}.pickle"
+            for index in range(self.workers)
+        ]
+        first = None
+        while not all(there := [path.exists() for path in paths]):
+            if self._process.poll() is not None:
+                self.end = f"exit code {self._process.returncode}"
+                break
+            if time.monotonic() > until:
+                self.end = "no answer in time"
+                break
+            if any(there):
+                first = first or time.monotonic()
+                until = min(until, first + LATE)
+            time.sleep(PAUSE)
+        return [
+            pickle.loads(path.read_bytes()) if path.exists() else None
+            for path in paths
+        ]
+
+    def last_words(self):
+        """Return how the processes have ended, and what they wrote last."""
+        written = self.output.read_text(errors="replace").splitlines()
+        told = [line for line in written if not NOISE.search(line)]
+        return "\n".join([self.end, *told[-20:]])
+
+    def close(self):
+        """End the processes."""
+        if self._process is None:
+            return
+        words = self.last_words()
+        self._process.terminate()  # The launcher ends its workers.
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # Its watchdog ends them.
+            self._process.wait()
+        self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.last_words = lambda: words
+
+
+def _class_of(error):
+    return error and error["class"]
+
+
+def _environment():
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TF_CONFIG", "TF_OPTIMIZERS_RESTART")
+    }
+    return {
+        **inherited,
+        "PROGRAMS_OWNER": str(os.getpid()),
+        "PYTHONPATH": str(PACKAGE),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONWARNINGS": "ignore",
+    }

@@ -1,0 +1,183 @@
+"""Tries programs in groups of processes, and shrinks those that fail."""
+
+import contextlib
+import random
+import threading
+import time
+
+from . import grammar
+from .compare import judge
+from .groups import PLACES, Group
+
+# In seconds: what a program may take, on a busy machine.
+LIMIT = 90
+# Programs that wait for their group while others run.
+AHEAD = 16
+
+
+class Machine:
+    """Groups of processes, and what came of the programs that they ran.
+
+    Args:
+        jobs: How many programs are tried at a time.
+        limit: How many seconds a program may take.
+    """
+
+    def __init__(self, jobs=2, limit=LIMIT):
+        self._limit = limit
+        self._free = threading.Condition()
+        self._groups = {
+            place: Group(place) for place in PLACES if place != "one"
+        }
+        self._busy = set()
+        self.is_ending = False
+        self._references = [Group("one") for _ in range(jobs)]
+        self._all = [*self._groups.values(), *self._references]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for group in self._all:
+            group.close()
+
+    @contextlib.contextmanager
+    def reference(self):
+        with self._free:
+            while not self._references:
+                self._free.wait()
+            group = self._references.pop()
+        try:
+            yield group
+        finally:
+            with self._free:
+                self._references.append(group)
+                self._free.notify_all()
+
+    def take(self, programs):
+        """Return the first of some programs whose group is free, or None.
+
+        It is removed from the list. The group is the caller's, until `leave`.
+        """
+        with self._free:
+            while programs:
+                for number, (_, program) in enumerate(programs[:AHEAD]):
+                    if program["where"] not in self._busy:
+                        self._busy.add(program["where"])
+                        return programs.pop(number)
+                self._free.wait()
+        return None
+
+    def leave(self, program):
+        with self._free:
+            self._busy.discard(program["where"])
+            self._free.notify_all()
+
+    def run(self, program, anew=False):
+        """Return what came of a program; its group must be the caller's.
+
+        What fails in a group where something has failed before, or `anew`, is
+        run in a new one.
+        """
+        started = time.monotonic()
+        group = self._groups[program["where"]]
+        if anew:
+            group.close()
+        was_clean = group.is_clean
+        with self.reference() as one:
+            script = grammar.script(program, ideal=True)
+            reference = one.run(script, self._limit)[0]
+        results = []
+        if reference is not None and not reference["error"]:
+            results = group.run(grammar.script(program), self._limit)
+        outcome = judge(program, reference, results)
+        if None in results:
+            outcome.detail += "\n" + group.last_words()
+        if outcome.failed and not was_clean and not anew:
+            return self.run(program, anew=True)
+        outcome.seconds = time.monotonic() - started
+        outcome.cpu = sum(
+            result["cpu"] for result in [reference, *results] if result
+        )
+        return outcome
+
+    def confirm(self, program, outcome):
+        """Run a program that failed in a new group; return how it ends then."""
+        again = self.run(program, anew=True)
+        again.cpu += outcome.cpu
+        if not again.failed:
+            again.kind, again.failed = "failed once", True
+            again.detail = f"{outcome.signature}\n{outcome.detail}"
+            again.signature = f"failed once: {outcome.signature}"
+        return again
+
+    def shrink(self, program, outcome, tries):
+        """Return the plainest program found that fails alike, and how.
+
+        It makes half of the features plain at once, then a quarter, and so on.
+        """
+        size = len(grammar.unlike_plain(program)) // 2
+        while size:
+            names, start = grammar.unlike_plain(program), 0
+            while start < len(names) and tries > 0 and not self.is_ending:
+                simpler = plainer(program, names[start : start + size])
+                start += size
+                if simpler is None:
+                    continue
+                tries -= 1
+                found = self.run(simpler)
+                if found.is_like(outcome):
+                    program, outcome = simpler, found
+            size //= 2
+        for simpler in shorter(program):
+            if tries > 0 and not self.is_ending:
+                tries -= 1
+                found = self.run(simpler)
+                if found.is_like(outcome):
+                    return simpler, found
+        return program, outcome
+
+
+def plainer(program, names):
+    """Return a program with plain features, or None if they do not fit."""
+    changed = grammar.plain(program, names)
+    return changed if is_valid(changed) else None
+
+
+def shorter(program):
+    """Yield programs with one layer, metric, callback ... less."""
+    for name, value in program.items():
+        if isinstance(value, list) and len(value) > 1:
+            for index in range(len(value)):
+                rest = value[:index] + value[index + 1 :]
+                if is_valid({**program, name: rest}):
+                    yield {**program, name: rest}
+
+
+def is_valid(program):
+    try:
+        return grammar.broken(program) is None
+    except KeyError:  # A layer, loss or metric of another input or task.
+        return False
+
+
+def programs_of(seeds, where=None, only=None):
+    """Yield seeds and their programs, of some places, with some features."""
+    for seed in seeds:
+        program = grammar.draw(random.Random(seed))
+        if where is not None and program["where"] not in where:
+            continue
+        if only is not None and not any(has(program, one) for one in only):
+            continue
+        yield seed, program
+
+
+def has(program, feature):
+    """Return whether a feature, or the value of one, is not plain."""
+    for name, value in program.items():
+        if value == grammar.plainest(name, program):
+            continue
+        values = value if isinstance(value, list) else [value]
+        if feature == name or feature in map(str, values):
+            return True
+    return False

@@ -1,0 +1,77 @@
+"""Why a program may compute something else on several workers.
+
+Each reason says for which programs it holds, and what is not compared then: by
+the beginnings of names of what a script has seen, or "replicas".
+"""
+
+EVERYTHING = (
+    *("fit", "weights", "evaluate", "predict", "one row", "test", "train"),
+    *("logs", "loaded"),
+)
+
+REASONS = {
+    "Compression holds back a part of each gradient.": (
+        lambda p: (
+            p["optimizer"] == "DGC" or p["wrapper"].startswith("SparseLoCo")
+        ),
+        EVERYTHING,
+    ),
+    "Between synchronizations replicas have weights of their own.": (
+        lambda p: (
+            p["wrapper"] == "SparseLoCo of 4"
+            and "train_on_batch" in p["actions"]
+        ),
+        ("replicas",),
+    ),
+    "Keras's own optimizers clip each replica's gradient before the sum.": (
+        lambda p: (
+            p["clip"] != "none"
+            and p["optimizer"] not in ("Lamb", "LANS", "AdamOffload")
+        ),
+        EVERYTHING,
+    ),
+    "BatchNormalization takes statistics of each replica's rows.": (
+        lambda p: "BatchNormalization" in p["layers"],
+        (*EVERYTHING, "replicas"),
+    ),
+    "All replicas draw the same random masks.": (
+        lambda p: "Dropout" in p["layers"],
+        EVERYTHING,
+    ),
+    "ScheduleFreeAdamW reads a momentum that it has changed, or not yet.": (
+        lambda p: p["optimizer"] == "ScheduleFreeAdamW",
+        EVERYTHING,
+    ),
+    "Dice is no mean over rows.": (
+        lambda p: p["loss"] == "Dice",
+        EVERYTHING,
+    ),
+    "The pairs of two random orders are random.": (
+        lambda p: p["shuffle"] == "two",
+        ("fit * loss", "fit * val_loss", "evaluate loss", "logs * loss"),
+    ),
+    "A random filter leaves other rows each time.": (
+        lambda p: p["shuffle"] == "random filter",
+        ("fit * loss", "evaluate loss", "logs * loss"),
+    ),
+}
+# How far a value may be off, by precision; a step is at least 100 times that.
+TOLERANCE = {
+    "float32": 3e-5,
+    "float64": 3e-5,
+    "mixed_float16": 5e-3,
+    "mixed_bfloat16": 3e-2,
+}
+
+
+def known(program):
+    """Return what is not compared."""
+    found = []
+    for holds, names in REASONS.values():
+        if holds(program):
+            found += names
+    return tuple(found)
+
+
+def tolerance(program):
+    return TOLERANCE[program["precision"]]

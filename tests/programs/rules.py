@@ -1,0 +1,541 @@
+"""Which features of a program do not go together, and why.
+
+`only("loss", {"none"}, why, custom={"none"})` is a rule: a program with this
+loss must have one of these values of `custom`. A set of layers, callbacks ...
+limits each of them. `PLAIN` has the plainest values of all features, and `but`
+all values except some.
+"""
+
+from .models import BODIES, LOSSES
+
+OWN_LOSS = {"guide", "result", "compute_loss", "per row"}
+FILES = {"TFRecords", "text"}
+GENERATORS = {"generator", "from_generator"}
+BOTH = {"two inputs", "two outputs"}
+ADAPTED = {"Lamb", "LANS", "KerasLamb", "Adafactor"}
+PARTS = {"gan", "parts", "no call"}
+SHUFFLED = {
+    *("shuffle", "before", "in map", "in flat_map", "random filter"),
+    "np.random",
+}
+SAVED_RATES = {"LearningRateScheduler", "ReduceLROnPlateau"}
+# The plainest values of all features, but for lists, which are empty then.
+PLAIN = {
+    *("none", "layers", "sequential", "vector", "regression", "float32"),
+    *("inside", "not", "constant", "ordinary", 0, 1),
+}
+
+
+class But(frozenset):
+    """All values except these."""
+
+    def __contains__(self, value):
+        return not super().__contains__(value)
+
+
+def but(*values):
+    return But(values)
+
+
+class Rule:
+    """What must not be.
+
+    Args:
+        why: The reason, as a phrase.
+        names: The features that it looks at, that whose fault it is first.
+        is_broken: Tells whether a program breaks it.
+        allowed: The values that others may have.
+    """
+
+    def __init__(self, why, is_broken, name=None, allowed=None):
+        self.why, self.is_broken = why, is_broken
+        self.name, self.allowed = name, allowed or {}
+
+
+def only(name, values, why, **allowed):
+    """Return a rule: whoever has one of these values has only what is allowed.
+
+    A keyword `looked_at` names the feature "looked at".
+    """
+    allowed = {
+        keyword.replace("_at", " at"): limit
+        for keyword, limit in allowed.items()
+    }
+
+    def is_broken(program):
+        return any(value in values for value in each(program[name])) and any(
+            not is_allowed(program[other], limit)
+            for other, limit in allowed.items()
+        )
+
+    return Rule(why, is_broken, name, allowed)
+
+
+def each(value):
+    return value if isinstance(value, list) else [value]
+
+
+def is_allowed(value, limit):
+    return all(one in limit for one in each(value))
+
+
+def never(is_broken, why):
+    """Return a rule that no table can say."""
+    return Rule(why, is_broken)
+
+
+def has_layer(program, *parts):
+    """Return whether a layer's name, or text, has one of some parts."""
+    bodies = BODIES[program["input"]]
+    return any(
+        part in name or part in bodies[name][0]
+        for name in program["layers"]
+        for part in parts
+    )
+
+
+def fits(program):
+    """Return whether each layer takes the rank that the one before gives."""
+    names = program["layers"]
+    return all(
+        BODIES[program["input"]][name][1] for name in names[:-1]
+    ) and not any(
+        "mbedding" in name or name == "ConvLSTM1D" for name in names[1:]
+    )
+
+
+def is_mean(program):
+    """Return whether the loss of an epoch is a mean over its rows."""
+    return (
+        "reduction" not in LOSSES[program["task"]][program["loss"]]
+        and program["loss"] != "by hand: scalar"
+        and program["custom"] == "none"
+        and program["weights"] == "none"
+        and not has_layer(program, "Activity", "mask")
+    )
+
+
+RULES = [
+    only(
+        *("family", PARTS, "a family has its own model, loss and metrics"),
+        **dict.fromkeys(
+            *[("style", "custom", "input", "layers", "task", "metrics")],
+            PLAIN,
+        ),
+        **dict.fromkeys(
+            *[("weights", "validation", "precision", "frozen")], PLAIN
+        ),
+        loss={"mse"},
+        seeded={True},
+        exclude=but("list"),
+        actions={"fit", "save_weights"},
+    ),
+    only(
+        *("family", {"gan", "parts"}, "parts have optimizers of their own"),
+        made=but("compile outside"),
+        callbacks=but(*SAVED_RATES, "SwapEMAWeights"),
+        accumulate={1},
+        steps_per_execution={1},
+        wrapper=but("LossScale"),
+        average={"none"},
+        exclude={"none"},
+    ),
+    only(
+        *("family", {"parts", "no call"}, "it cannot be built before `fit`"),
+        callbacks=but("BackupAndRestore"),
+        interrupt={"none"},
+    ),
+    # Order.
+    only(
+        *("shuffle", SHUFFLED, "in random order, no rate but 0 is comparable"),
+        optimizer={"SGD"},
+        wrapper={"none"},
+        interrupt={"none"},
+        rate={"constant"},
+        steps={"none", "fewer"},
+        family={"layers"},
+        actions=but("set rate", "train_on_batch"),
+        callbacks=but(*SAVED_RATES),
+    ),
+    only(
+        *("shuffle", SHUFFLED, "an average, or an epoch's part, has an order"),
+        average={"none"},
+        steps={"none"},
+        metrics=but("R2Score"),
+        precision={"float32"},
+    ),
+    never(
+        lambda p: (
+            p["shuffle"] in SHUFFLED
+            and p["rest"]
+            and (not is_mean(p) or "drop_remainder" in p["pipeline"])
+        ),
+        "the mean over an epoch weighs batches by their rows",
+    ),
+    never(
+        lambda p: (
+            p["shuffle"] in SHUFFLED
+            and (p["loss"] == "ignored class" or has_layer(p, "BatchNorm"))
+        ),
+        "a batch's loss depends on its other rows",
+    ),
+    only(
+        *("shuffle", {"random filter", "two"}, "their rows have numbers"),
+        task={"regression"},
+        validation={"none"},
+        steps={"none"},
+        style=but(*BOTH),
+        custom={"none"},
+        weights={"none"},
+        actions=but("save, load"),
+    ),
+    only(
+        *("shuffle", {"two", "before", "in map", "in flat_map"}, "in memory"),
+        source={"tf.data"},
+        style=but(*BOTH),
+    ),
+    only(
+        *("shuffle", {"seeded", "random filter"}, "of rows"),
+        source={"tf.data", *FILES},
+    ),
+    only(
+        *("shuffle", {"np.random"}, "a PyDataset permutes its rows"),
+        source={"PyDataset"},
+        looked_at={"not"},
+    ),
+    only(
+        *("looked at", {"by all", "by the chief"}, "arrays are not used up"),
+        source=but("arrays", *GENERATORS),
+    ),
+    only(
+        *("callbacks", {"Drawing"}, "nothing else uses what is drawn"),
+        shuffle={"np.random"},
+    ),
+    # Sources.
+    only(
+        *("source", GENERATORS, "a generator goes on where it was"),
+        shuffle={"none"},
+        pipeline=PLAIN,
+        interrupt={"none"},
+        callbacks=but("BackupAndRestore"),
+        weights=but("class"),
+    ),
+    only(
+        *("source", {"generator"}, "Keras draws one batch more in an epoch"),
+        steps={"none"},
+        accumulate={1},
+        validation=but("split"),
+        actions=but(
+            *("fit", "freeze", "thaw", "freeze, compile", "save, load"),
+            *("set rate", "evaluate", "predict"),
+        ),
+    ),
+    only(
+        *("source", {"arrays"}, "arrays have no pipeline"),
+        pipeline=PLAIN,
+        shuffle={"none", "shuffle"},
+        steps={"none", "fewer"},
+    ),
+    only(
+        *("source", {"PyDataset"}, "a PyDataset has no pipeline"),
+        pipeline=PLAIN,
+        shuffle={"none", "shuffle", "np.random"},
+        weights=but("class"),
+        steps={"none", "fewer"},
+    ),
+    only(
+        *("source", FILES, "a line has one input and one output"),
+        style=but(*BOTH),
+        precision=but("float64"),
+        weights=but("class"),
+    ),
+    only("source", but("arrays"), "of arrays", validation=but("split")),
+    only(
+        *("style", BOTH, "written for arrays"),
+        source={"arrays", "tf.data"},
+        custom={"none"},
+        weights={"none"},
+    ),
+    only("weights", {"class"}, "of classes", task={"classes"}),
+    only(
+        *("steps", {"repeat"}, "only data sets repeat"),
+        source={"tf.data", "TFRecords"},
+    ),
+    only(
+        *("steps", {"fewer"}, "Keras goes on in the data, up to their end"),
+        batches=but(1),
+        epochs={1},
+        actions=but("fit", "freeze", "thaw", "freeze, compile", "set rate"),
+    ),
+    only(
+        *("scale", {"huge"}, "what overflows"),
+        precision={"mixed_float16"},
+        input={"vector"},
+        layers=PLAIN,
+        metrics=PLAIN,
+    ),
+    # Model.
+    only(
+        *("seeded", {False}, "unseeded weights are set in a built model"),
+        style=but("lazy", "subclassed"),
+        layers=but(
+            *("BatchNormalization", "SynchronizedBatchNorm"),
+            "SpectralNormalization",
+        ),
+        frozen={"none"},
+    ),
+    never(lambda p: not fits(p), "layers must fit each other"),
+    only("style", {"twins"}, "of numbers", input=but("tokens")),
+    only(
+        *("style", {"lazy", "subclassed"}, "it is built by `fit`"),
+        exclude=but("list"),
+        interrupt={"none"},
+        callbacks=but("BackupAndRestore"),
+    ),
+    only(
+        *("style", {"subclassed"}, "a class of its own"),
+        frozen={"none"},
+        actions=but("freeze", "thaw", "freeze, compile", "save, load"),
+    ),
+    only(
+        *("frozen", {"first"}, "something must be left to train"),
+        layers=but(*()),
+        custom={"none", "add_loss mean", "add_loss sum"},
+    ),
+    never(
+        lambda p: (
+            not p["layers"]
+            and (
+                p["frozen"] != "none"
+                or {"freeze", "thaw", "freeze, compile"} & set(p["actions"])
+            )
+        ),
+        "something must be left to train",
+    ),
+    never(
+        lambda p: (
+            "thaw" in p["actions"]
+            and p["frozen"] == "none"
+            and "freeze" not in p["actions"][: p["actions"].index("thaw")]
+        ),
+        "only what is frozen can be thawed",
+    ),
+    # Losses and steps.
+    only(
+        *("custom", OWN_LOSS, "the step computes its own loss"),
+        task={"regression"},
+        loss={"mse"},
+        weights={"none"},
+    ),
+    only(
+        *("custom", {"guide", "result"}, "the step has its own metrics"),
+        metrics=PLAIN,
+        precision=but("mixed_float16", "float64"),
+        validation={"none"},
+        wrapper=but("LossScale"),
+        actions=but("train_on_batch", "test_on_batch", "evaluate"),
+    ),
+    only(
+        *("custom", but("none"), "a class of a script"),
+        actions=but("save, load", "freeze", "thaw", "freeze, compile"),
+    ),
+    only(
+        *(
+            "loss",
+            {name for name in LOSSES["regression"] if "by hand" in name},
+            "functions of a script",
+        ),
+        actions=but("save, load"),
+    ),
+    only(
+        "metrics",
+        {"by hand: function", "by hand: Metric", "by hand: variable"},
+        "functions of a script",
+        actions=but("save, load"),
+    ),
+    never(
+        lambda p: (
+            "save, load" in p["actions"]
+            and has_layer(p, "SelfAtt", "PositionEmb", "Residual")
+        ),
+        "classes of a script",
+    ),
+    only(
+        *("loss", {"none"}, "Keras adds no number to a loss for each row"),
+        custom={"none"},
+        layers=but("ActivityRegularization", "Regularized"),
+    ),
+    # Precision.
+    only(
+        *("precision", {"float64"}, "something computes in float32"),
+        custom=but("add_loss mean", "add_loss sum"),
+        layers=but("ActivityRegularization", "Regularized"),
+        optimizer=but("Lamb", "LANS", "AdamOffload"),
+        actions=but("predict others"),
+    ),
+    only(
+        *("precision", but("float32"), "rounding"),
+        interrupt={"none"},
+        optimizer=but(*ADAPTED),
+        loss=but("log_cosh"),
+    ),
+    only(
+        *("optimizer", ADAPTED, "they magnify rounding where gradients are 0"),
+        input={"vector", "image"},
+        task={"regression"},
+        weights=but("zeros"),
+        frozen={"none"},
+        average=but("ema overwrites"),
+    ),
+    never(
+        lambda p: (
+            p["optimizer"] in ADAPTED
+            and has_layer(p, "Norm", "Residual", "Conv2DTranspose")
+        ),
+        "they magnify rounding where gradients are 0",
+    ),
+    # Optimizers.
+    *(
+        only(
+            *(name, {value}, "of a linear loss, gradients are the same"),
+            **dict.fromkeys(
+                *[("style", "custom", "input", "layers", "precision")], PLAIN
+            ),
+            **dict.fromkeys(
+                *[("callbacks", "interrupt", "accumulate", "average")], PLAIN
+            ),
+            **dict.fromkeys(*[("actions", "clip", "exclude")], PLAIN),
+            loss={"by hand: linear"},
+            task={"regression"},
+            batches=but(1),
+            epochs=but(1),
+            family={"layers"},
+            frozen={"none"},
+            where=but("mirrored"),
+        )
+        for name, value in (
+            ("optimizer", "DGC to the end"),
+            ("wrapper", "SparseLoCo to the end"),
+        )
+    ),
+    only("wrapper", {"SparseLoCo to the end"}, "linear", optimizer={"SGD"}),
+    only(
+        *("optimizer", {"DGC", "DGC dense", "DGC to the end"}, "refused"),
+        wrapper={"none", "LossScale"},
+        exclude={"none"},
+        clip={"none", "clipnorm"},
+    ),
+    only(
+        *("optimizer", {"MultiOptimizer"}, "it has no rate of its own"),
+        average={"none"},
+        accumulate={1},
+        rate={"constant"},
+        clip={"none"},
+        precision=but("mixed_float16"),
+        wrapper=but("LossScale"),
+        actions=but("set rate", "save, load"),
+        callbacks=but(*SAVED_RATES, "SwapEMAWeights"),
+    ),
+    only(
+        *("optimizer", {"ScheduleFreeAdamW"}, "weights depend on its mode"),
+        wrapper={"none"},
+        actions=PLAIN,
+        interrupt={"none"},
+        average={"none"},
+        callbacks=but("SwapEMAWeights"),
+    ),
+    only("optimizer", {"Ftrl"}, "refused", wrapper={"none", "LossScale"}),
+    never(
+        lambda p: (
+            p["optimizer"] == "AdamOffload"
+            and p["wrapper"].startswith("SparseLoCo")
+            and p["where"] in ("devices", "2x2", "mirrored")
+        ),
+        "refused",
+    ),
+    only(
+        *("exclude", {"list", "names"}, "there must be a decay"),
+        optimizer={"AdamW", "Lamb", "LANS", "AdamOffload"},
+        wrapper=but("LossScale"),
+    ),
+    only(
+        *("exclude", {"list"}, "the variables must exist"),
+        made={"inside"},
+        interrupt={"none"},
+        actions=but("freeze, compile"),
+    ),
+    never(
+        lambda p: (
+            p["exclude"] != "none"
+            and p["optimizer"] == "AdamW"
+            and "save, load" in p["actions"]
+        ),
+        "Keras loses what is excluded",
+    ),
+    only(
+        *("rate", {"schedule"}, "a schedule cannot be set"),
+        actions=but("set rate"),
+        callbacks=but(*SAVED_RATES),
+    ),
+    only(
+        *("callbacks", {"SwapEMAWeights"}, "of float32, of one optimizer"),
+        average={"ema"},
+        precision={"float32"},
+        wrapper={"none"},
+    ),
+    only(
+        *("wrapper", {"LossScale"}, "the inner one has the arguments"),
+        precision=but("mixed_float16"),
+        average={"none"},
+        accumulate={1},
+    ),
+    only("wrapper", {"SparseLoCo of 4"}, "refused", average={"none"}),
+    # What is done.
+    only(
+        *("interrupt", but("none"), "other callbacks see other batches"),
+        callbacks=but(
+            *("BackupAndRestore", "EarlyStopping", "ReduceLROnPlateau"),
+            *("LambdaCallback", "CSVLogger", "ModelCheckpoint"),
+        ),
+        epochs=but(1),
+        where=but("mirrored"),
+        steps=but("repeat"),
+        seeded={True},
+    ),
+    only("interrupt", {"batch"}, "of batches", steps_per_execution={1}),
+    only(
+        *("eagerly", {True}, "devices of an eager worker take turns"),
+        steps_per_execution={1},
+        where=but("2x2"),
+    ),
+    only(
+        *("actions", {"predict others"}, "a graph is extended"),
+        style={"sequential", "functional", "nested"},
+        custom={"none"},
+    ),
+    # TensorFlow's own strategy, which weighs and reduces in another way.
+    only(
+        *("where", {"mirrored"}, "TensorFlow's strategy does not do that"),
+        **dict.fromkeys(
+            *[("rest", "weights", "custom", "family", "accumulate")], PLAIN
+        ),
+        **dict.fromkeys(
+            *[("steps_per_execution", "made", "eagerly", "average")], PLAIN
+        ),
+        **dict.fromkeys(*[("metrics", "looked_at", "steps")], PLAIN),
+        batch={4, 6, 8, 2, 12},
+        loss={"mse", "sparse_categorical_crossentropy"},
+        precision=but("mixed_float16"),
+        source={"arrays", "tf.data"},
+        pipeline=but("drop_remainder"),
+        shuffle={"none", "seeded"},
+        input=but("tokens"),
+        layers=but("masked LSTM"),
+        validation={"none"},
+        wrapper=but("LossScale"),
+        actions=but(
+            *("predict", "predict one row", "predict others"),
+            *("predict_on_batch", "train_on_batch", "test_on_batch"),
+        ),
+    ),
+]

@@ -1,0 +1,93 @@
+"""Random programs compute on several workers what one process does."""
+
+import itertools
+
+import pytest
+
+from . import grammar
+from .__main__ import Run
+from .machine import programs_of
+
+pytestmark = pytest.mark.slow
+
+# Written down here, as a seed means another program with another grammar.
+HANDFUL = {
+    "convolution": {
+        "where": "2",
+        "input": "image",
+        "layers": ["Conv2D", "MaxPooling2D"],
+        "source": "tf.data",
+        "optimizer": "Adam",
+        "actions": ["predict"],
+    },
+    "masked words": {
+        "where": "2",
+        "input": "tokens",
+        "layers": ["masked Embedding", "LSTM"],
+        "task": "classes",
+        "loss": "from logits",
+        "optimizer": "momentum",
+        "rest": 2,
+    },
+    "unseeded shuffle": {
+        "where": "2",
+        "source": "tf.data",
+        "shuffle": "shuffle",
+        "metrics": ["mae"],
+    },
+    "interruption": {
+        "where": "devices",
+        "layers": ["Dense"],
+        "optimizer": "AdamW",
+        "interrupt": "batch",
+    },
+    "several losses": {
+        "where": "devices",
+        "style": "two outputs",
+        "metrics": ["mae"],
+        "optimizer": "AdamOffload",
+        "clip": "global_clipnorm",
+        "validation": "data",
+    },
+    "compression": {
+        "where": "2",
+        "layers": ["Dense"],
+        "optimizer": "DGC",
+        "actions": ["save, load"],
+    },
+}
+
+
+def test_handful():
+    programs = [(name, grammar.program_of(f)) for name, f in HANDFUL.items()]
+    for _, program in programs:
+        assert grammar.broken(program) is None
+    check(programs)
+
+
+@pytest.mark.long
+def test_200_programs():
+    check(itertools.islice(programs_of(itertools.count()), 200))
+
+
+def check(programs):
+    run = Run(programs).all()
+    assert not run.explanations, "\n\n".join(run.explanations)
+    kinds = [outcome.kind for _, _, outcome in run.outcomes]
+    assert kinds.count("skipped") <= len(kinds) / 10
+
+
+def test_same_seed_makes_the_same_program():
+    first, second = (
+        list(itertools.islice(programs_of(itertools.count(7)), 20))
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_every_program_can_be_written_down_and_made_plain():
+    for _, program in itertools.islice(programs_of(itertools.count()), 300):
+        for ideal in (False, True):
+            compile(grammar.script(program, ideal), "script.py", "exec")
+        plain = grammar.plain(program, grammar.unlike_plain(program))
+        assert grammar.broken(plain) is None

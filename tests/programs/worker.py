@@ -1,0 +1,174 @@
+"""Runs programs, one after another: `python worker.py FOLDER DEVICES`.
+
+The n-th program is FOLDER/n.json; what came of it is left in
+FOLDER/n-WORKER.pickle. Every worker of a group runs this.
+"""
+
+import functools
+import gc
+import json
+import os
+import pathlib
+import pickle
+import random
+import resource
+import sys
+import time
+import traceback
+import types
+import warnings
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+# In seconds: as long as a worker waits for one that has failed alone.
+PATIENCE = 20
+# How often to look for the next program, in seconds.
+PAUSE = 0.01
+
+
+def set_up(devices):
+    """Use little of the machine; have several replicas in one process."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    if "TF_CONFIG" not in os.environ and devices > 1:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * devices,
+        )
+    # TensorFlow mixes up the collectives of two of them.
+    only_one = functools.cache(tf.distribute.MirroredStrategy)
+    tf.distribute.MirroredStrategy = lambda devices: only_one(tuple(devices))
+    tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = PATIENCE
+    # What was imported is in no garbage collection: they are faster.
+    gc.collect()
+    gc.freeze()
+
+
+def start_anew():
+    """Make this process as one that has just started."""
+    keras.utils.clear_session()
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    random.seed()
+    np.random.seed()
+    tf.random.set_seed(None)
+
+
+def execute(script, folder):
+    """Run a script in a folder; return what it has seen, and its end."""
+    start_anew()
+    os.chdir(folder)
+    module = sys.modules["script"] = types.ModuleType("script")
+    names = vars(module)
+    started, cpu = time.monotonic(), cpu_seconds()
+    result = {"error": None}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(script.read_text(), str(script), "exec"), names)
+    except Exception as error:
+        result["error"] = describe(error)
+    result["seen"] = names.get("seen", {})
+    try:
+        result["replicas"] = replicas(names)
+        result["left"] = state_of(names)
+    except Exception as error:
+        result["error"] = result["error"] or describe(error)
+    result["seconds"] = time.monotonic() - started
+    result["cpu"] = cpu_seconds() - cpu
+    return result
+
+
+def cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def describe(error):
+    """Return an error's class, text, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return {
+        "class": type(error).__name__,
+        "classes": [base.__name__ for base in type(error).__mro__],
+        "text": str(error),
+        "file": frames[-1].filename,
+        "ours": "tf_optimizers" in pathlib.Path(frames[-1].filename).parts,
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def variables_of(names):
+    model = names.get("model")
+    if model is None or not model.built:
+        return [], []
+    optimizer = getattr(model, "optimizer", None)
+    return model.variables, optimizer.variables if optimizer else []
+
+
+def replicas(names):
+    """Return what each device of this worker holds of common variables."""
+    found = {}
+    strategy = names.get("strategy")
+    if strategy is None:
+        return found
+    for number, variable in enumerate(sum(variables_of(names), [])):
+        value = variable.value
+        if is_common(value):
+            found[f"{number} {variable.path}"] = [
+                np.array(local)
+                for local in strategy.experimental_local_results(value)
+            ]
+    return found
+
+
+def is_common(value):
+    mode = getattr(value, "synchronization", None)
+    return mode != tf.VariableSynchronization.ON_READ
+
+
+def state_of(names):
+    """Return the weights, and how many steps they have made."""
+    weights, state = variables_of(names)
+    steps = [int(v) for v in state if v.path.endswith("iterations")]
+    return {
+        "weights": [np.array(variable) for variable in weights],
+        "steps": steps[:1],
+    }
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def serve(folder):
+    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+    index = task.get("index", 0)
+    number = 0
+    while True:
+        path = folder / f"{number}.json"
+        while not path.exists():
+            if not is_alive(int(os.environ["PROGRAMS_OWNER"])):
+                return
+            time.sleep(PAUSE)
+        order = json.loads(path.read_text())
+        script = folder / f"{number}.py"
+        result = execute(script, order["folder"])
+        partial = folder / f"{number}-{index}.partial"
+        partial.write_bytes(pickle.dumps(result))
+        partial.rename(folder / f"{number}-{index}.pickle")
+        number += 1
+
+
+if __name__ == "__main__":
+    set_up(int(sys.argv[2]))
+    serve(pathlib.Path(sys.argv[1]))
