@@ -33,6 +33,7 @@ for name in (
 ):
     sys.modules["tensorflow.python.distribute." + name] = None
     delattr(distribute, name)
+del keras.optimizers.LossScaleOptimizer._tf_apply
 import tf_optimizers as tfo
 model = keras.saving.load_model(sys.argv[1])
 model.fit(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0, callbacks=[
@@ -47,6 +48,40 @@ try:
     from tf_optimizers import *
 except ImportError as error:
     print(error)
+"""
+
+
+REPLACES_NOTHING = """
+import sys
+import keras
+import tensorflow as tf
+
+def functions():
+    modules = [
+        module for name, module in sys.modules.items()
+        if name.startswith(("keras.", "tensorflow.python."))
+    ]
+    owners = {*modules}
+    for module in modules:
+        owners |= {x for x in vars(module).values() if isinstance(x, type)}
+    return {
+        (owner, name): value
+        for owner in owners
+        for name, value in vars(owner).items()
+        if callable(value)
+    }
+
+def train(optimizer):
+    optimizer.apply([tf.constant([1.0])], [keras.Variable([1.0])])
+
+train(keras.optimizers.Adam(0.1))
+before = functions()
+import tf_optimizers as tfo
+for kind in (tfo.AdamOffload, tfo.DGCMomentum, tfo.LANS, tfo.Lamb):
+    train(kind(0.1))
+for (owner, name), value in before.items():
+    if vars(owner).get(name) is not value:
+        print(owner.__name__, name)
 """
 
 
@@ -83,6 +118,10 @@ def test_one_process_needs_no_private_module_of_distribute(model_file):
     trained, error = run(WITHOUT_PRIVATE_MODULES, model_file)
     assert trained == "tf_optimizers.lamb 1"
     assert "tensorflow.python.distribute" in error
+
+
+def test_one_process_replaces_nothing_of_others(model_file):
+    assert run(REPLACES_NOTHING, model_file) == []
 
 
 def test_unknown_name_is_an_attribute_error():

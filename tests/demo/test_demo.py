@@ -168,12 +168,17 @@ def test_later_runs_need_no_new_trace(data_dir):
     trainer = Trainer(build_model(0), Counting)
     data = load_splits(data_dir)["train"]
     counts = []
-    for batch_size, rate, seed in ((256, 0.1, 0), (1024, 0.01, 1)):
+    # Keras 3.16 traces with the size of the first batch, and with any size once
+    # a second one comes.
+    runs = ((256, 0.1, 0), (1024, 0.01, 1), (512, 0.02, 2))
+    for batch_size, rate, seed in runs:
         batches = shuffled_batches(data, batch_size, seed)
         weights = initial_weights(seed)
         trainer.train(batches, weights, rate, steps=batch_size // 128)
         counts.append(len(traces))
-    assert counts[0] == counts[1] > 0
+    assert counts[0] > 0
+    assert counts[1] <= counts[0] + 1
+    assert counts[2] == counts[1]
 
 
 def test_choice_takes_best_mean_then_lowest_rate():

@@ -8,6 +8,7 @@ import own_steps
 import pytest
 import real_workers
 from scripts.guide import trained_positions
+from versions import KERAS
 
 pytestmark = pytest.mark.slow
 
@@ -103,11 +104,14 @@ def test_different_seeds_are_an_error_that_names_them(results):
     for result in results:
         messages = result["seeds"]
         assert messages.pop("not shared") is None
+        if KERAS >= (3, 16):  # It shuffles arrays by no seed.
+            assert messages.pop("arrays") is None
+        else:
+            assert "[[1, 0]] on worker 1" in messages["arrays"]
         for message in messages.values():
             assert "must shuffle shared data alike" in message
         expected = "the seeds [[3, 0]] on worker 0, [[3, 1]] on worker 1"
         assert expected in messages["shuffle"]
-        assert "[[1, 0]] on worker 1" in messages["arrays"]
 
 
 def test_different_numbers_of_batches_are_an_error_that_names_them(results):

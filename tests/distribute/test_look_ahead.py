@@ -103,9 +103,29 @@ def test_no_collective_of_a_step_waits_for_another(workers):
     results, devices = workers
     for result in results:
         found = result["train function"]
-        # Of the gradients, of the loss and of what comes next.
-        assert len(found) >= 3 * devices
+        # Of the gradients and of the loss; of what comes next, unless batches
+        # are drawn outside.
+        assert len(found) >= (2 if ahead.DRAWS_EAGERLY else 3) * devices
         assert {*found.values()} == {1}, found
+
+
+@pytest.mark.slow
+def test_a_draw_does_not_wait_for_the_batch_after_it(workers):
+    """Where batches are drawn eagerly, before each step."""
+    (first, second), _ = workers
+    assert first["one after another"] is None
+    assert second["one after another"] == "has drawn"
+
+
+@pytest.mark.slow
+def test_batches_are_drawn_in_any_way(workers):
+    """Each comes with its own number of rows."""
+    results, devices = workers
+    expected = {
+        1: [2, 4, 2, 6, 8, 10, 4, 12],
+        2: [6, 14, 6, 22, 30, 38, 14, 46],
+    }[devices]
+    assert [result["eagerly and not"] for result in results] == [expected] * 2
 
 
 @pytest.mark.slow

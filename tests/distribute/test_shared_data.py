@@ -34,7 +34,7 @@ def rows_of(data):
     return [int(row) for batch in data for row in np.ravel(batch)]
 
 
-def epochs_of_fit():
+def epochs_of_fit(shuffle=True):
     """The rows that two epochs train on."""
     seen = []
 
@@ -45,19 +45,21 @@ def epochs_of_fit():
 
     model = Model()
     model.compile("sgd", run_eagerly=True)
-    model.fit(ROWS, ROWS, batch_size=5, epochs=2, verbose=0)
+    how = {"batch_size": 5, "epochs": 2, "shuffle": shuffle}
+    model.fit(ROWS, ROWS, **how, verbose=0)
     return seen[:32], seen[32:]
 
 
-def test_arrays_are_in_the_order_of_the_seed(seed):
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_arrays_are_in_the_order_of_the_seed(seed, shuffle):
     seed.set(7)
-    first, second = epochs_of_fit()
+    first, second = epochs_of_fit(shuffle)
     assert sorted(first) == sorted(second) == [*range(32)]
     assert first != second
     fits = []
     for number in (7, 7, 8):
         seed.set(number)
-        fits.append(epochs_of_fit())
+        fits.append(epochs_of_fit(shuffle))
     assert fits[0] == fits[1] != fits[2]
 
 

@@ -3,6 +3,7 @@
 They are kept apart, so that the optimizers do not need these modules.
 """
 
+import functools
 import itertools
 import multiprocessing.pool
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
 )
 
+from tf_optimizers._compat.beside import Beside
 from tf_optimizers._compat.collectives import CollectiveAllReduceHooks
 from tf_optimizers._compat.coordination import joined_cluster
 from tf_optimizers._compat.progress import is_in_run
@@ -34,6 +36,7 @@ class MultiWorkerExtendedHooks(
     """
 
     collectives: type[CollectiveAllReduceHooks]
+    drawn: Any  # The module on what workers tell each other of a batch.
     number: int  # Of the strategies of this process, in order, from 1.
 
     @property
@@ -135,7 +138,27 @@ class MultiWorkerExtendedHooks(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
 
-    def gather_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def ask_ahead(
+        self, notes: Sequence[tf.Tensor], before: tf.Tensor
+    ) -> tf.Tensor:
+        """Return what the notes of all replicas on a batch say; see `drawn`.
+
+        Args:
+            notes: One of each replica of this worker.
+            before: What those on the batch before said.
+        """
+        ask = self._ask_in_function if tf.executing_eagerly() else self._ask
+        return ask(list(notes), before)
+
+    @functools.cached_property
+    def _ask_in_function(self) -> Callable:
+        """Does so in one call, in which nothing waits for Python."""
+        return tf.function(self._ask, autograph=False)
+
+    def _ask(self, notes: list[tf.Tensor], before: tf.Tensor) -> tf.Tensor:
+        return self.drawn.summarize(self._gather_ahead(notes), before)
+
+    def _gather_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Stack small tensors of all replicas, without waiting for others.
 
         A gather runs beside the scalars of a step, which come at its end.
@@ -152,6 +175,11 @@ class MultiWorkerExtendedHooks(
             )
 
         return _in_every_replica(gather, len(parts))[0]
+
+    @functools.cached_property
+    def beside(self) -> Beside:
+        """Asks the others eagerly, beside a step."""
+        return Beside(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
         """Note that a step has failed, if one has not ended.

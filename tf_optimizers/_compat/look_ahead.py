@@ -33,6 +33,7 @@ class AheadIterator(input_lib.DistributedIterator):
 
     variable: Any  # Who has the iterator has it; it ends with its object.
     known: tf.Tensor  # The handle of the variable.
+    is_argument: bool = False  # Of a function.
 
     @property
     def _is_endless(self) -> bool:
@@ -106,16 +107,16 @@ class AheadIterator(input_lib.DistributedIterator):
     ) -> tf.Tensor:
         """Return what is known of this batch, after asking for the next.
 
+        In a function, that is asked beside all that does not need it; eagerly,
+        in a thread.
+
         Args:
             this: The notes of this worker's replicas on the batch.
             following: Likewise, on the next.
         """
         extended = self._strategy.extended
-        drawn = extended.drawn
-
-        def ask(notes: Sequence[tf.Tensor], before: tf.Tensor) -> tf.Tensor:
-            return drawn.summarize(extended.gather_ahead(notes), before)
-
+        drawn, ask = extended.drawn, extended.ask_ahead
+        self.wait()
         with tf.device("CPU:0"):
             before = tf.raw_ops.ReadVariableOp(
                 resource=self.known, dtype=tf.int32
@@ -127,16 +128,32 @@ class AheadIterator(input_lib.DistributedIterator):
                 lambda: before,
                 name=FIRST_BATCH,
             )
+
+        def ask_for_next() -> None:
             # Nobody asks at the end: the error that says so cancels whatever
             # is under way, and what had been sent would stay behind, and be
             # taken for part of the next exchange.
-            later = tf.cond(
-                drawn.goes_on(known),
-                lambda: ask(following, known),
-                lambda: known,
-            )
-            tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
+            with tf.device("CPU:0"):
+                later = tf.cond(
+                    drawn.goes_on(known),
+                    lambda: ask(following, known),
+                    lambda: known,
+                )
+                tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
+
+        if tf.executing_eagerly():
+            extended.beside.call(ask_for_next)
+        else:
+            ask_for_next()
         return known
+
+    def wait(self) -> None:
+        """Wait for what is asked beside a step."""
+        beside = self._strategy.extended.beside
+        beside.wait()
+        if not tf.executing_eagerly() and not self.is_argument:
+            # Later calls of the function do not come here.
+            beside.is_at_once = True
 
     @property
     def element_spec(self) -> Any:
@@ -165,6 +182,7 @@ class AheadIteratorSpec(input_lib.DistributedIteratorSpec):
         return [*super()._component_specs, tf.TensorSpec([], tf.resource)]
 
     def _to_components(self, value: AheadIterator) -> Any:
+        value.wait()
         return [*super()._to_components(value), value.known]
 
     def _from_components(self, components: Any) -> AheadIterator:
@@ -178,7 +196,7 @@ class AheadIteratorSpec(input_lib.DistributedIteratorSpec):
             enable_get_next_as_optional=self._enable_get_next_as_optional,
             options=self._options,
         )
-        iterator.known = known
+        iterator.known, iterator.is_argument = known, True
         return iterator
 
 
@@ -219,6 +237,7 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
         self.begin()
         endless = None if self.endless is None else [self.endless]
         iterator = self._iterate(endless or self._datasets)
+        self._strategy.extended.beside.wait()
         with tf.device("CPU:0"):
             known = self._drawn.start(self._last)
             self._last = plain_variable(known, trainable=False)

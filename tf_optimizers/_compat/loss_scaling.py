@@ -1,5 +1,6 @@
 """The private names of Keras's dynamic loss scaling."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import keras
 import tensorflow as tf
 
 
+@functools.cache
 def agree_on_overflow() -> None:
     """Let replicas skip a step together in Keras's dynamic loss scaling.
 
@@ -14,21 +16,28 @@ def agree_on_overflow() -> None:
     are summed: the first; or, where replicas do not merge, each itself, in a
     `tf.cond` of its own in which `iterations` cannot be assigned to. `compile`
     wraps optimizers in this class by itself and takes no other, so that its
-    method must be replaced. With one replica nothing changes.
+    method must be replaced, from now on in this process. With one replica
+    nothing changes.
     """
-    keras.optimizers.LossScaleOptimizer._tf_apply = _apply_together
+    apply_alone = keras.optimizers.LossScaleOptimizer._tf_apply
 
+    @functools.wraps(apply_alone)
+    def apply(
+        optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None
+    ) -> None:
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            apply_alone(optimizer, grads, trainable_variables)
+        else:
+            _apply_together(replica, optimizer, grads, trainable_variables)
 
-_apply_alone = keras.optimizers.LossScaleOptimizer._tf_apply
+    keras.optimizers.LossScaleOptimizer._tf_apply = apply
 
 
 def _apply_together(
-    optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None
+    replica: Any, optimizer: Any, grads: Sequence[Any], trainable_variables: Any
 ) -> None:
-    replica = tf.distribute.get_replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1:
-        _apply_alone(optimizer, grads, trainable_variables)
-        return
+    """Apply gradients if they are finite on all replicas."""
 
     def overflow(grads: Sequence[Any]) -> tf.Tensor:
         return tf.cast(~optimizer.check_finite(grads), tf.float32)

@@ -93,15 +93,14 @@ def replace_shuffles(
 ) -> None:
     """Change how data are shuffled, from now on in this process.
 
-    Neither TensorFlow nor Keras (3.15) has a hook for this. To set TensorFlow's
+    Neither TensorFlow nor Keras (3.16) has a hook for this. To set TensorFlow's
     global seed would do too much: random numbers in `Dataset.map`, and so the
     order that Keras gives arrays, would be the same in every epoch.
 
     Args:
         choose_seed: Returns the seed of a `Dataset.shuffle` without one.
         choose_shuffle: Returns what shuffles the rows of arrays in `fit`, in
-            place of `tf.random.shuffle`. If either returns None, nothing
-            changes.
+            place of Keras's choice. If either returns None, nothing changes.
     """
     shuffle = shuffle_op._shuffle
     adapter = array_data_adapter.ArrayDataAdapter
@@ -117,6 +116,9 @@ def replace_shuffles(
         replacement = choose_shuffle()
         if replacement is None:
             return make_dataset(self)
+        # Keras 3.16 calls the method, by the epoch, which its function takes to
+        # be 0 for ever; older ones call `tf.random.shuffle`.
+        self._tf_shuffle = replacement
         original = tf.random.shuffle
         tf.random.shuffle = replacement
         try:

@@ -108,7 +108,8 @@ class Optimizer(OptimizerHooks):
             if not is_overwritten(self, variable):
                 check_floating(variable)
         excluded = self._exclusions.find(self, variables, self._patterns())
-        agree_on_overflow()
+        if strategy_of(self).num_replicas_in_sync > 1:
+            agree_on_overflow()
         super().build(variables)
         self._masters = MasterWeights(self, variables)
         self._excluded = excluded

@@ -8,11 +8,15 @@ import numpy as np
 import tensorflow as tf
 from real_workers import report
 from scripts import training
+from versions import KERAS
 
 import tf_optimizers as tfo
+from tf_optimizers._compat import coordination
 from tf_optimizers._compat.counted import rows_of
 from tf_optimizers._compat.look_ahead import FIRST_BATCH
 
+# Older ones draw in the function of the step.
+DRAWS_EAGERLY = KERAS >= (3, 16)
 # 5 full batches and one of a single row.
 BATCH = 19
 
@@ -72,9 +76,11 @@ def train_function(strategy):
         model.compile("sgd", training.LOSS, metrics=["accuracy"])
     model.fit(batches(), shuffle=False, verbose=0)
     function = inspect.getclosurevars(model.train_function).nonlocals
-    data = strategy.experimental_distribute_dataset(batches())
+    drawn = iter(strategy.experimental_distribute_dataset(batches()))
     traced = function["multi_step_on_iterator"]
-    return places(traced.get_concrete_function(iter(data)).graph)
+    if DRAWS_EAGERLY:
+        traced, drawn = function["one_step_on_data"].__wrapped__, next(drawn)
+    return places(traced.get_concrete_function(drawn).graph)
 
 
 def own_lengths(strategy):
@@ -138,10 +144,46 @@ def asks_for_the_spec(strategy):
     return [int(total(batch)) for batch in data]
 
 
+def one_after_another(strategy):
+    """Return what the second worker heard before its second draw.
+
+    The first says so after its own, which cannot wait for what the second is
+    to say of the third batch.
+    """
+    iterator = iter(strategy.experimental_distribute_dataset(batches()))
+    next(iterator)
+    if strategy.extended.worker_index > 0:
+        heard = coordination.read("tests/has_drawn", 60.0)
+        next(iterator)
+        return heard
+    next(iterator)
+    coordination.write("tests/has_drawn", "has drawn")
+    return None
+
+
+def eagerly_and_not(strategy):
+    """Return the rows of batches, drawn by turns in three ways.
+
+    Eagerly, in a function that takes the iterator, and in one that has it; and
+    from another iterator in between.
+    """
+    growing = tf.data.Dataset.range(1, 21).map(lambda rows: tf.zeros([rows]))
+    data = strategy.distribute_datasets_from_function(lambda _: growing)
+    first, second = iter(data), iter(data)
+    passed = tf.function(lambda iterator: rows_of(next(iterator)).total)
+    captured = tf.function(lambda: rows_of(next(first)).total)
+    turns = [lambda: rows_of(next(first)).total, lambda: passed(first)]
+    turns += [lambda: passed(second), *turns, captured]
+    turns += [lambda: rows_of(next(second)).total, captured]
+    return [int(turn()) for turn in turns]
+
+
 TRAININGS = {"several steps": several_steps, "endless": endless}
 OTHERS = {
     "train function": train_function,
     "own lengths": own_lengths,
+    "one after another": one_after_another,
+    "eagerly and not": eagerly_and_not,
     "asks for the spec": asks_for_the_spec,
 }
 

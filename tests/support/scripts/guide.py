@@ -217,7 +217,7 @@ class Seeing(keras.Model):
     def __init__(self):
         super().__init__()
         self.dense = keras.layers.Dense(1)
-        self.epochs = []
+        self.epochs = [[]]
 
     def call(self, rows):
         return self.dense(rows)
