@@ -136,9 +136,15 @@ TENSORFLOW = {
     values.PerReplicaSpec: ["_serialize", "_value_specs"],
     trainer.TFEpochIterator: ["_distributed_dataset"],
     values.DistributedVariable: ["values"],
-    dataset_ops.DatasetV2: ["_functions", "_inputs"],
+    dataset_ops.DatasetV2: [
+        *("_functions", "_inputs", "_variant_tensor", "_variant_tensor_attr"),
+    ],
     map_op: ["_MapDataset", "_ParallelMapDataset"],
-    shuffle_op: ["_ShuffleDataset", "_seed", "_seed2", "_shuffle"],
+    shuffle_op: [
+        *("_ShuffleDataset", "_seed", "_seed2", "_shuffle"),
+        *("_buffer_size", "_reshuffle_each_iteration", "_common_args"),
+        "_input_dataset",
+    ],
     ops.Graph: ["_get_function", "_variable_creator_scope"],
     resource_variable_ops.BaseResourceVariable: [
         "_read_variable_op",
@@ -484,6 +490,8 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_after", "_drawn", "_is_endless", "_last", "_parts"),
         *("_raise_end", "_variable_of_function"),
         *("_functions_of", "_has_random_maps", "_is_random", "_ops"),
+        *("_counted", "_draw_counted", "_find", "_make_generator", "_own"),
+        *("_dataset", "_deleter", "_iterator", "_numbers", "_saved", "_seeds"),
         "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_shown_averages", "_start_averages"),

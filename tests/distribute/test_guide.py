@@ -7,7 +7,8 @@ import numpy as np
 import own_steps
 import pytest
 import real_workers
-from scripts.guide import trained_positions
+import tensorflow as tf
+from scripts.guide import ROWS, trained_on_batches, trained_positions
 from versions import KERAS
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,7 @@ def results(tmp_path_factory):
     parts += ["versions", "shifted"]
     parts += ["order", "counts", "seeds", "files", "kinds", "outside", "rows"]
     parts += ["steps", "compared", "mixed", "by_rows"]
+    parts += ["looked", "permuted", "batches"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -184,6 +186,45 @@ def test_workers_that_draw_different_rows_are_told_so(results):
     for result in results:
         for kind, message in result["compared"]["differ"].items():
             assert "All workers must draw the same batches" in message, kind
+
+
+def test_who_has_looked_at_data_before_sees_what_others_do(results):
+    """In the order that one process goes on with; nobody's rows are missed."""
+    first, second = (result["looked"]["rows"] for result in results)
+    for name in first:
+        for own, other in zip(first[name], second[name], strict=True):
+            assert sorted(own + other) == [*range(24)], name
+        if not name.startswith(("cached", "later")):
+            assert len({tuple(rows) for rows in first[name]}) == 3, name
+
+
+def test_shuffles_by_a_seed_are_those_of_one_process(results):
+    """Also after the first worker has looked at its data."""
+    data = tf.data.Dataset.from_tensor_slices(ROWS).shuffle(24, seed=3)
+    tf.random.set_seed(None)
+    orders = [[int(row[0]) for row in data] for _ in range(3)]
+    halves = [result["looked"]["alone"] for result in results]
+    for own, other, order in zip(*halves, orders[::2], strict=True):
+        for i in range(4):
+            both = own[3 * i : 3 * i + 3] + other[3 * i : 3 * i + 3]
+            assert both == order[6 * i : 6 * i + 6]
+
+
+def test_generators_of_the_host_are_aligned_before_an_epoch(results):
+    """In time for what NumPy draws at its end."""
+    (first, own), (second, other) = (result["permuted"] for result in results)
+    assert first is None and second is None
+    for rows, others in zip(own, other, strict=True):
+        assert sorted(rows + others) == [*range(24)]
+
+
+def test_single_batches_are_shared_as_in_one_process(results):
+    """Five rows on two workers, and one."""
+    first, second = (result["batches"] for result in results)
+    assert first == second
+    for name, expected in trained_on_batches().items():
+        assert np.shape(first[name]) == np.shape(expected)
+        np.testing.assert_allclose(first[name], expected, rtol=1e-5)
 
 
 def test_augmented_rows_need_not_be_alike(results):

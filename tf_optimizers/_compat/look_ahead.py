@@ -206,7 +206,7 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
     batches: int  # How many, or TensorFlow's constant for unknown, infinite.
     _datasets: Any
     endless: tf.data.Dataset | None  # What is drawn from, but in functions.
-    begin: Callable[[], None]  # Called before an iterator is made, eagerly.
+    begin: Callable[[Callable], Any]  # Makes an iterator of an epoch, eagerly.
     _last: tf.Variable | None = None
 
     @property
@@ -234,9 +234,8 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
             iterator = self._iterate(self._datasets)
             iterator.known = _variable_of_function(self._drawn.UNKNOWN)
             return iterator
-        self.begin()
         endless = None if self.endless is None else [self.endless]
-        iterator = self._iterate(endless or self._datasets)
+        iterator = self.begin(lambda: self._iterate(endless or self._datasets))
         self._strategy.extended.beside.wait()
         with tf.device("CPU:0"):
             known = self._drawn.start(self._last)
@@ -277,7 +276,7 @@ def look_ahead(
     distributed: Any,
     batches: int = tf.data.UNKNOWN_CARDINALITY,
     endless: tf.data.Dataset | None = None,
-    begin: Callable[[], None] = lambda: None,
+    begin: Callable[[Callable], Any] = lambda make: make(),
 ) -> AheadDataset:
     """Let a distributed data set agree on every batch one step ahead.
 
@@ -290,7 +289,8 @@ def look_ahead(
         batches: How many there are.
         endless: What goes on when the data set of this worker has ended. In a
             function it does not do: that waits until its iterators are through.
-        begin: Called before an epoch.
+        begin: Called before an epoch with what makes an iterator, which it
+            returns.
     """
     distributed.__class__ = AheadDataset
     distributed.batches, distributed.begin = batches, begin

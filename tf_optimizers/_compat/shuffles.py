@@ -8,6 +8,8 @@ from keras.src.trainers.data_adapters import array_data_adapter
 from tensorflow.python.data.ops import map_op, shuffle_op
 from tensorflow.python.eager import context
 
+from tf_optimizers._compat.draws import count_draws
+
 # Stateful ops whose results are the same on all workers.
 _SAME = {"Assert", "ReadVariableOp"}
 
@@ -51,6 +53,18 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
         if _is_random(graph) if is_map else _has_random_maps(graph):
             return True
     return any(map(has_random_maps, dataset._inputs()))
+
+
+def comes_from_python(dataset: tf.data.Dataset) -> bool:
+    """Tell whether any of a data set's rows come from a Python function.
+
+    TensorFlow has no public way to list the parts of a data set.
+    """
+    return any(
+        op.type in ("PyFunc", "EagerPyFunc")
+        for function in dataset._functions()
+        for op in _ops(function.function.graph, lambda op: True)
+    ) or any(map(comes_from_python, dataset._inputs()))
 
 
 def _is_random(graph: Any) -> bool:
@@ -110,7 +124,7 @@ def replace_shuffles(
         dataset: Any, size: Any, seed: Any = None, *args: Any, **kwargs: Any
     ) -> tf.data.Dataset:
         seed = choose_seed() if seed is None else seed
-        return shuffle(dataset, size, seed, *args, **kwargs)
+        return count_draws(shuffle(dataset, size, seed, *args, **kwargs))
 
     def get_tf_dataset(self: Any) -> tf.data.Dataset:
         replacement = choose_shuffle()

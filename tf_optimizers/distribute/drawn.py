@@ -50,8 +50,9 @@ UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
 _RULE = "All workers must draw the same batches of data that they share."
 _WAY_OUT = (
     "Workers may shuffle, filter or augment by random numbers of their own, or "
-    "one may have drawn some alone, as by looking at a batch: give what draws "
-    "a seed of its own, and let all workers look. If each worker is to have "
+    "one may have drawn some alone, from Python's or NumPy's generator, or by "
+    "looking at a batch: give what draws a seed or a generator of its own, and "
+    "let all workers draw. If each worker is to have "
     "data of its own, set "
     "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
     "`distribute_datasets_from_function`. If all have the same rows, and what "

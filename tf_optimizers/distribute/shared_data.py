@@ -96,27 +96,34 @@ _shuffle_seed = _ShuffleSeed()
 
 def propose_seeds() -> list[int]:
     """Return a seed to shuffle by, and digests of this host's generators."""
+    return [secrets.randbelow(2**31), *generators_of_host()]
+
+
+def generators_of_host() -> list[int]:
+    """Return digests of the states of Python's and NumPy's generators."""
     states = (random.getstate(), np.random.get_state())
-    return [
-        secrets.randbelow(2**31),
-        *(zlib.crc32(pickle.dumps(state)) for state in states),
-    ]
+    return [zlib.crc32(pickle.dumps(state)) for state in states]
 
 
 def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
-    """Shuffle by the first worker's seed, unless the user has set one.
+    """Shuffle by the first worker's seed, unless the user has set one."""
+    _shuffle_seed.set(proposals[0][0])
+    align_generators([digests for _, *digests in proposals])
+
+
+def align_generators(digests: Sequence[Sequence[int]]) -> None:
+    """Seed those of this host's generators that differ between workers.
 
     A `PyDataset` or a generator may shuffle by Python's or NumPy's random
-    numbers. These are left alone where they are alike on all workers.
+    numbers. These are left alone where they are alike on all workers, or where
+    the user has seeded TensorFlow.
     """
-    first = proposals[0]
-    _shuffle_seed.set(first[0])
     if tensorflow_seed() is not None:
         return
     reseed_all: list[Callable[[int], None]] = [random.seed, np.random.seed]
-    for i, reseed in enumerate(reseed_all, 1):
-        if any(other[i] != first[i] for other in proposals):
-            reseed(first[i])
+    for i, reseed in enumerate(reseed_all):
+        if any(other[i] != digests[0][i] for other in digests):
+            reseed(digests[0][i])
 
 
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:

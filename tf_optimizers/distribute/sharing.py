@@ -11,6 +11,7 @@ from tf_optimizers._compat.look_ahead import dataset_of, look_ahead
 from tf_optimizers._compat.shuffles import has_random_maps
 from tf_optimizers.distribute import drawn
 from tf_optimizers.distribute.drawn import Comparison
+from tf_optimizers.distribute.epochs import Beginning
 from tf_optimizers.distribute.notes import note_next
 from tf_optimizers.distribute.parts import rows_in, split
 from tf_optimizers.distribute.shared_data import (
@@ -50,7 +51,8 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         ),
         options,
     )
-    return look_ahead(distributed, batches)
+    begin = Beginning(strategy, dataset)
+    return look_ahead(distributed, batches, begin=begin)
 
 
 def share_arguments(strategy: Any, args: Sequence[Any]) -> Sequence[Any]:

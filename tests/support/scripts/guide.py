@@ -483,6 +483,108 @@ def counts():
     }
 
 
+def looked_at():
+    """Return data sets, each with the part that somebody looks at alone."""
+    unseeded, seeded = (pairs().shuffle(24, seed=seed) for seed in (None, 3))
+    halves = [pairs().take(12), pairs().skip(12).shuffle(12, seed=4)]
+    kept = pairs().shuffle(24).cache()
+    inputs, labels = (
+        tf.data.Dataset.from_tensor_slices(ROWS).shuffle(24, seed=seed)
+        for seed in (1, 2)
+    )
+    return {
+        "unseeded": (unseeded, unseeded.batch(6)),
+        "seeded": (seeded, seeded.batch(6)),
+        "later": (halves[1], halves[0].concatenate(halves[1]).batch(6)),
+        "cached": (kept, kept.batch(6)),
+        "one of two": (labels, tf.data.Dataset.zip((inputs, labels)).batch(6)),
+        "repeated": (unseeded, unseeded.repeat().batch(6)),
+    }
+
+
+def looked():
+    """What workers see of data at which one has looked, in 3 epochs."""
+    strategy = Strategy()
+    tf.random.set_seed(None)
+    model = seeing_model(strategy)
+
+    def epochs(part, data, who, **kwargs):
+        def begin(epoch, logs):
+            model.epochs.append([])
+            if epoch != 1 and worker_of(strategy) == who:
+                list(part.take(1))
+
+        model.epochs = []
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+        kwargs = {"callbacks": [callback], "verbose": 0, **kwargs}
+        model.fit(data, **kwargs)
+        return model.epochs
+
+    found = {
+        name: epochs(
+            *(part, data, i % 2),  # Also the one who is not the first.
+            epochs=3,
+            steps_per_epoch=4 if name == "repeated" else None,
+        )
+        for i, (name, (part, data)) in enumerate(looked_at().items())
+    }
+    seeded = pairs().shuffle(24, seed=3)
+    model.epochs = []
+    for _ in range(2):  # Nobody has looked, but the first worker between.
+        model.epochs.append([])
+        model.fit(seeded.batch(6), verbose=0)
+        if worker_of(strategy) == 0:
+            list(seeded.take(1))
+    return {"rows": found, "alone": model.epochs}
+
+
+class Permuted(Shuffled):
+    """Has its order from NumPy, at the end of an epoch."""
+
+    on_epoch_begin = keras.utils.PyDataset.on_epoch_begin
+
+    def on_epoch_end(self):
+        self.order = np.random.permutation(24)
+
+
+def permuted():
+    """Epochs whose order NumPy draws, also for the first worker's callback."""
+    strategy = Strategy()
+    tf.random.set_seed(None)
+    model = seeing_model(strategy)
+    model.epochs = []
+
+    def begin(epoch, logs):
+        model.epochs.append([])
+        draw_alone(strategy)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+    arguments = {"epochs": 3, "callbacks": [callback], "verbose": 0}
+    message = error_of_graph(lambda: model.fit(Permuted(), **arguments))
+    return message, model.epochs
+
+
+def trained_on_batches():
+    """Return what a model makes of single batches of plain arrays."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.001), "mse", metrics=["mae"])
+    return {
+        "losses": [
+            [float(number) for number in model.train_on_batch(rows, 2 * rows)]
+            for rows in (ROWS[:5], ROWS[5:9], ROWS[:1])
+        ],
+        "test": [float(n) for n in model.test_on_batch(ROWS[:5], ROWS[:5])],
+        "predictions": np.ravel(model.predict_on_batch(ROWS[:5])).tolist(),
+        "weights": [float(np.squeeze(w)) for w in model.get_weights()],
+    }
+
+
+def batches():
+    with Strategy().scope():
+        return trained_on_batches()
+
+
 def drawn_alone(strategy):
     """Return the rows of data of which a worker could see different ones."""
     alone = worker_of(strategy) == 0
@@ -491,11 +593,15 @@ def drawn_alone(strategy):
         order = tf.random.shuffle(tf.range(6))
         return tuple(tf.gather(part, order) for part in pair)
 
-    shuffled = pairs().shuffle(24, seed=3)
-    if alone:
-        list(shuffled.take(1))
+    inner = (
+        pairs()
+        .batch(12)
+        .flat_map(
+            lambda *pair: tf.data.Dataset.from_tensor_slices(pair).shuffle(24)
+        )
+    )
     return {
-        "looked at before": shuffled.batch(6),
+        "shuffled in a function": inner.batch(6),
         "shuffled in a map": pairs()
         .batch(24)
         .map(lambda x, y: (tf.random.shuffle(x),) * 2)
@@ -589,7 +695,7 @@ PARTS = {
         *(guide, interleaved, uncompiled, another_cluster),
         *(versions, shifted),
         *(order, seeds, counts, files, kinds, outside, rows, steps),
-        *(compared, mixed, by_rows),
+        *(compared, mixed, by_rows, looked, permuted, batches),
     )
 }
 
