@@ -602,15 +602,7 @@ def drawn_alone(strategy):
         order = tf.random.shuffle(tf.range(6))
         return tuple(tf.gather(part, order) for part in pair)
 
-    inner = (
-        pairs()
-        .batch(12)
-        .flat_map(
-            lambda *pair: tf.data.Dataset.from_tensor_slices(pair).shuffle(24)
-        )
-    )
     return {
-        "shuffled in a function": inner.batch(6),
         "shuffled in a map": pairs()
         .batch(24)
         .map(lambda x, y: (tf.random.shuffle(x),) * 2)
