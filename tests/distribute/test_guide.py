@@ -7,8 +7,11 @@ import numpy as np
 import own_steps
 import pytest
 import real_workers
-import tensorflow as tf
-from scripts.guide import ROWS, trained_on_batches, trained_positions
+from scripts.guide import (
+    looked_between,
+    trained_on_batches,
+    trained_positions,
+)
 from versions import KERAS
 
 pytestmark = pytest.mark.slow
@@ -200,11 +203,9 @@ def test_who_has_looked_at_data_before_sees_what_others_do(results):
 
 def test_shuffles_by_a_seed_are_those_of_one_process(results):
     """Also after the first worker has looked at its data."""
-    data = tf.data.Dataset.from_tensor_slices(ROWS).shuffle(24, seed=3)
-    tf.random.set_seed(None)
-    orders = [[int(row[0]) for row in data] for _ in range(3)]
-    halves = [result["looked"]["alone"] for result in results]
-    for own, other, order in zip(*halves, orders[::2], strict=True):
+    halves = [result["looked"]["seeded"] for result in results]
+    orders = looked_between(looks=True)
+    for own, other, order in zip(*halves, orders, strict=True):
         for i in range(4):
             both = own[3 * i : 3 * i + 3] + other[3 * i : 3 * i + 3]
             assert both == order[6 * i : 6 * i + 6]
