@@ -36,6 +36,25 @@ def test_own_steps_equal_one_process(ours, name):
     assert cases.error(logs, expected_logs) < 1e-5
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
+    """On several workers Keras reduces all that a step returns along axis 0."""
+    labels = keras.ops.one_hot([0, 1, 1, 2], 3)
+    guesses = keras.ops.one_hot([0, 1, 2, 2], 3)
+    with ours.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Identity()])
+        model.compile(loss="mse", metrics=[keras.metrics.F1Score()])
+
+    def run():
+        logs = ours.run(model.test_step, ((guesses, labels),))
+        return {k: ours.reduce("MEAN", log, axis=0) for k, log in logs.items()}
+
+    logs = run() if eagerly else tf.function(run)()
+    expected = keras.metrics.F1Score()(labels, guesses)
+    assert logs["f1_score"].shape == (3,)
+    assert cases.error([logs["f1_score"]], [expected]) < TOLERANCE
+
+
 def test_predictions_are_those_of_the_rows(ours):
     expected = own_steps.predictions()
     with ours.scope():

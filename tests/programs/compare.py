@@ -11,6 +11,8 @@ from .reasons import known, tolerance
 FINE = ("agreed", "refused", "skipped")
 HOUSE = re.compile(r"\bmust\b|\bneeds?\b|\bcannot\b|\btakes (no|one)\b")
 HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
+# What a running graph checks, TensorFlow raises, with a class of its own.
+IN_GRAPH = re.compile(r"assertion failed: \[All workers must .* Received: ")
 
 
 class Outcome:
@@ -97,6 +99,8 @@ def judge_errors(program, results):
 
 def is_in_house_form(error):
     """Return whether it states a rule, and comes from where we check it."""
+    if IN_GRAPH.search(error["text"]):
+        return error["class"] == "InvalidArgumentError"
     has_class = HOUSE_CLASSES & set(error["classes"])
     stated = HOUSE.search(error["text"]) is not None
     return (
@@ -143,14 +147,16 @@ def differing_replicas(program, results):
     """Return which variable is not the same on all replicas, if any."""
     if "replicas" in known(program):
         return ""
-    first = results[0]["replicas"]
+    # By position: a worker that has made another model has other names.
+    first = list(results[0]["replicas"].values())
     for index, result in enumerate(results):
-        if list(result["replicas"]) != list(first):
+        if len(result["replicas"]) != len(first):
             return f"worker {index} has other variables"
-        for name, locals_ in result["replicas"].items():
+        pairs = zip(result["replicas"].items(), first, strict=True)
+        for (name, locals_), (expected, *_) in pairs:
             for device, local in enumerate(locals_):
-                if not _same([local], [first[name][0]]):
-                    by = _by(local, first[name][0])
+                if not _same([local], [expected]):
+                    by = _by(local, expected)
                     return (
                         f"worker {index}, device {device} by {by:.2g}: {name}"
                     )

@@ -382,6 +382,10 @@ def indent(text, by=4):
 
 def script(program, ideal=False):
     """Write a program down."""
+    if ideal and program["optimizer"] == "ScheduleFreeAdamW":
+        # In a graph, it reads a momentum that it has changed already. Eagerly,
+        # and under any strategy, it reads the one before.
+        program = {**program, "eagerly": True, "steps_per_execution": 1}
     parts = [
         IMPORTS.format(strategy=strategy_of(program, ideal)),
         "keras.utils.set_random_seed(1)" if program["seeded"] else None,

@@ -460,8 +460,8 @@ layers.Embedding = Embedding''',
         with tf.GradientTape(persistent=True) as tape:
             h = self.a(x, training=True)
             error = keras.losses.mean_squared_error(y, self.b(h))
-            loss = ops.sum(error) / {batch}
-            other = -0.1 * loss + ops.sum(ops.square(h)) / {batch}
+            loss = ops.mean(error)
+            other = -0.1 * loss + ops.mean(ops.square(h))
         for part, goal in ((self.a, loss), (self.b, other)):
             weights = part.trainable_variables
             part.optimizer.apply(tape.gradient(goal, weights), weights)
@@ -480,7 +480,7 @@ layers.Embedding = Embedding''',
         x, y = data
         with tf.GradientTape(persistent=True) as tape:
             error = keras.losses.mean_squared_error(y, self.b(self.a(x)))
-            loss = ops.sum(error) / {batch}
+            loss = ops.mean(error)
         for part, optimizer in zip((self.a, self.b), self.optimizers):
             weights = part.trainable_variables
             optimizer.apply(tape.gradient(loss, weights), weights)

@@ -38,10 +38,6 @@ REASONS = {
         lambda p: "Dropout" in p["layers"],
         EVERYTHING,
     ),
-    "ScheduleFreeAdamW reads a momentum that it has changed, or not yet.": (
-        lambda p: p["optimizer"] == "ScheduleFreeAdamW",
-        EVERYTHING,
-    ),
     "Dice is no mean over rows.": (
         lambda p: p["loss"] == "Dice",
         EVERYTHING,

@@ -16,7 +16,7 @@ ADAPTED = {"Lamb", "LANS", "KerasLamb", "Adafactor"}
 PARTS = {"gan", "parts", "no call"}
 SHUFFLED = {
     *("shuffle", "before", "in map", "in flat_map", "random filter"),
-    "np.random",
+    *("two", "np.random"),
 }
 SAVED_RATES = {"LearningRateScheduler", "ReduceLROnPlateau"}
 # The plainest values of all features, but for lists, which are empty then.

@@ -69,6 +69,15 @@ def test_replicas_are_equal_to_the_bit():
     assert kind([result(), parted]) == "replicas differ"
 
 
+def test_names_of_variables_may_differ():
+    """As those of layers do on a worker that has made another model."""
+    other = result()
+    other["replicas"] = {"0 w_1": other["replicas"]["0 w"]}
+    assert kind([result(), other]) == "agreed"
+    del other["replicas"]["0 w_1"]
+    assert kind([result(), other]) == "replicas differ"
+
+
 def test_worker_that_gives_no_answer_fails():
     assert kind([result(), None]) == "hang or crash"
 
@@ -83,6 +92,15 @@ def test_error_in_the_house_form_is_a_refusal():
     del refused["seen"]["weights 2"]
     assert kind([refused, refused]) == "refused"
     assert kind([result(), refused]) == "error on some workers"
+
+
+def test_rule_that_a_graph_checks_is_a_refusal():
+    rule = "All workers must draw the same. Received: others. Seed it."
+    text = f"Graph execution error: tf_optimizers\n assertion failed: [{rule}]"
+    refused = result(error=error(text, "InvalidArgumentError", ours=False))
+    assert kind([refused, refused]) == "refused"
+    parted = result(weight=2.0, error=refused["error"])
+    assert kind([refused, parted]) == "changed before the error"
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,9 @@ class SparseMultiWorkerMirroredStrategy(
 
         Keras 3 passes nests, scalars with an axis, and batches of different
         sizes, none of which TensorFlow's own method takes. The axis of a scalar
-        is ignored. Eagerly and without an axis, values with fewer rows than
-        others are filled up with zeros.
+        is ignored, and that of a metric's result from a model's step. Eagerly
+        and without an axis, values with fewer rows than others are filled up
+        with zeros.
 
         TensorFlow also calls this to read a variable that each replica has its
         own value of, such as `DGCMomentum`'s state.
@@ -245,12 +246,14 @@ class SparseMultiWorkerMirroredStrategy(
         self._epoch_check.on_read(variable)
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        # Keras passes an axis with all that a step returns, results of metrics
+        # too, which may have several numbers.
+        reduced = self._scalars.reduce(reduce_op, value)
+        if reduced is not None:
+            return reduced
         local = self.experimental_local_results(value)[0]
         if tf.convert_to_tensor(local).shape.rank == 0:
             axis = None
-            reduced = self._scalars.reduce(reduce_op, value)
-            if reduced is not None:
-                return reduced
         elif axis is None and tf.executing_eagerly():
             value = fill_up_rows(self, value)
         return super().reduce(reduce_op, value, axis)
