@@ -60,23 +60,19 @@ class CountedSpec(values.PerReplicaSpec):
         parts, (total, *own) = components[:count], components[count:]
         return Counted(parts, Rows(total, tuple(own)))
 
-    def is_subtype_of(self, other: Any) -> bool:
-        """Tell whether a function for values of the other type takes these.
-
-        A function whose signature is the data set's `element_spec` does.
-        """
-        if type(other) is values.PerReplicaSpec:
-            return values.PerReplicaSpec(*self._serialize()).is_subtype_of(
-                other
-            )
-        return super().is_subtype_of(other)
-
 
 def with_rows(element: Any, rows: Rows) -> Any:
     """Return a batch whose first tensor says how many rows there are."""
     leaves = tf.nest.flatten(element)
     leaves[:1] = [Counted(leaf.values, rows) for leaf in leaves[:1]]
     return tf.nest.pack_sequence_as(element, leaves)
+
+
+def spec_with_rows(spec: Any) -> Any:
+    """Return the specification of such batches: functions may ask for it."""
+    leaves = tf.nest.flatten(spec)
+    leaves[:1] = [CountedSpec(*leaf._value_specs) for leaf in leaves[:1]]
+    return tf.nest.pack_sequence_as(spec, leaves)
 
 
 def regroup(parts: Sequence[Any], rows: Rows) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.eager import context
 
-from tf_optimizers._compat.counted import Rows, with_rows
+from tf_optimizers._compat.counted import Rows, spec_with_rows, with_rows
 from tf_optimizers._compat.replicas import plain_variable
 
 # The op, in graphs, that asks about a batch at once, where nothing is known.
@@ -157,8 +157,8 @@ class AheadIterator(input_lib.DistributedIterator):
 
     @property
     def element_spec(self) -> Any:
-        """The specification of a batch, without what is known of it."""
-        return self._element_spec[0]
+        """The specification of a batch, without the note on it."""
+        return spec_with_rows(self._element_spec[0])
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
@@ -216,8 +216,8 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
 
     @property
     def element_spec(self) -> Any:
-        """The specification of a batch, without what is known of it."""
-        return self._element_spec[0]
+        """The specification of a batch, without the note on it."""
+        return spec_with_rows(self._element_spec[0])
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
