@@ -65,11 +65,6 @@ def test_handful():
     check(programs)
 
 
-@pytest.mark.long
-def test_200_programs():
-    check(itertools.islice(programs_of(itertools.count()), 200))
-
-
 def check(programs):
     run = Run(programs).all()
     assert not run.explanations, "\n\n".join(run.explanations)
