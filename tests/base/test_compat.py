@@ -133,7 +133,7 @@ TENSORFLOW = {
         "_to_components",
     ],
     values.PerReplica: ["_type_spec"],
-    values.PerReplicaSpec: ["_serialize", "_value_specs"],
+    values.PerReplicaSpec: ["_value_specs"],
     trainer.TFEpochIterator: ["_distributed_dataset"],
     values.DistributedVariable: ["values"],
     dataset_ops.DatasetV2: [
