@@ -5,9 +5,10 @@
 `model.fit` and a custom loop train the same small model on the same batches,
 under the same strategy in the same processes, and take turns. Both keep the
 same metrics: `fit` reduces them over the workers in every step, for its logs,
-the custom loop once a round. Times are the first worker's, from the end of
-one step to the end of the next, callbacks included; what `fit` does once per
-call and epoch is not.
+the custom loop once a round. A third contender is `fit` whose workers do not
+compare what they draw. Times are the first worker's, from the end of one step
+to the end of the next, callbacks included; what `fit` does once per call and
+epoch is not. Batches are of vectors, or of images of 38 MB in all.
 """
 
 import argparse
@@ -29,20 +30,30 @@ import tensorflow as tf
 import tf_optimizers as tfo
 
 WIDTH, CLASSES, BATCH = 64, 10, 64
-OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
-    "DGCMomentum": lambda: tfo.DGCMomentum(1e-3, min_compress_size=1024),
+VECTOR, IMAGE = (WIDTH,), (224, 224, 3)
+TASKS = {
+    "SGD": (VECTOR, lambda: keras.optimizers.SGD(1e-3, momentum=0.9)),
+    "DGCMomentum": (
+        VECTOR,
+        lambda: tfo.DGCMomentum(1e-3, min_compress_size=1024),
+    ),
+    "SGD, 64 images of 224 x 224": (
+        IMAGE,
+        lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+    ),
 }
 
 
 def make_model(
-    width: int, optimizer: keras.optimizers.Optimizer
+    shape: tuple[int, ...], optimizer: keras.optimizers.Optimizer
 ) -> keras.Model:
+    pooled = [keras.layers.GlobalAveragePooling2D()] if len(shape) > 1 else []
     model = keras.Sequential(
         [
-            keras.Input((width,)),
-            keras.layers.Dense(width, "relu"),
-            keras.layers.Dense(width, "relu"),
+            keras.Input(shape),
+            *pooled,
+            keras.layers.Dense(WIDTH, "relu"),
+            keras.layers.Dense(WIDTH, "relu"),
             keras.layers.Dense(CLASSES),
         ]
     )
@@ -115,37 +126,58 @@ class CustomLoop:
             metric.reset_state()
 
 
+def make_data(shape: tuple[int, ...], steps: int) -> tf.data.Dataset:
+    """Return batches in memory; there is one of images, which is large."""
+    rng = np.random.default_rng(0)
+    rows = BATCH if len(shape) > 1 else BATCH * steps
+    x = rng.standard_normal((rows, *shape), "float32")
+    y = rng.integers(0, CLASSES, rows)
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    return data.batch(BATCH).cache().repeat(BATCH * steps // rows)
+
+
 def work(rounds: int, steps: int, path: pathlib.Path) -> None:
     """Train as one worker; the first writes the times."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((BATCH * steps, WIDTH), "float32")
-    y = rng.integers(0, CLASSES, BATCH * steps)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).cache()
     models = {}
-    for optimizer in OPTIMIZERS:
+    for name, (shape, optimizer) in TASKS.items():
+        data = make_data(shape, steps)
         with strategy.scope():
-            model = make_model(WIDTH, OPTIMIZERS[optimizer]())
-        loop = CustomLoop(model, strategy)
-        distributed = strategy.experimental_distribute_dataset(data)
-        contenders = {
-            "fit": lambda clock, model=model: model.fit(
-                data, shuffle=False, verbose=0, callbacks=[clock]
-            ),
-            "custom loop": lambda clock, loop=loop, data=distributed: loop.run(
-                data, steps, clock
-            ),
-        }
-        clocks = {name: Clock() for name in contenders}
-        for i in range(rounds + 1):
-            for name, train in contenders.items():
-                # The first round traces.
-                train(clocks[name] if i else Clock())
-        models[optimizer] = {
+            model = make_model(shape, optimizer())
+        clocks = compare(strategy, model, data, rounds, steps)
+        models[name] = {
             "step_ms": {name: clock.times for name, clock in clocks.items()}
         }
     if strategy.cluster_resolver.task_id == 0:
         path.write_text(json.dumps(models))
+
+
+def compare(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    data: tf.data.Dataset,
+    rounds: int,
+    steps: int,
+) -> dict[str, Clock]:
+    """Let contenders take turns; return their clocks."""
+    loop = CustomLoop(model, strategy)
+    distributed = strategy.experimental_distribute_dataset(data)
+
+    def fit(clock: Clock, compares_data: bool = True) -> None:
+        strategy.compares_data = compares_data
+        model.fit(data, shuffle=False, verbose=0, callbacks=[clock])
+
+    contenders = {
+        "fit": fit,
+        "fit, data not compared": lambda clock: fit(clock, False),
+        "custom loop": lambda clock: loop.run(distributed, steps, clock),
+    }
+    clocks = {name: Clock() for name in contenders}
+    for i in range(rounds + 1):
+        for name, train in contenders.items():
+            # The first round traces.
+            train(clocks[name] if i else Clock())
+    return clocks
 
 
 def main() -> None:
