@@ -798,7 +798,9 @@ def pipeline_text(program, ideal):
     lines.append(f"data = data.batch({program['batch']}{rest})")
     if program["shuffle"] == "in map":
         lines.append(IN_MAP.format(batch=program["batch"]))
-    if ideal and program["shuffle"] != "random filter":
+    # Where Keras looks for one row more, the next epoch has another order.
+    is_counted = ideal or program["shuffle"] == "seeded"
+    if is_counted and program["shuffle"] != "random filter":
         lines.append(counted(program))
     if program["steps"] == "repeat":
         lines.append("data = data.repeat()")
@@ -873,7 +875,24 @@ data = tf.data.Dataset.from_generator(
         tf.TensorSpec(part.shape[1:], part.dtype) for part in ({columns},)
     ),
 ).batch({batch})"""
-TFRECORDS = """names = []
+PARSE = """
+
+
+def parse(entry):
+    row = {read}
+    found, start = [], 0
+    for part in ({columns}):
+        size = int(np.prod(part.shape[1:]))
+        found.append(tf.cast(
+            tf.reshape(row[start : start + size], part.shape[1:]), part.dtype
+        ))
+        start += size
+    return tuple(found)
+
+
+"""
+TFRECORDS = (
+    """names = []
 for number in range(2):
     names.append(str(folder / f"{{number}}.tfrecord"))
     with tf.io.TFRecordWriter(names[-1]) as file:
@@ -884,41 +903,20 @@ for number in range(2):
                 tf.concat([
                     tf.reshape(tf.cast(part, "float32"), [-1]) for part in row
                 ], 0)
-            ).numpy())
-
-
-def parse(record):
-    row = tf.io.parse_tensor(record, "float32")
-    found, start = [], 0
-    for part in ({columns}):
-        size = int(np.prod(part.shape[1:]))
-        found.append(tf.cast(
-            tf.reshape(row[start : start + size], part.shape[1:]), part.dtype
-        ))
-        start += size
-    return tuple(found)
-
-
-data = tf.data.TFRecordDataset(names).map(parse)"""
-TEXT = """(folder / "rows.csv").write_text("".join(
+            ).numpy())"""
+    + PARSE.replace("{read}", 'tf.io.parse_tensor(entry, "float32")')
+    + "data = tf.data.TFRecordDataset(names).map(parse)"
+)
+TEXT = (
+    """(folder / "rows.csv").write_text("".join(
     ",".join(repr(float(v)) for part in row for v in np.ravel(part)) + "\\n"
     for row in zip({columns})
-))
-
-
-def parse(line):
-    row = tf.strings.to_number(tf.strings.split(line, ","))
-    found, start = [], 0
-    for part in ({columns}):
-        size = int(np.prod(part.shape[1:]))
-        found.append(tf.cast(
-            tf.reshape(row[start : start + size], part.shape[1:]), part.dtype
-        ))
-        start += size
-    return tuple(found)
-
-
-data = tf.data.TextLineDataset(str(folder / "rows.csv")).map(parse)"""
+))"""
+    + PARSE.replace(
+        "{read}", 'tf.strings.to_number(tf.strings.split(entry, ","))'
+    )
+    + 'data = tf.data.TextLineDataset(str(folder / "rows.csv")).map(parse)'
+)
 
 
 def looked_at(program):
@@ -970,7 +968,9 @@ def fit_call(program, extra=()):
     if program["validation"] == "data":
         arguments.append("validation_data=(some(x, 7), some(y, 7))")
     callbacks = [CALLBACKS[name] for name in program["callbacks"]]
-    callbacks = [*callbacks, *extra]
+    callbacks += extra
+    # As the backup's page says: averages are swapped in after it.
+    callbacks.sort(key=lambda text: "SwapEMAWeights" in text)
     if callbacks:
         inner = "".join(f"        {callback},\n" for callback in callbacks)
         arguments.append(f"callbacks=[\n{inner}    ]")

@@ -414,7 +414,7 @@ HELPERS = {
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == 1 and batch == 0:
+        if self.epoch == 1:
             raise InterruptedError""",
     "Batches": """class Batches(keras.utils.PyDataset):
     def __init__(self):

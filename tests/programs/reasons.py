@@ -38,6 +38,10 @@ REASONS = {
         lambda p: "Dropout" in p["layers"],
         EVERYTHING,
     ),
+    "A sum over rows counts by the replica's share of them.": (
+        lambda p: p["custom"] == "add_loss sum",
+        EVERYTHING,
+    ),
     "Dice is no mean over rows.": (
         lambda p: p["loss"] == "Dice",
         EVERYTHING,

@@ -62,6 +62,8 @@ def test_known_reason_leaves_out_what_it_explains():
     other = result(weight=2.0)
     assert kind([other, other], optimizer="DGC") == "agreed"
     assert kind([result(), other], optimizer="DGC") == "replicas differ"
+    norm = ["BatchNormalization"]
+    assert kind([result(), other], layers=norm) == "agreed"
 
 
 def test_replicas_are_equal_to_the_bit():

@@ -116,17 +116,24 @@ def replicas(names):
     strategy = names.get("strategy")
     if strategy is None:
         return found
+    optimizer = getattr(names.get("model"), "optimizer", None)
     for number, variable in enumerate(sum(variables_of(names), [])):
-        value = variable.value
-        if is_common(value):
+        if is_common(variable, optimizer):
             found[f"{number} {variable.path}"] = [
                 np.array(local)
-                for local in strategy.experimental_local_results(value)
+                for local in strategy.experimental_local_results(variable.value)
             ]
     return found
 
 
-def is_common(value):
+def is_common(variable, optimizer):
+    """Return whether all replicas are to hold the same."""
+    value = variable.value
+    if variable.path.endswith("_gradient_accumulator"):
+        return False  # Of a replica's own gradients, until the update.
+    is_on_host = not isinstance(value, tf.distribute.DistributedValues)
+    if is_on_host and isinstance(optimizer, tfo.SparseLoCo):
+        return False  # Of a worker's own steps.
     mode = getattr(value, "synchronization", None)
     return mode != tf.VariableSynchronization.ON_READ
 
