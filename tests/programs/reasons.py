@@ -42,6 +42,10 @@ REASONS = {
         lambda p: p["custom"] == "add_loss sum",
         EVERYTHING,
     ),
+    "One number is weighed by the mean of its rows' weights.": (
+        lambda p: p["loss"] == "by hand: scalar" and p["weights"] != "none",
+        EVERYTHING,
+    ),
     "Dice is no mean over rows.": (
         lambda p: p["loss"] == "Dice",
         EVERYTHING,

@@ -517,13 +517,14 @@ RULES = [
     only(
         *("where", {"mirrored"}, "TensorFlow's strategy does not do that"),
         **dict.fromkeys(
-            *[("rest", "weights", "custom", "family", "accumulate")], PLAIN
+            *[("weights", "custom", "family", "accumulate")], PLAIN
         ),
         **dict.fromkeys(
             *[("steps_per_execution", "made", "eagerly", "average")], PLAIN
         ),
         **dict.fromkeys(*[("metrics", "looked_at", "steps")], PLAIN),
         batch={4, 6, 8, 2, 12},
+        rest={0},
         loss={"mse", "sparse_categorical_crossentropy"},
         precision=but("mixed_float16"),
         source={"arrays", "tf.data"},
