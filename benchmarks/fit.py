@@ -30,11 +30,11 @@ import tensorflow as tf
 import tf_optimizers as tfo
 
 WIDTH, CLASSES, BATCH = 64, 10, 64
-VECTOR, IMAGE = (WIDTH,), (224, 224, 3)
+IMAGE = (224, 224, 3)
 TASKS = {
-    "SGD": (VECTOR, lambda: keras.optimizers.SGD(1e-3, momentum=0.9)),
+    "SGD": ((), lambda: keras.optimizers.SGD(1e-3, momentum=0.9)),
     "DGCMomentum": (
-        VECTOR,
+        (),
         lambda: tfo.DGCMomentum(1e-3, min_compress_size=1024),
     ),
     "SGD, 64 images of 224 x 224": (
@@ -45,15 +45,17 @@ TASKS = {
 
 
 def make_model(
-    shape: tuple[int, ...], optimizer: keras.optimizers.Optimizer
+    width: int,
+    optimizer: keras.optimizers.Optimizer,
+    image: tuple[int, ...] = (),
 ) -> keras.Model:
-    pooled = [keras.layers.GlobalAveragePooling2D()] if len(shape) > 1 else []
+    pooled = [keras.layers.GlobalAveragePooling2D()] if image else []
     model = keras.Sequential(
         [
-            keras.Input(shape),
+            keras.Input(image or (width,)),
             *pooled,
-            keras.layers.Dense(WIDTH, "relu"),
-            keras.layers.Dense(WIDTH, "relu"),
+            keras.layers.Dense(width, "relu"),
+            keras.layers.Dense(width, "relu"),
             keras.layers.Dense(CLASSES),
         ]
     )
@@ -126,11 +128,11 @@ class CustomLoop:
             metric.reset_state()
 
 
-def make_data(shape: tuple[int, ...], steps: int) -> tf.data.Dataset:
+def make_data(image: tuple[int, ...], steps: int) -> tf.data.Dataset:
     """Return batches in memory; there is one of images, which is large."""
     rng = np.random.default_rng(0)
-    rows = BATCH if len(shape) > 1 else BATCH * steps
-    x = rng.standard_normal((rows, *shape), "float32")
+    rows = BATCH if image else BATCH * steps
+    x = rng.standard_normal((rows, *(image or (WIDTH,))), "float32")
     y = rng.integers(0, CLASSES, rows)
     data = tf.data.Dataset.from_tensor_slices((x, y))
     return data.batch(BATCH).cache().repeat(BATCH * steps // rows)
@@ -140,10 +142,10 @@ def work(rounds: int, steps: int, path: pathlib.Path) -> None:
     """Train as one worker; the first writes the times."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     models = {}
-    for name, (shape, optimizer) in TASKS.items():
-        data = make_data(shape, steps)
+    for name, (image, optimizer) in TASKS.items():
+        data = make_data(image, steps)
         with strategy.scope():
-            model = make_model(shape, optimizer())
+            model = make_model(WIDTH, optimizer(), image)
         clocks = compare(strategy, model, data, rounds, steps)
         models[name] = {
             "step_ms": {name: clock.times for name, clock in clocks.items()}
