@@ -16,6 +16,10 @@ REASONS = {
         ),
         EVERYTHING,
     ),
+    "What compression has held back is sent in the end.": (
+        lambda p: "to the end" in p["optimizer"] + p["wrapper"],
+        ("fit", "logs"),
+    ),
     "Between synchronizations replicas have weights of their own.": (
         lambda p: (
             p["wrapper"] == "SparseLoCo of 4"
