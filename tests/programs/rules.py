@@ -500,6 +500,7 @@ RULES = [
         epochs=but(1),
         where=but("mirrored"),
         steps=but("repeat"),
+        shuffle=but("seeded"),  # Each epoch has an order of its own.
         seeded={True},
     ),
     only("interrupt", {"batch"}, "of batches", steps_per_execution={1}),
