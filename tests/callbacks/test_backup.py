@@ -162,6 +162,32 @@ def test_optimizer_of_a_train_step_is_resumed(tmp_path):
     assert resumed.own.iterations.numpy() == 18
 
 
+class OwnLoss(keras.Sequential):
+    """Never builds the loss of `compile`."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return keras.ops.mean((y - y_pred) ** 2)
+
+
+@pytest.mark.parametrize("replicas", ["one", "two"])
+def test_loss_of_the_model_is_resumed_within_an_epoch(
+    tmp_path, strategies, replicas
+):
+    def make():
+        keras.utils.set_random_seed(1)
+        with strategies[replicas].scope():
+            model = OwnLoss([keras.Input((8,)), keras.layers.Dense(8)])
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        return model
+
+    model, resumed = make(), make()
+    fit(model, tmp_path)
+    interrupt(resumed, tmp_path, 9, save_freq=1)
+    resumed = make()
+    assert epochs_of(fit(resumed, tmp_path, save_freq=1)) == [1, 2]
+    assert_equal(resumed.get_weights(), model.get_weights())
+
+
 class Pair(keras.Model):
     """Two compiled parts, each trained by its own optimizer, as in a GAN."""
 

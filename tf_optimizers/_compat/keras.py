@@ -186,13 +186,16 @@ def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics, whatever their values."""
-    # Keras does so when it traces the first step, if there is no strategy. Its
-    # adapters of generators yield optionals in place of None.
-    batch = tf.nest.map_structure(_value_or_none, batch)
+    # Keras does so when it traces the first step, if there is no strategy.
+    own = model.distribute_strategy.experimental_local_results
+    batch = tf.nest.map_structure(
+        lambda value: _value_or_none(own(value)[0]), batch
+    )
     model._symbolic_build(data_batch=batch)
 
 
 def _value_or_none(value: Any) -> Any:
+    """Return what Keras's adapters of generators yield optionals of."""
     if not isinstance(value, tf.experimental.Optional):
         return value
     return value.get_value() if value.has_value() else None
