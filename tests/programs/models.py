@@ -169,11 +169,11 @@ METRICS = {
     },
     "binary": {
         "accuracy": '"accuracy"',
-        "AUC": "keras.metrics.AUC()",
-        "Precision": "keras.metrics.Precision()",
-        "Recall": "keras.metrics.Recall()",
+        "AUC": "keras.metrics.AUC(name='auc')",
+        "Precision": "keras.metrics.Precision(name='p')",
+        "Recall": "keras.metrics.Recall(name='r')",
         "F1Score": "keras.metrics.F1Score(threshold=0.5)",
-        "FalsePositives": "keras.metrics.FalsePositives()",
+        "FalsePositives": "keras.metrics.FalsePositives(name='fp')",
     },
     "classes": {
         "accuracy": '"accuracy"',
@@ -184,7 +184,7 @@ METRICS = {
         "accuracy": '"accuracy"',
         "F1Score": 'keras.metrics.F1Score("macro")',
         "MeanIoU": "keras.metrics.OneHotMeanIoU(3, name='iou')",
-        "AUC": "keras.metrics.AUC(multi_label=True)",
+        "AUC": "keras.metrics.AUC(multi_label=True, name='auc')",
     },
 }
 # Epsilons keep the rounding of small gradients small.

@@ -175,9 +175,13 @@ RULES = [
     never(
         lambda p: (
             p["shuffle"] in SHUFFLED
-            and (p["loss"] == "ignored class" or has_layer(p, "BatchNorm"))
+            and (
+                p["loss"] == "ignored class"
+                or has_layer(p, "BatchNorm")
+                or has_layer(p, "Constrained")
+            )
         ),
-        "a batch's loss depends on its other rows",
+        "a batch's loss depends on its other rows, or on the step",
     ),
     only(
         *("shuffle", {"random filter", "two"}, "their rows have numbers"),
