@@ -447,6 +447,7 @@ RULES = [
         interrupt={"none"},
         average={"none"},
         callbacks=but("SwapEMAWeights"),
+        steps_per_execution={1},
     ),
     only("optimizer", {"Ftrl"}, "refused", wrapper={"none", "LossScale"}),
     never(
