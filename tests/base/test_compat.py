@@ -473,7 +473,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *ATTRIBUTES,
         *MODEL,
         *LOSS_SCALING,
-        "_initialize",
+        *("_initialize", "_moments"),
         *itertools.chain(*TENSORFLOW.values()),
     }
     private = {name for name in listed if re.match("_[a-z]", name)}
@@ -508,6 +508,7 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_thread", "_errors", "_end"),
         # Of Keras from 3.16 on; older ones never ask for it.
         "_tf_shuffle",
+        *("_is_there", "_shuffling"),
     }
     assert used - ours == private
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers._compat.patches import replace
 
 
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -54,14 +55,17 @@ def adopt_optimizers_of_keras(
     All of them call the method of their base class before they add variables
     of their own. `is_for` tells for which strategies.
     """
-    build = keras.optimizers.Optimizer.build
 
-    def adopt_and_build(optimizer: Any, variables: Sequence[Any]) -> None:
-        if is_for(_strategy_of(variables)):
-            adopt(optimizer, variables)
-        build(optimizer, variables)
+    def adopting(build: Callable) -> Callable:
+        @functools.wraps(build)
+        def adopt_and_build(optimizer: Any, variables: Sequence[Any]) -> None:
+            if is_for(_strategy_of(variables)):
+                adopt(optimizer, variables)
+            build(optimizer, variables)
 
-    keras.optimizers.Optimizer.build = adopt_and_build
+        return adopt_and_build
+
+    replace("Optimizer.build", adopting)
 
 
 def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:

@@ -11,15 +11,28 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.losses import loss as keras_losses
 
+from tf_optimizers._compat.patches import replace
+
+# Of names in the table of patches, by what hooks are called.
+_ENDS = {
+    "scale": "scale_loss_for_distribution",
+    "unscale": "unscale_loss_for_distribution",
+    "reduce": "reduce_weighted_values",
+    "average": "compute_average_loss",
+    "regularize": "scale_regularization_loss",
+    "moments": "_moments",
+    "apply": "apply",
+    "scale_loss": "scale_loss",
+    "update_mean": "Mean.update_state",
+    "assign": "assign",
+}
+
 
 def hook_batches(hooks: dict[str, Callable]) -> None:
     """Let hooks decide how much a replica's rows of a batch count.
 
-    Keras scales losses in functions of a module without a public name, and
-    takes moments in a private method. The other names are public, but nobody
-    who calls them has a place for more than they do. From now on, in this
-    process, each hook is called with the function that it replaces and that
-    function's arguments.
+    From now on, in this process, each hook is called with the function that it
+    replaces and that function's arguments.
 
     Args:
         hooks: By name:
@@ -32,30 +45,11 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
             "update_mean": What adds to a `keras.metrics.Mean`.
             "assign": What changes a `keras.Variable`.
     """
-    optimizers = [
-        getattr(keras.optimizers, name)
-        # Those that have methods of their own; the last is of Keras 3.12.
-        for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-        if hasattr(keras.optimizers, name)
-    ]
-    for owner, name, key in (
-        (keras_losses, "scale_loss_for_distribution", "scale"),
-        (keras_losses, "unscale_loss_for_distribution", "unscale"),
-        (keras_losses, "reduce_weighted_values", "reduce"),
-        (tf.nn, "compute_average_loss", "average"),
-        (tf.nn, "scale_regularization_loss", "regularize"),
-        (keras.layers.BatchNormalization, "_moments", "moments"),
-        *((optimizer, "apply", "apply") for optimizer in optimizers),
-        *((optimizer, "scale_loss", "scale_loss") for optimizer in optimizers),
-        (keras.metrics.Mean, "update_state", "update_mean"),
-        (keras.Variable, "assign", "assign"),
-    ):
-        original = getattr(owner, name)
-        if getattr(original, "hook", None) is not hooks[key]:  # Inherited.
-            setattr(owner, name, _hooked(original, hooks[key]))
+    for key, hook in hooks.items():
+        replace(_ENDS[key], functools.partial(_hooked, hook))
 
 
-def _hooked(original: Callable, hook: Callable) -> Callable:
+def _hooked(hook: Callable, original: Callable) -> Callable:
     """Return a function that calls the hook, and can be a method."""
 
     @tf.autograph.experimental.do_not_convert
@@ -63,7 +57,6 @@ def _hooked(original: Callable, hook: Callable) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
-    call.hook = hook  # type: ignore[attr-defined]
     return call
 
 

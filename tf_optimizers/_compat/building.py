@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
+from tf_optimizers._compat.patches import replace
+
 
 @functools.cache
 def build_from_specs(
@@ -18,29 +20,30 @@ def build_from_specs(
     From now on in this process. Keras draws a batch before `fit` and
     `evaluate`, to build the model by its mean over replicas. So a generator
     loses batches, each worker draws different ones ahead, and data that cannot
-    be averaged fail. Keras does this in a private method, and offers no other
-    place. A model without `call` is built by its first step, as without a
-    strategy.
+    be averaged fail. A model without `call` is built by its first step, as
+    without a strategy.
     """
-    build = keras.Model._maybe_symbolic_build
 
-    @functools.wraps(build)
-    def build_without_batch(
-        self: Any, iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        if not is_for(self.distribute_strategy):
+    def without_batch(build: Callable) -> Callable:
+        @functools.wraps(build)
+        def build_without_batch(
+            self: Any, iterator: Any = None, data_batch: Any = None
+        ) -> None:
+            if not is_for(self.distribute_strategy):
+                build(self, iterator=iterator, data_batch=data_batch)
+                return
+            if type(self).call is keras.Model.call:
+                # Its `train_step` calls parts, and builds them.
+                return
+            if iterator is not None:
+                spec = iterator._distributed_dataset.element_spec
+                data_batch = tf.nest.map_structure(_symbol, spec)
+                iterator = None
             build(self, iterator=iterator, data_batch=data_batch)
-            return
-        if type(self).call is keras.Model.call:
-            # Its `train_step` calls parts, and builds them.
-            return
-        if iterator is not None:
-            spec = iterator._distributed_dataset.element_spec
-            data_batch = tf.nest.map_structure(_symbol, spec)
-            iterator = None
-        build(self, iterator=iterator, data_batch=data_batch)
 
-    keras.Model._maybe_symbolic_build = build_without_batch
+        return build_without_batch
+
+    replace("_maybe_symbolic_build", without_batch)
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:

@@ -1,10 +1,12 @@
 """How Keras is made to call what the user has not passed."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from tf_optimizers._compat.patches import replace
 
 
 def call_first(
@@ -17,30 +19,30 @@ def call_first(
     callbacks to a list, which is told the model; a model and an optimizer have
     no way to add some.
     """
-    set_model = keras.callbacks.CallbackList.set_model
 
-    def add_and_set_model(self: Any, model: keras.Model) -> None:
-        is_there = any(isinstance(each, kind) for each in self.callbacks)
-        if model and not is_there and is_for(model):
-            self.callbacks.insert(0, kind())
-        set_model(self, model)
+    def adding(set_model: Callable) -> Callable:
+        @functools.wraps(set_model)
+        def add_and_set_model(self: Any, model: keras.Model) -> None:
+            is_there = any(isinstance(each, kind) for each in self.callbacks)
+            if model and not is_there and is_for(model):
+                self.callbacks.insert(0, kind())
+            set_model(self, model)
 
-    keras.callbacks.CallbackList.set_model = add_and_set_model
+        return add_and_set_model
+
+    replace("CallbackList.set_model", adding)
 
 
-def check_first(
-    names: Sequence[str], check: Callable[[keras.Model], None]
-) -> None:
-    """Let methods of all models begin with a check of the model.
+def check_saving(check: Callable[[keras.Model], None]) -> None:
+    """Let methods that save models begin with a check of the model.
 
-    From now on in this process. Keras asks an optimizer for its state when the
-    file that is to be written has been opened, and its old content is gone.
+    From now on in this process.
     """
-    for name in names:
-        setattr(keras.Model, name, _checked(getattr(keras.Model, name), check))
+    for name in ("save", "save_weights", "export"):
+        replace(f"Model.{name}", functools.partial(_checked, check))
 
 
-def _checked(method: Callable, check: Callable[[keras.Model], None]) -> Any:
+def _checked(check: Callable[[keras.Model], None], method: Callable) -> Any:
     @functools.wraps(method)
     def check_and_call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         check(self)

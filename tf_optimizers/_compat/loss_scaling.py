@@ -1,11 +1,13 @@
 """The private names of Keras's dynamic loss scaling."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tf_optimizers._compat.patches import REPLICAS, check_names, replace
 
 
 @functools.cache
@@ -19,19 +21,24 @@ def agree_on_overflow() -> None:
     method must be replaced, from now on in this process. With one replica
     nothing changes.
     """
-    apply_alone = keras.optimizers.LossScaleOptimizer._tf_apply
 
-    @functools.wraps(apply_alone)
-    def apply(
-        optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None
-    ) -> None:
-        replica = tf.distribute.get_replica_context()
-        if replica is None or replica.num_replicas_in_sync == 1:
-            apply_alone(optimizer, grads, trainable_variables)
-        else:
-            _apply_together(replica, optimizer, grads, trainable_variables)
+    def together(apply_alone: Callable) -> Callable:
+        @functools.wraps(apply_alone)
+        def apply(
+            optimizer: Any,
+            grads: Sequence[Any],
+            trainable_variables: Any = None,
+        ) -> None:
+            replica = tf.distribute.get_replica_context()
+            if replica is None or replica.num_replicas_in_sync == 1:
+                apply_alone(optimizer, grads, trainable_variables)
+            else:
+                _apply_together(replica, optimizer, grads, trainable_variables)
 
-    keras.optimizers.LossScaleOptimizer._tf_apply = apply
+        return apply
+
+    check_names(REPLICAS)
+    replace("_tf_apply", together)
 
 
 def _apply_together(

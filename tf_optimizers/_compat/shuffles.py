@@ -1,14 +1,16 @@
 """Private names of TensorFlow and Keras that shuffle data."""
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_data_adapter
 from tensorflow.python.data.ops import map_op, shuffle_op
 from tensorflow.python.eager import context
 
 from tf_optimizers._compat.draws import count_draws
+from tf_optimizers._compat.patches import replace
 
 # Stateful ops whose results are the same on all workers.
 _SAME = {"Assert", "ReadVariableOp"}
@@ -107,38 +109,50 @@ def replace_shuffles(
 ) -> None:
     """Change how data are shuffled, from now on in this process.
 
-    Neither TensorFlow nor Keras (3.16) has a hook for this. To set TensorFlow's
-    global seed would do too much: random numbers in `Dataset.map`, and so the
-    order that Keras gives arrays, would be the same in every epoch.
+    To set TensorFlow's global seed would do too much: random numbers in
+    `Dataset.map`, and so the order that Keras gives arrays, would be the same
+    in every epoch.
 
     Args:
         choose_seed: Returns the seed of a `Dataset.shuffle` without one.
         choose_shuffle: Returns what shuffles the rows of arrays in `fit`, in
             place of Keras's choice. If either returns None, nothing changes.
     """
-    shuffle = shuffle_op._shuffle
-    adapter = array_data_adapter.ArrayDataAdapter
-    make_dataset = adapter.get_tf_dataset
 
-    def seeded(
-        dataset: Any, size: Any, seed: Any = None, *args: Any, **kwargs: Any
-    ) -> tf.data.Dataset:
-        seed = choose_seed() if seed is None else seed
-        return count_draws(shuffle(dataset, size, seed, *args, **kwargs))
+    def seeding(shuffle: Callable) -> Callable:
+        @functools.wraps(shuffle)
+        def seeded(
+            dataset: Any, size: Any, seed: Any = None, *args: Any, **kwargs: Any
+        ) -> tf.data.Dataset:
+            seed = choose_seed() if seed is None else seed
+            return count_draws(shuffle(dataset, size, seed, *args, **kwargs))
 
-    def get_tf_dataset(self: Any) -> tf.data.Dataset:
-        replacement = choose_shuffle()
-        if replacement is None:
-            return make_dataset(self)
-        # Keras 3.16 calls the method, by the epoch, which its function takes to
-        # be 0 for ever; older ones call `tf.random.shuffle`.
-        self._tf_shuffle = replacement
-        original = tf.random.shuffle
-        tf.random.shuffle = replacement
-        try:
-            return make_dataset(self)
-        finally:
-            tf.random.shuffle = original
+        return seeded
 
-    shuffle_op._shuffle = seeded
-    adapter.get_tf_dataset = get_tf_dataset
+    def replacing(make_dataset: Callable) -> Callable:
+        @functools.wraps(make_dataset)
+        def get_tf_dataset(self: Any) -> tf.data.Dataset:
+            replacement = choose_shuffle()
+            if replacement is None:
+                return make_dataset(self)
+            with _shuffling(self, replacement):
+                return make_dataset(self)
+
+        return get_tf_dataset
+
+    replace("shuffle_op._shuffle", seeding)
+    replace("get_tf_dataset", replacing)
+
+
+@contextlib.contextmanager
+def _shuffling(adapter: Any, shuffle: Callable) -> Iterator[None]:
+    """Let an adapter of arrays shuffle by a function."""
+    if hasattr(adapter, "_tf_shuffle"):  # From Keras 3.16 on.
+        adapter._tf_shuffle = shuffle
+        yield
+        return
+    original, tf.random.shuffle = tf.random.shuffle, shuffle
+    try:
+        yield
+    finally:
+        tf.random.shuffle = original

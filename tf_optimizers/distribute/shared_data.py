@@ -7,6 +7,7 @@ each other forever.
 """
 
 import collections
+import functools
 import pickle
 import random
 import secrets
@@ -47,12 +48,11 @@ class _ShuffleSeed:
 
     def set(self, seed: int) -> None:
         """Shuffle by a seed from now on."""
-        if self._seed is None:
-            replace_shuffles(self._next_seed, self._shuffle_of_arrays)
+        _shuffle_alike()
         self._seed = seed
         self._counts.clear()
 
-    def _next_seed(self) -> int | None:
+    def next(self) -> int | None:
         """Return a seed that no other shuffle has, unless the user has one.
 
         Rows of two data sets that are shuffled alike would come in pairs.
@@ -65,9 +65,9 @@ class _ShuffleSeed:
         text = f"{self._seed} {place} {self._counts[place]}"
         return zlib.crc32(text.encode()) % 2**31
 
-    def _shuffle_of_arrays(self) -> Callable | None:
+    def shuffle_of_arrays(self) -> Callable | None:
         """Return a function that shuffles differently in every epoch."""
-        seed = self._next_seed()
+        seed = self.next()
         if seed is None:
             return None
         with tf.device("CPU:0"):
@@ -92,6 +92,12 @@ def _line_of_user() -> str:
 
 
 _shuffle_seed = _ShuffleSeed()
+
+
+@functools.cache
+def _shuffle_alike() -> None:
+    """Let data be shuffled by the seed, once."""
+    replace_shuffles(_shuffle_seed.next, _shuffle_seed.shuffle_of_arrays)
 
 
 def propose_seeds() -> list[int]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.adoption import adopt_optimizers_of_keras
 from tf_optimizers._compat.building import build_from_specs
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
+from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers.distribute.agreement import (
     check_agreement,
     check_alike,
@@ -98,7 +99,8 @@ class SparseMultiWorkerMirroredStrategy(
         ValueError: If the cluster is malformed.
         RuntimeError: If TensorFlow was used before the first strategy, if a
             later one has another cluster, or if the workers disagree on the
-            number of devices or strategies, or on versions of packages.
+            number of devices or strategies, or on versions of packages, or if
+            Keras or TensorFlow no longer has a name that must be replaced.
     """
 
     agreement_seconds: float = 1800.0
@@ -107,6 +109,7 @@ class SparseMultiWorkerMirroredStrategy(
     def __init__(
         self, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
+        check_names(STRATEGY)
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
         check_in_time(cluster_resolver)

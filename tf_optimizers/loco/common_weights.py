@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.callbacks import call_first, check_first
+from tf_optimizers._compat.callbacks import call_first, check_saving
 from tf_optimizers._compat.keras import layers_of
+from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.distribute.local_steps import local_steppers, steppers
 from tf_optimizers.distribute.workers import Workers
 from tf_optimizers.loco.checks import check_saved
@@ -22,9 +23,10 @@ _ENOUGH = 100
 @functools.cache
 def watch_models() -> None:
     """Let Keras call what is below, for models it is for."""
+    check_names(LOCAL_STEPS)
     call_first(EnoughRounds, lambda model: bool(steppers(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
-    check_first(("save", "save_weights", "export"), check_common)
+    check_saving(check_common)
 
 
 def check_common(model: keras.Model) -> None:

@@ -1,0 +1,114 @@
+"""What is replaced in Keras and TensorFlow, and what if it is not there."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tf_optimizers._compat.patches import PATCHES
+
+ROOT = pathlib.Path(__file__).parents[1]
+NAMES = [name for patch in PATCHES for name in patch.names]
+# Keras's own optimizers need these.
+NEEDED = {
+    "keras.Variable.assign",
+    "keras.optimizers.Optimizer.apply",
+    "keras.optimizers.Optimizer.build",
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.names[0])
+def test_effect_of_every_patch_is_tested(patch):
+    path, _, name = patch.test.partition("::")
+    assert f"\ndef {name}(" in (ROOT / path).read_text()
+
+
+def test_nothing_else_is_replaced():
+    package = ROOT.parent / "tf_optimizers"
+    for path in package.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            is_setting = line.lstrip().startswith(("keras.", "setattr("))
+            assert not (is_setting and " = " in line), (path, line)
+    assert len(set(NAMES)) == len(NAMES) <= 22
+
+
+def test_one_replica_does_without_them():
+    """Each is deleted, then all are; only what needs one must tell so."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *sorted({*NAMES} - NEEDED)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+WITHOUT = """
+import contextlib
+import pkgutil
+import sys
+
+import keras
+import numpy as np
+
+names = sys.argv[1:]
+
+
+@contextlib.contextmanager
+def without(names):
+    with contextlib.ExitStack() as undo:
+        for name in names:
+            owner, _, name = name.rpartition(".")
+            owner = pkgutil.resolve_name(owner)
+            classes = getattr(owner, "__mro__", [owner])
+            owner = next(part for part in classes if name in vars(part))
+            undo.callback(setattr, owner, name, vars(owner)[name])
+            delattr(owner, name)
+        yield
+
+
+def import_anew():
+    for name in [n for n in sys.modules if n.startswith("tf_optimizers")]:
+        del sys.modules[name]
+    import tf_optimizers
+
+    return tf_optimizers
+
+
+def train():
+    tfo = import_anew()
+    found = []
+    for make in (
+        lambda: tfo.Lamb(0.1),
+        lambda: tfo.LANS(0.1),
+        lambda: tfo.AdamOffload(0.1),
+        lambda: tfo.DGCMomentum(0.1, sparsity=(0.5,), min_compress_size=1),
+    ):
+        variable = keras.Variable(np.linspace(-1, 1, 8, dtype="float32"))
+        optimizer = make()
+        for i in range(2):
+            optimizer.apply([np.float32(i) - variable.value], [variable])
+        found.append(variable.numpy())
+    return found
+
+
+def refusal(make):
+    try:
+        make(import_anew())
+    except RuntimeError as error:
+        return str(error)
+
+
+expected = train()
+assert not np.array_equal(expected[0], np.linspace(-1, 1, 8, dtype="float32"))
+for gone in (*([name] for name in names), names):
+    with without(gone):
+        np.testing.assert_array_equal(train(), expected)
+with without(names):
+    text = refusal(lambda tfo: tfo.SparseMultiWorkerMirroredStrategy())
+    assert "_maybe_symbolic_build" in text, text
+    assert "_tf_apply" in text, text
+    text = refusal(lambda tfo: tfo.SparseLoCo(keras.optimizers.SGD(0.1)))
+    assert "keras.Model.save_weights" in text, text
+"""
