@@ -25,7 +25,7 @@ def results(tmp_path_factory):
     parts += ["versions", "shifted"]
     parts += ["order", "counts", "seeds", "files", "kinds", "outside", "rows"]
     parts += ["steps", "compared", "mixed", "by_rows"]
-    parts += ["looked", "permuted", "batches"]
+    parts += ["looked", "permuted", "batches", "generated"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -217,6 +217,23 @@ def test_generators_of_the_host_are_aligned_before_an_epoch(results):
     assert first is None and second is None
     for rows, others in zip(own, other, strict=True):
         assert sorted(rows + others) == [*range(24)]
+
+
+def test_generator_goes_on_alike_on_all_workers(results):
+    """In later calls of `fit`, and in every validation by steps."""
+    first, second = (result["generated"] for result in results)
+    assert first == second
+    losses = [mean_loss([*range(8 * i, 8 * i + 8)]) for i in range(2)]
+    np.testing.assert_allclose(first[:2], losses, rtol=1e-5)
+    np.testing.assert_allclose(first[2], mean_loss([*range(12)]), rtol=1e-5)
+    for predictions in (first[5:13], first[18:]):
+        np.testing.assert_allclose(np.diff(predictions)[[0, 1, 2, 4, 5, 6]], 1)
+
+
+def mean_loss(rows):
+    """Of a model that returns its input, where the square is to be found."""
+    rows = np.array(rows, dtype="float64")
+    return np.mean((rows**2 - rows) ** 2)
 
 
 def test_single_batches_are_shared_as_in_one_process(results):

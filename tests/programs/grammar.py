@@ -77,7 +77,7 @@ FEATURES = {
     },
     "looked at": {"not": 7, "by all": 1, "by the chief": 2},
     "weights": {"none": 6, "sample": 2, "class": 1, "zeros": 1},
-    "validation": {"none": 4, "data": 2, "split": 1},
+    "validation": {"none": 4, "data": 2, "split": 1, "generator": 1},
     "epochs": {2: 4, 1: 3, 3: 1},
     "steps": {"none": 6, "fewer": 1, "repeat": 1},
     "scale": {"ordinary": 12, "huge": 1},
@@ -967,6 +967,8 @@ def fit_call(program, extra=()):
         arguments.append("validation_split=0.3")
     if program["validation"] == "data":
         arguments.append("validation_data=(some(x, 7), some(y, 7))")
+    if program["validation"] == "generator":
+        arguments += ["validation_data=batches()", "validation_steps=2"]
     callbacks = [CALLBACKS[name] for name in program["callbacks"]]
     callbacks += extra
     # As the backup's page says: averages are swapped in after it.

@@ -58,6 +58,10 @@ REASONS = {
         lambda p: p["shuffle"] == "two",
         ("fit * loss", "fit * val_loss", "evaluate loss", "logs * loss"),
     ),
+    "Each validation goes on where one that has read ahead has stopped.": (
+        lambda p: p["validation"] == "generator",
+        ("fit * val_", "logs * val_"),
+    ),
     "A random filter leaves other rows each time.": (
         lambda p: p["shuffle"] == "random filter",
         ("fit * loss", "evaluate loss", "logs * loss"),

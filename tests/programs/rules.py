@@ -254,6 +254,7 @@ RULES = [
         weights=but("class"),
     ),
     only("source", but("arrays"), "of arrays", validation=but("split")),
+    only("validation", {"generator"}, "it is there", source={"generator"}),
     only(
         *("style", BOTH, "written for arrays"),
         source={"arrays", "tf.data"},

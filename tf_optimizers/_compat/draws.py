@@ -1,4 +1,4 @@
-"""Private names of TensorFlow's shuffles, to count what they have drawn.
+"""Private names of what data are drawn from, to count what they have drawn.
 
 Each iterator over a shuffled data set draws a pair of seeds, so one that only
 a single worker has made gives all later epochs another order there. TensorFlow
@@ -6,10 +6,13 @@ tells nobody how often that was, but saves it with an iterator.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import shuffle_op
+
+from tf_optimizers._compat.patches import replace
 
 # A shuffle that has drawn more often than this is not followed.
 _MOST = 2000
@@ -154,3 +157,21 @@ def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
     for part in dataset._inputs():
         own += [draws for draws in draws_of(part) if draws not in own]
     return own
+
+
+@functools.cache
+def share_generators(peek: Callable[[Callable, Any], Any]) -> None:
+    """Let a function peek at the generators that Keras draws from.
+
+    From now on in this process.
+
+    Args:
+        peek: Called with Keras's own, and a generator. Returns the first
+            batches, and what makes an iterator that begins with these.
+    """
+    replace(
+        "peek_and_restore",
+        lambda original: functools.wraps(original)(
+            functools.partial(peek, original)
+        ),
+    )

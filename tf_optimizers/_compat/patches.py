@@ -124,6 +124,17 @@ PATCHES = (
         "test_arrays_are_in_the_order_of_the_seed",
     ),
     Patch(
+        names=(f"{_ADAPTERS}.generator_data_adapter.peek_and_restore",),
+        features=(STRATEGY,),
+        why="Several iterators draw from one Python generator, and TensorFlow "
+        "reads ahead as far as there is time.",
+        without="From the second `fit` or validation on, workers draw "
+        "different rows, which is an error.",
+        until="Keras draws from generators without a thread.",
+        test="distribute/test_guide.py::"
+        "test_generator_goes_on_alike_on_all_workers",
+    ),
+    Patch(
         names=(
             f"{_LOSSES}.scale_loss_for_distribution",
             f"{_LOSSES}.unscale_loss_for_distribution",

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_optimizers._compat.draws import Draws, draws_of
 from tf_optimizers._compat.shuffles import comes_from_python
 from tf_optimizers.distribute.agreement import gather_statements
+from tf_optimizers.distribute.generators import SharedGenerator
 from tf_optimizers.distribute.shared_data import (
     align_generators,
     generators_of_host,
@@ -29,10 +30,17 @@ class Beginning:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         dataset: The data set, the same on all workers.
+        generator: What Keras has made it of, if that was one.
     """
 
-    def __init__(self, strategy: Any, dataset: tf.data.Dataset) -> None:
+    def __init__(
+        self,
+        strategy: Any,
+        dataset: tf.data.Dataset,
+        generator: SharedGenerator | None = None,
+    ) -> None:
         self._strategy = strategy
+        self._generator = generator
         # Whether there is anything to agree on must not depend on the worker.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
@@ -40,6 +48,8 @@ class Beginning:
 
     def __call__(self, make: Callable[[], Any]) -> Any:
         """Return an iterator that `make` makes, in the order of the others."""
+        if self._generator:
+            self._generator.begin(self._strategy)
         iterator = make()
         if not self._draws and not self._is_python:
             return iterator

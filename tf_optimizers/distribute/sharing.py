@@ -12,6 +12,7 @@ from tf_optimizers._compat.shuffles import has_random_maps
 from tf_optimizers.distribute import drawn
 from tf_optimizers.distribute.drawn import Comparison
 from tf_optimizers.distribute.epochs import Beginning
+from tf_optimizers.distribute.generators import take_shared
 from tf_optimizers.distribute.notes import note_next
 from tf_optimizers.distribute.parts import rows_in, split
 from tf_optimizers.distribute.shared_data import (
@@ -26,6 +27,7 @@ _TensorFlows = tf.distribute.Strategy
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     """Share the batches of a data set among all replicas."""
+    generator = take_shared()
     if not _is_counted(strategy):
         return _TensorFlows.experimental_distribute_dataset(
             strategy, dataset, options
@@ -51,7 +53,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         ),
         options,
     )
-    begin = Beginning(strategy, dataset)
+    begin = Beginning(strategy, dataset, generator)
     return look_ahead(distributed, batches, begin=begin)
 
 

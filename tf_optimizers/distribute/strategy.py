@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.adoption import adopt_optimizers_of_keras
 from tf_optimizers._compat.building import build_from_specs
+from tf_optimizers._compat.draws import share_generators
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers.distribute.agreement import (
@@ -21,6 +22,7 @@ from tf_optimizers.distribute.cluster import (
     check_options,
 )
 from tf_optimizers.distribute.gathering import gather_any
+from tf_optimizers.distribute.generators import peek_at_shared
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.own_rows import own_rows
 from tf_optimizers.distribute.same_weights import EpochCheck
@@ -121,6 +123,7 @@ class SparseMultiWorkerMirroredStrategy(
         agree_on_overflow()
         adopt_optimizers_of_keras(is_sparse_multi_worker)
         build_from_specs(is_sparse_multi_worker)
+        share_generators(peek_at_shared)
         self._epoch_check = EpochCheck(self)
         self._steps = Steps(self, self._epoch_check.watch)
         self._scalars = ScalarsOfRun(self, [])

@@ -574,6 +574,37 @@ def permuted():
     return message, model.epochs
 
 
+def numbered():
+    """Four rows a batch, without end."""
+    first = 0.0
+    while True:
+        rows = first + ROWS[:4]
+        yield rows, rows**2
+        first += 4
+
+
+def generated():
+    """Two generators that several iterators draw from, read ahead."""
+    with Strategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        model.set_weights([np.ones((1, 1)), np.zeros(1)])
+    rows, others, seen = numbered(), numbered(), []
+    for _ in range(2):
+        history = model.fit(
+            rows,
+            steps_per_epoch=2,
+            epochs=2,
+            validation_data=others,
+            validation_steps=3,
+            verbose=0,
+        )
+        seen += [*history.history["loss"], *history.history["val_loss"]]
+        seen.append(model.evaluate(others, steps=3, verbose=0))
+        seen += np.ravel(model.predict(rows, steps=2, verbose=0)).tolist()
+    return seen
+
+
 def trained_on_batches():
     """Return what a model makes of single batches of plain arrays."""
     keras.utils.set_random_seed(0)
@@ -697,7 +728,7 @@ PARTS = {
         *(guide, interleaved, uncompiled, another_cluster),
         *(versions, shifted),
         *(order, seeds, counts, files, kinds, outside, rows, steps),
-        *(compared, mixed, by_rows, looked, permuted, batches),
+        *(compared, mixed, by_rows, looked, permuted, batches, generated),
     )
 }
 
