@@ -167,3 +167,25 @@ def test_loss_of_a_loop_counts_by_its_rows(ours):
     with ours.scope():
         actual = train(make_model(), run)
     assert cases.error(actual.weights, expected.weights) < TOLERANCE
+
+
+def test_batches_of_a_loop_are_of_one_type(ours):
+    """A step traced for the rows of one replica would part from the others."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)
+    data = ours.experimental_distribute_dataset(data)
+    traced = []
+
+    @tf.function
+    def step(batch):
+        traced.append(batch)
+        x, _ = batch
+        return ours.reduce("SUM", ours.run(tf.reduce_sum, (x,)), axis=None)
+
+    total = sum(step(batch) for batch in data)
+    np.testing.assert_allclose(total, X.sum(), rtol=1e-5)
+    assert len(traced) == 1
+    iterator = iter(data)
+    optional = iterator.get_next_as_optional()
+    for batch in (next(iterator), optional.get_value()):
+        types = tf.nest.map_structure(tf.type_spec_from_value, batch)
+        assert types == data.element_spec

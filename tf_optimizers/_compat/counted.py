@@ -25,20 +25,50 @@ class Rows(NamedTuple):
     own: tuple[tf.Tensor, ...]
 
 
-class Counted(values.PerReplica):
-    """Each replica's part of a batch, and how many rows there are.
+class Parts(values.PerReplica):
+    """Each replica's part of what has been drawn, of a type that all share.
+
+    Parts themselves may say more, such as that this one has two rows. A step
+    that were traced for that would not be the one of a replica with one row.
+    """
+
+    def __init__(self, parts: Any, spec: tf.TypeSpec | None = None) -> None:
+        super().__init__(parts)
+        self._spec = spec
+
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        return self._spec or PartsSpec(*self._own_specs())
+
+    def _own_specs(self) -> list[tf.TypeSpec]:
+        return [tf.type_spec_from_value(part) for part in self.values]
+
+
+class PartsSpec(values.PerReplicaSpec):
+    """The type of `Parts`."""
+
+    value_type = property(lambda self: Parts)
+
+    def _from_components(self, components: Any) -> Parts:
+        return Parts(components, self)
+
+
+class Counted(Parts):
+    """Parts of a batch, and how many rows there are.
 
     `strategy.run` hands each replica its own part, and there is no public way
     to tell it anything about the whole.
     """
 
-    def __init__(self, parts: Any, rows: Rows) -> None:
-        super().__init__(parts)
+    def __init__(
+        self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
+    ) -> None:
+        super().__init__(parts, spec)
         self.rows = rows
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
-        return CountedSpec(*map(tf.type_spec_from_value, self.values))
+        return self._spec or CountedSpec(*self._own_specs())
 
 
 class CountedSpec(values.PerReplicaSpec):
@@ -58,21 +88,37 @@ class CountedSpec(values.PerReplicaSpec):
     def _from_components(self, components: Any) -> Counted:
         count = len(components) // 2
         parts, (total, *own) = components[:count], components[count:]
-        return Counted(parts, Rows(total, tuple(own)))
+        return Counted(parts, Rows(total, tuple(own)), self)
 
 
-def with_rows(element: Any, rows: Rows) -> Any:
-    """Return a batch whose first tensor says how many rows there are."""
+def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
+    """Return a batch whose first tensor says how many rows there are.
+
+    Args:
+        element: Each replica's part.
+        rows: Of these.
+        spec: The type of the batch, None if it is that of these parts.
+    """
     leaves = tf.nest.flatten(element)
-    leaves[:1] = [Counted(leaf.values, rows) for leaf in leaves[:1]]
-    return tf.nest.pack_sequence_as(element, leaves)
+    specs = [None] * len(leaves) if spec is None else tf.nest.flatten(spec)
+    pairs = zip(leaves[1:], specs[1:], strict=True)
+    return tf.nest.pack_sequence_as(
+        element,
+        [
+            *(Counted(leaf.values, rows, specs[0]) for leaf in leaves[:1]),
+            *(Parts(leaf.values, spec) for leaf, spec in pairs),
+        ],
+    )
 
 
 def spec_with_rows(spec: Any) -> Any:
     """Return the specification of such batches: functions may ask for it."""
     leaves = tf.nest.flatten(spec)
-    leaves[:1] = [CountedSpec(*leaf._value_specs) for leaf in leaves[:1]]
-    return tf.nest.pack_sequence_as(spec, leaves)
+    found = [
+        (PartsSpec if i else CountedSpec)(*leaf._value_specs)
+        for i, leaf in enumerate(leaves)
+    ]
+    return tf.nest.pack_sequence_as(spec, found)
 
 
 def regroup(parts: Sequence[Any], rows: Rows) -> Any:

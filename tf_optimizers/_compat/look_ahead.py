@@ -84,7 +84,7 @@ class AheadIterator(input_lib.DistributedIterator):
         )
         known = self._exchange(this, following)
         own = tuple(note[1] for note in this)
-        batch = with_rows(element, Rows(known[1], own))
+        batch = with_rows(element, Rows(known[1], own), self.element_spec)
         check = self._strategy.extended.drawn.check(known)
         return known[0], _after(check, batch)
 
