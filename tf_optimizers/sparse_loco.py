@@ -68,7 +68,7 @@ class SparseLoCo(LocalOptimizer):
     `gradient_accumulation_steps` and `loss_scale_factor` they count as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
     Differs from the paper: workers exchange after every step by default; k is
-    per variable, not per block; values have at least 16 bits; e_i does not
+    per variable, not per block; values have 32 bits by default; e_i does not
     decay by default.
 
     Args:
@@ -98,8 +98,9 @@ class SparseLoCo(LocalOptimizer):
             Defaults to `1.0`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed. Defaults to `16384`.
-        value_dtype: "float32", "float16" or "bfloat16". What sent values are
-            rounded to; e_i keeps the rest. Defaults to `"float32"`.
+        value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". What
+            sent values are rounded to; e_i keeps the rest. See `DGCMomentum`.
+            Defaults to `"float32"`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
             `keras.optimizers.Optimizer`. Its other arguments are refused: they

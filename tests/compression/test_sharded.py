@@ -11,9 +11,10 @@ from scripts import scatter, transport
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.gathered import GatheredExchange
 from tf_optimizers.compression.schedule import sent_count
-from tf_optimizers.compression.sharded import ShardedExchange, pack_rows
+from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.shards import Shards, fill, slots_of
 from tf_optimizers.compression.wire import Wire
+from tf_optimizers.distribute.entries import Entries, pack_entries
 
 SIZES = (3000, 504, 70_000)
 
@@ -76,7 +77,7 @@ def test_shards_send_their_largest_sums_on(dtype):
     """With an all-to-all by hand."""
     rng = np.random.default_rng(0)
     capacity, counts = 90, (12, 4, 160)
-    wire = Wire(4, tf.as_dtype(dtype), is_packed=True)
+    wire = Wire(4, dtype, is_packed=True)
     exchange = ShardedExchange(wire, SIZES, counts)
     shards = exchange.shards
     assert shards.sums == (3, 1, 40)
@@ -85,13 +86,20 @@ def test_shards_send_their_largest_sums_on(dtype):
     for _ in range(4):
         values = rng.integers(-9, 9, [4, capacity])
         groups = np.sort(rng.integers(0, first[-1] // 5, [4, capacity]) * 5, 1)
-        values *= np.diff(groups, prepend=-1) != 0  # One at each address.
+        # One at each address; what is none comes first.
+        groups[np.diff(groups, prepend=-1) == 0] = -1
+        groups.sort(axis=1)
+        values *= groups >= 0
         per_replica.append((values, groups))
     entries = [
-        shards.entries(tf.cast(values, dtype), tf.constant(groups))
+        Entries(
+            tf.reshape(tf.cast(values, dtype), [-1]),
+            tf.constant(groups.reshape(-1)),
+            shards.span,
+        )
         for values, groups in per_replica
     ]
-    rows = tf.stack([pack_rows(each, 4) for each in entries], 1)
+    rows = tf.stack([pack_entries([each], 4) for each in entries], 1)
     for shard in range(4):
         sums = np.zeros(first[-1])
         for values, groups in per_replica:
@@ -99,30 +107,26 @@ def test_shards_send_their_largest_sums_on(dtype):
         found = shards.largest_sums(
             *exchange._received(rows[shard], entries[shard])
         )
-        parts = zip(
-            tf.split(found.values, shards.sums),
-            tf.split(found.positions, shards.sums),
-            strict=True,
-        )
-        for t, (values, groups) in enumerate(parts):
-            own = np.abs(sums[first[t] : first[t + 1]])
-            largest = np.sort(own)[::-1][: shards.sums[t]]
+        for t, (values, groups, *_) in enumerate(found):
+            own = sums[first[t] : first[t + 1]]
+            largest = np.sort(np.abs(own))[::-1][: shards.sums[t]]
             np.testing.assert_array_equal(
                 np.sort(np.abs(values))[::-1], largest
             )
-            np.testing.assert_array_equal(
-                np.where(values == 0, 0, sums[groups.numpy()]), values
-            )
-            assert (np.diff(groups) >= 0).all()
+            is_any = groups.numpy() >= 0
+            np.testing.assert_array_equal(is_any, values.numpy() != 0)
+            np.testing.assert_array_equal(own[groups[is_any]], values[is_any])
+            assert (np.diff(groups[is_any]) > 0).all()
 
 
 @pytest.mark.parametrize(
     ("millions", "dtype", "most"),
     [
         (4, "float32", 1024),
-        (20, "float32", 22),
+        (20, "float32", 40),
         (100, "float32", 4),
-        (100, "float16", 6),
+        (100, "float16", 7),
+        (100, "int4", 14),
         (10_000, "float32", 4),
         (10_000, "bfloat16", 5),
     ],
@@ -132,7 +136,7 @@ def test_few_replicas_gather_and_many_have_shards(millions, dtype, most):
     sizes, counts = 2 * [millions * 500_000], 2 * [millions * 500]
 
     def has_shards(replicas, is_packed=True):
-        wire = Wire(replicas, tf.as_dtype(dtype), is_packed)
+        wire = Wire(replicas, dtype, is_packed)
         exchange = choose_exchange(wire, sizes, counts)
         return isinstance(exchange, ShardedExchange)
 
@@ -147,18 +151,18 @@ def test_few_replicas_gather_and_many_have_shards(millions, dtype, most):
 )
 def test_one_argument_chooses(kind, expected):
     for replicas in (2, 1000):
-        wire = Wire(replicas, tf.float32, is_packed=True)
+        wire = Wire(replicas, "float32", is_packed=True)
         chosen = choose_exchange(wire, [10**8], [10**5], kind)
         assert isinstance(chosen, expected)
 
 
 def test_bytes_do_not_grow_with_replicas():
     def passed_on(replicas):
-        wire = Wire(replicas, tf.float32, is_packed=True)
+        wire = Wire(replicas, "float32", is_packed=True)
         exchange = ShardedExchange(wire, [10**8], [10**5])
         return (replicas - 1) * exchange.bytes_for_one
 
-    gathered = 7 * Wire(8, tf.float32, True).entry_bytes(10**8, 10**5)
+    gathered = 7 * Wire(8, "float32", True).entry_bits(10**8, 10**5) / 8
     assert passed_on(8) < gathered / 3.5
     assert passed_on(64) < 1.2 * passed_on(8)
 
@@ -186,7 +190,7 @@ def test_training_matches_reference(group):
     residuals = count if count > 1 else devices
     share = replicas // residuals
     shapes = list(transport.SHAPES.values())[:2]
-    wire = Wire(replicas, tf.float32, True, share)
+    wire = Wire(replicas, "float32", True, share)
     sizes = [int(np.prod(shape)) for shape in shapes]
     counts = [sent_count(size, 0.93) for size in sizes]
     oracle = reference.ShardedDGC(
@@ -224,17 +228,20 @@ def test_replicas_agree_to_the_bit(group):
     results, count, _ = group
     for result in results:
         assert result["not finite"]["alike"]
-        for name in ("few steps", "many steps", "loco"):
+        for name in ("few steps", "many steps", "loco", "two bits"):
             assert result[name]["sent"] == results[0][name]["sent"]
             assert result[name]["alike"] is (count > 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", ["few steps", "many steps", "loco"])
+@pytest.mark.parametrize(
+    "steps", ["few steps", "many steps", "loco", "two bits"]
+)
 def test_nothing_is_lost(group, steps):
     """Sum of everything sent + sum of v = sum of everything accumulated.
 
-    In many steps with values of float16 and without masking.
+    In many steps with values of float16 and without masking; in still more
+    with two bits.
     """
     results, *_ = group
     balances = [result[steps] for result in results]
@@ -270,10 +277,11 @@ def test_a_step_is_two_collectives_and_the_bytes_that_are_said(group):
     """A small variable is in one of them; workers' own sum is a third."""
     results, count, devices = group
     for result in results:
-        found = result["bytes"]
-        assert found["collectives"] == {
-            "CollectiveAllToAllV2": devices,
-            "CollectiveGatherV2": devices * (1 + (min(count, devices) > 1)),
-        }
-        sent = sum(found["sent"].values())
-        assert found["said"] <= sent <= found["said"] + 4 * devices
+        for name in ("bytes", "bytes of few bits"):
+            found = result[name]
+            assert found["collectives"] == {
+                "CollectiveAllToAllV2": devices,
+                "CollectiveGatherV2": devices * (1 + (min(count, devices) > 1)),
+            }
+            sent = sum(found["sent"].values())
+            assert found["said"] <= sent <= found["said"] + 4 * devices

@@ -71,7 +71,7 @@ def test_several_dtypes_are_summed_on_a_worker_at_once(transports):
         assert np.ptp(expected[2]) > 0.1
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int4", "int2"])
 def test_no_transport_rounds(transports, expected, dtype):
     """The optimizer does; what TensorFlow cannot gather travels as float32."""
     half = expected["half"]
@@ -116,7 +116,11 @@ def balances(mirrored):
 
 
 @pytest.mark.parametrize(
-    "settings", ["plain", "loco", "rounds", "rounded, not masked"]
+    "settings",
+    [
+        *("plain", "loco", "rounds", "rounded, not masked"),
+        *("four bits", "two bits", "two bits, loco", "two bits of most"),
+    ],
 )
 def test_nothing_is_lost_by_any_transport(transports, balances, settings):
     """Sum of everything sent + sum of v = sum of everything accumulated."""
@@ -139,13 +143,18 @@ def test_replicas_of_a_host_hold_the_same(transports):
 def test_devices_of_a_host_send_together_what_one_would(transports, devices):
     """Each half of the entries, rounded up, and a count of its own."""
     # A small variable of 5 elements goes with them.
-    expected = {1: 1480 + 20, 2: 2 * (748 + 20)}[devices]
+    expected = {
+        "float32": {1: 1160 + 20, 2: 2 * (600 + 20)},
+        "int4": {1: 312 + 20, 2: 2 * (172 + 20)},
+        "int2": {1: 260 + 20, 2: 2 * (148 + 20)},
+    }
     for result in transports["sparse"]:
-        said = result["bytes"]["said"]
-        sent = result["bytes"]["sent"]["CollectiveGatherV2"]
-        # A word may be half empty, on each of two devices.
-        assert said <= sent <= said + 4
-        assert sent == expected
+        found = result["bytes of few bits"] | {"float32": result["bytes"]}
+        for dtype, each in found.items():
+            sent = each["sent"]["CollectiveGatherV2"]
+            # A word may be half empty, on each of two devices.
+            assert each["said"] <= sent < each["said"] + 4 * devices
+            assert sent == expected[dtype][devices]
 
 
 def test_a_step_is_one_all_gather(transports, devices):

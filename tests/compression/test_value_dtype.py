@@ -1,16 +1,26 @@
-"""Values of half precision: fewer bytes, and nothing lost to rounding."""
+"""Values of fewer bytes, or of few bits: nothing is lost to rounding."""
 
 import dgc
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.choice import choose_exchange
-from tf_optimizers.compression.wire import Wire, rounded
+from tf_optimizers.compression.wire import Wire
+from tf_optimizers.distribute.values import CODES
 
 HALF = ["float16", "bfloat16"]
+FEW = ["int4", "int2"]  # Bits.
 SHAPES = [(6, 8), (7,)]
+
+
+def rounded(values, dtype):
+    """Return values as they arrive, as float32."""
+    values = tf.constant(values, "float32")[tf.newaxis]
+    (sent,) = CODES[dtype].round([values], [tf.ones(values.shape, tf.int32)])
+    return tf.cast(sent[0], "float32").numpy()
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -20,8 +30,8 @@ def test_what_is_sent_and_what_is_missing_make_the_value(dtype):
     values = np.append(values, [3.4e38, -3.4e38, 65504, 65520]).astype(
         "float32"
     )
-    sent, missing = rounded(tf.constant(values), tf.as_dtype(dtype))
-    sent, missing = (tf.cast(x, "float64").numpy() for x in (sent, missing))
+    sent = rounded(values, dtype)
+    missing = values - sent
     assert np.isfinite(sent).all() and np.isfinite(missing).all()
     assert np.count_nonzero(missing) > 5000
     inside = np.abs(values) < 6e4
@@ -30,14 +40,12 @@ def test_what_is_sent_and_what_is_missing_make_the_value(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_of_what_is_not_finite_nothing_is_missing(dtype):
-    values = tf.constant([np.nan, np.inf, -np.inf])
-    sent, missing = rounded(values, tf.as_dtype(dtype))
-    np.testing.assert_array_equal(tf.cast(sent, "float32"), values)
-    np.testing.assert_array_equal(missing, np.zeros(3))
+def test_what_is_not_finite_arrives_as_such(dtype):
+    values = [np.nan, np.inf, -np.inf]
+    np.testing.assert_array_equal(rounded(values, dtype), values)
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", HALF + FEW)
 @pytest.mark.parametrize("masking", [True, False])
 def test_nothing_is_lost(mirrored, dtype, masking):
     """Rounding alone, were it not fed back, would lose ten times as much."""
@@ -104,6 +112,38 @@ def test_what_rounds_to_zero_is_not_sent(mirrored):
     assert run.weights()[0][0] == pytest.approx(-1e-9, rel=1e-2)
 
 
+def test_what_rounds_to_zero_in_its_chunk_waits(mirrored):
+    """Until it is large there. Two means have room for either."""
+    gradient = np.array([1e-3, 0, 1, 0], "float32")
+    run = single(mirrored, gradient, "int4", momentum=0.0)
+    np.testing.assert_array_equal(run.weights()[0], [0, 0, -1, 0])
+    run.step([[np.zeros(4, "float32")]] * 2)
+    np.testing.assert_allclose(run.weights()[0], -gradient, rtol=4e-3)
+    run = single(mirrored, gradient, "int2")
+    np.testing.assert_allclose(run.weights()[0], -gradient, rtol=4e-3)
+
+
+@pytest.mark.parametrize("dtype", FEW)
+@pytest.mark.parametrize("value", [2e-38, 3.4e38])
+def test_smallest_and_largest_lose_nothing(mirrored, dtype, value):
+    """What would be a denormal part waits, and what a scale has no room for."""
+    run = single(mirrored, [value, 0, 0, 0], dtype, momentum=0.0)
+    sent = -run.weights()[0][0].astype("float64")
+    kept = sum(v[0] for v in run.memory("residual")[0])
+    assert np.isfinite(sent) and kept != 0
+    assert sent + kept == pytest.approx(value, rel=1e-7)
+
+
+@pytest.mark.parametrize("dtype", FEW)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_others_of_a_chunk_wait_for_what_is_not_finite(mirrored, dtype, value):
+    run = single(mirrored, [1, value, 0, 0], dtype, momentum=0.0)
+    np.testing.assert_array_equal(run.weights()[0], [0, -value, 0, 0])
+    np.testing.assert_array_equal(run.memory("residual")[0][0], [1, 0, 0, 0])
+    run.step([[np.zeros(4, "float32")]] * 2)
+    assert run.weights()[0][0] == -1
+
+
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_not_finite_is_seen_in_the_weights_and_sent_once(
@@ -122,18 +162,26 @@ def test_sums_over_replicas_are_in_float32(mirrored):
 
 @pytest.mark.parametrize(
     ("dtype", "packed", "plain"),
-    [("float32", 6, 8), ("float16", 4, 6), ("bfloat16", 4, 8)],
+    [
+        ("float32", 5495, 8),
+        ("float16", 3495, 6),
+        ("bfloat16", 3495, 8),
+        ("int4", 2027, 8),
+        ("int2", 1809, 8),
+    ],
 )
 def test_summary_counts_the_bytes_of_the_transport(
     mirrored, dtype, packed, plain
 ):
-    """TensorFlow has no 2-byte positions, and cannot gather bfloat16."""
+    """TensorFlow knows no codes, and cannot gather bfloat16.
+
+    A position takes 9 low bits, and the blocks of 512 are 1954 bits in all.
+    """
     wires = {
-        is_packed: Wire(2, tf.as_dtype(dtype), is_packed)
-        for is_packed in (True, False)
+        is_packed: Wire(2, dtype, is_packed) for is_packed in (True, False)
     }
     for is_packed, expected in (
-        (True, packed * 1000 + 4 * 16),
+        (True, packed),
         (False, plain * 1000),
     ):
         exchange = choose_exchange(wires[is_packed], [10**6], [1000])
@@ -145,7 +193,12 @@ def test_summary_counts_the_bytes_of_the_transport(
     assert summary["total"]["sent_bytes"] == plain * 200
 
 
-def test_value_dtype_survives_in_the_config():
-    optimizer = tfo.DGCMomentum(0.1, value_dtype="bfloat16")
-    copy = tfo.DGCMomentum.from_config(optimizer.get_config())
-    assert copy.value_dtype == "bfloat16"
+@pytest.mark.parametrize("dtype", ["bfloat16", *FEW])
+def test_value_dtype_survives_in_the_config(dtype):
+    for optimizer in (
+        tfo.DGCMomentum(0.1, value_dtype=dtype),
+        tfo.DGCMomentum.for_steps(100, 0.1, value_dtype=dtype),
+        tfo.SparseLoCo(keras.optimizers.Adam(), value_dtype=dtype),
+    ):
+        copy = type(optimizer).from_config(optimizer.get_config())
+        assert copy.value_dtype == dtype

@@ -1,5 +1,7 @@
 """Entries that would take more than a dense sum travel as a dense tensor."""
 
+import math
+
 import dgc
 import numpy as np
 import pytest
@@ -17,32 +19,36 @@ SIZE = 10**6
 @pytest.mark.parametrize(
     ("replicas", "packed", "dtype", "densest"),
     [
+        # Of TensorFlow's, 8 bytes; of ours, a bit of each element and values.
         (2, False, "float32", 0.5),
-        (2, True, "float32", 2 / 3),
-        (4, True, "float16", 0.5),
-        (8, True, "float32", 1 / 6),
-        (32, True, "float32", 1 / 24),
+        (2, True, "float32", 31 / 32),
+        (4, True, "float16", 15 / 16),
+        (8, True, "float32", 7 / 32),
         (32, False, "float32", 1 / 32),
-        (1024, True, "bfloat16", 1 / 512),
+        (8, True, "int4", 7 / 4.25),
+        # Of fewer, three bits each, and one of every four elements.
+        (32, True, "int4", 1.75 / 7.25),
+        (32, True, "int2", 1 / 2.5),
     ],
 )
 def test_rule_compares_the_bytes_that_replicas_pass_on(
     replicas, packed, dtype, densest
 ):
     """In a ring: (N - 1) k pair bytes, or 2 (N - 1) / N of 4 bytes each."""
-    wire = Wire(replicas, tf.as_dtype(dtype), packed)
+    wire = Wire(replicas, dtype, packed)
     for share in (0.98 * densest, 1.02 * densest):
         count = int(share * SIZE)
-        pair = wire.entry_bytes(SIZE, count)
+        pair = wire.entry_bits(SIZE, count) / 8
         passed_on = (replicas - 1) * pair, 2 * (replicas - 1) / replicas * 4e6
         is_dense = passed_on[0] > passed_on[1]
         gathered = GatheredExchange(wire, [SIZE], [count])
         assert gathered.is_dense(0) is is_dense is (share > densest)
-        assert gathered.sent_bytes() == [4 * SIZE if is_dense else pair]
+        sent = 4 * SIZE if is_dense else math.ceil(pair)
+        assert gathered.sent_bytes() == [sent]
 
 
 def test_warm_up_of_many_workers_becomes_sparse():
-    wire = Wire(32, tf.float32, is_packed=True)
+    wire = Wire(32, "float32", is_packed=True)
     stages = (0.75, 0.9375, 0.984375, 0.996, 0.999)
     size = 4 * SIZE
     counts = [sent_count(size, stage) for stage in stages]
@@ -57,7 +63,7 @@ def test_warm_up_of_many_workers_becomes_sparse():
     assert is_sharded == [False, True, True, False, False]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int2"])
 def test_both_ways_give_the_same_weights(mirrored, monkeypatch, dtype):
     shapes = [(40, 50), (300,)]
 
@@ -87,7 +93,7 @@ def test_both_ways_give_the_same_weights(mirrored, monkeypatch, dtype):
 @pytest.mark.parametrize(("is_packed", "index"), [(True, 4), (False, 8)])
 def test_row_of_a_sparse_gradient_is_its_values_and_an_index(is_packed, index):
     """Ours sends indices as int32 where that holds them."""
-    wire = Wire(2, tf.float32, is_packed)
+    wire = Wire(2, "float32", is_packed)
     rows = tf.IndexedSlices(
         tf.zeros([3, 2, 5]), tf.zeros([3], tf.int64), tf.constant([7, 2, 5])
     )

@@ -7,7 +7,7 @@ from scripts import transport
 
 import tf_optimizers as tfo
 from tf_optimizers.distribute.dense import ROUND_BYTES, is_gathered
-from tf_optimizers.distribute.entries import Entries, packed_bytes
+from tf_optimizers.distribute.entries import Entries
 from tf_optimizers.distribute.message import (
     layout,
     pack,
@@ -159,24 +159,6 @@ def test_bits_survive():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "pair"), [("float32", 6), ("float16", 4), ("bfloat16", 4)]
-)
-def test_pair_takes_2_bytes_and_its_value(dtype, pair):
-    """And a count of each 65,536 elements 4 bytes."""
-    sizes = {10**6: (1000, 16), 65536: (30, 1), 65537: (20, 2)}
-    entries = [
-        Entries(tf.zeros([count], dtype), tf.range(count), size)
-        for size, (count, _) in sizes.items()
-    ]
-    expected = [count * pair + 4 * blocks for count, blocks in sizes.values()]
-    assert tf.size(pack(entries, [], [], [])) * 4 == sum(expected)
-    assert expected == [
-        packed_bytes(size, count, tf.as_dtype(dtype))
-        for size, (count, _) in sizes.items()
-    ]
-
-
-@pytest.mark.parametrize(
     "other",
     [
         [tf.ones([4], tf.float16), tf.ones([2])],
@@ -193,49 +175,6 @@ def test_message_of_as_many_words_has_another_layout(other):
     sizes = [tf.size(pack([], [], [], g)) for g in (own, groups)]
     assert sizes == [4, 4]
     assert layout([], [], own) != layout([], [], groups)
-
-
-BLOCK = 65536
-PLACES = {
-    "ends of blocks": [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 5 * BLOCK],
-    "empty blocks": [4 * BLOCK + 7],
-    "padded": [0, 0, 0, 3, 3 * BLOCK],
-    "all of a block": list(range(BLOCK + 2)),
-}
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_positions_arrive_whatever_their_blocks(replicas):
-    """Of several tensors at once, with other positions on every replica."""
-    rng = np.random.default_rng(0)
-    size = 5 * BLOCK + 1
-    expected = [
-        [
-            np.array(places)
-            if replica == 0
-            else np.sort(rng.integers(0, size, len(places)))
-            for places in PLACES.values()
-        ]
-        for replica in range(replicas)
-    ]
-    per_replica = [
-        [
-            Entries(
-                tf.random.stateless_normal([len(p)], [replica, i]),
-                tf.constant(p),
-                size,
-            )
-            for i, p in enumerate(places)
-        ]
-        for replica, places in enumerate(expected)
-    ]
-    for i, result in enumerate(gather(per_replica)):
-        parts = [entries[i] for entries in per_replica]
-        for field in ("values", "positions"):
-            np.testing.assert_array_equal(
-                getattr(result, field),
-                tf.concat([getattr(part, field) for part in parts], 0),
-            )
 
 
 def test_positions_that_int32_cannot_hold_are_kept():

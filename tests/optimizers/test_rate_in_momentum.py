@@ -126,7 +126,7 @@ def test_nothing_is_lost_while_the_rate_changes(mirrored, dtype, masking):
         np.testing.assert_allclose(kept_back - sent, total, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int4", "int2"])
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     """A millionth of them is rounded as they are; float16 has no 1e-9."""
 
@@ -145,7 +145,7 @@ def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
 
 
 def test_unit_is_the_power_of_two_up_to_the_rate():
-    wire = Wire(2, tf.float16, is_packed=True)
+    wire = Wire(2, "float16", is_packed=True)
     rates = {
         0.1: 2.0**-4,
         1.0: 1.0,
@@ -157,7 +157,8 @@ def test_unit_is_the_power_of_two_up_to_the_rate():
     }
     for rate, unit in rates.items():
         assert wire.unit(tf.constant(rate)) == unit
-    assert Wire(2, tf.float32, is_packed=True).unit(tf.constant(0.1)) is None
+    for exact in ("float32", "int4", "int2"):
+        assert Wire(2, exact, is_packed=True).unit(tf.constant(0.1)) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

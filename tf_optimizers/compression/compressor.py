@@ -39,6 +39,7 @@ from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
 from tf_optimizers.distribute.agreement import gather_statements
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
+from tf_optimizers.distribute.values import CODES
 
 
 class Accumulator(Protocol):
@@ -85,7 +86,7 @@ class Compressor:
             "min_compress_size", min_compress_size, 1
         )
         self._value_dtype = check_choice(
-            "value_dtype", value_dtype, ["float32", "float16", "bfloat16"]
+            "value_dtype", value_dtype, list(CODES)
         )
         self.schedule = schedule
 

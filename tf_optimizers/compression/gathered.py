@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.compression.wire import Exchange, Selection
-from tf_optimizers.distribute.entries import Entries
+from tf_optimizers.distribute.entries import Entries, whole_bytes
 
-_DENSE = tf.float32.size
+_DENSE = 8 * tf.float32.size  # Bits.
 
 
 class GatheredExchange(Exchange):
@@ -27,55 +28,74 @@ class GatheredExchange(Exchange):
     def bytes_for_one(self) -> float:
         """What a replica receives from each."""
         # Dense tensors count half: it takes no sorting to sum them.
-        return sum(
+        bits = sum(
             min(entries, _DENSE * size / self.wire.replicas)
-            for entries, size in zip(self._entry_bytes, self.sizes, strict=True)
+            for entries, size in zip(self._entry_bits, self.sizes, strict=True)
         )
+        return bits / 8
 
     @property
-    def _entry_bytes(self) -> list[int]:
-        return list(map(self.wire.entry_bytes, self.sizes, self.counts))
+    def _entry_bits(self) -> list[int]:
+        return list(map(self.wire.entry_bits, self.sizes, self.counts))
 
     def is_dense(self, i: int) -> bool:
         """Tell whether the i-th variable's entries travel as a dense tensor."""
-        entries = self.wire.replicas * self._entry_bytes[i]
+        entries = self.wire.replicas * self._entry_bits[i]
         return entries > 2 * _DENSE * self.sizes[i]
 
     def sent_bytes(self) -> list[int]:
         """Return what the selected entries of each variable take."""
-        return [
-            _DENSE * size if self.is_dense(i) else self._entry_bytes[i]
-            for i, size in enumerate(self.sizes)
-        ]
+        return whole_bytes(
+            [
+                _DENSE * size if self.is_dense(i) else self._entry_bits[i]
+                for i, size in enumerate(self.sizes)
+            ]
+        )
 
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
-    ) -> tuple[Sequence[Selection], list[Gradient]]:
+    ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries, all of which are sent, and other gradients."""
-        parts = [self._part(i, s) for i, s in enumerate(selections)]
+        if not selections:
+            return [], self._exchange([], others)[1]
+        positions = [self.wire.shares(s.positions, -1) for s in selections]
+        values = [self.wire.shares(s.values) for s in selections]
+        values = self.wire.rounded(values, positions)
+        devices = self.wire.devices
+        own = local_rank(devices) if devices > 1 else 0
+        parts = [
+            self._part(i, value[own], at[own], selections[i].shape)
+            for i, (value, at) in enumerate(zip(values, positions, strict=True))
+        ]
         entries = [part for part in parts if isinstance(part, Entries)]
         dense = [part for part in parts if not isinstance(part, Entries)]
         gathered, sums = map(iter, self._exchange(entries, [*dense, *others]))
-        return selections, [
+        sent = [
+            tf.cast(tf.reshape(value, [-1])[-count:], tf.float32)
+            for value, count in zip(values, self.counts, strict=True)
+        ]
+        return sent, [
             next(gathered if isinstance(part, Entries) else sums)
             for part in [*parts, *others]
         ]
 
-    def _part(self, i: int, selection: Selection) -> Entries | tf.Tensor:
-        """Return what this replica sends of a selection, dense or not.
-
-        If there are fewer to send, `Entries` begin with zeros at position 0.
-        """
-        values, positions = map(
-            self.wire.own_share, (selection.values, selection.positions)
-        )
+    def _part(
+        self,
+        i: int,
+        values: tf.Tensor,
+        positions: tf.Tensor,
+        shape: tf.TensorShape,
+    ) -> Entries | tf.Tensor:
+        """Return what this replica sends of a variable, dense or not."""
         size = self.sizes[i]
         if not self.is_dense(i):
+            if self.wire.is_packed:
+                return Entries(values, positions, size, self.wire.value_dtype)
             values = tf.cast(values, self.wire.carrier_dtype)
             return Entries(values, positions, size)
         values = tf.cast(values, tf.float32)
-        dense = tf.scatter_nd(positions[:, tf.newaxis], values, [size])
-        return tf.reshape(dense, selection.shape)
+        places = tf.maximum(positions, 0)[:, tf.newaxis]
+        return tf.reshape(tf.scatter_nd(places, values, [size]), shape)
 
     def _exchange(
         self, entries: Sequence[Entries], others: Sequence[Gradient]

@@ -10,12 +10,7 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.lazy import LazyZeros
 from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.compression.top_k import top_k
-from tf_optimizers.compression.wire import (
-    Selection,
-    Wire,
-    position_dtype,
-    rounded,
-)
+from tf_optimizers.compression.wire import Selection, Wire, position_dtype
 from tf_optimizers.kernels.compiled import assign, compiled, read
 
 
@@ -90,13 +85,14 @@ class Residual:
         Args:
             count: int in [1, size].
             seed: int32 [2], see `top_k`.
-            unit: Values are sent as multiples of it.
+            unit: Values are returned as multiples of it.
         """
+        devices = self._wire.devices
         select = compiled(
-            _select, self._like, self._like, count, self._wire, xla=False
+            _select, self._like, self._like, count, devices, xla=False
         )
-        values, positions, rest = self._call(select, seed, unit)
-        return Selection(values, positions, rest, self._like.shape)
+        values, positions = self._call(select, seed, unit)
+        return Selection(values, positions, self._like.shape)
 
     def everything(self) -> tf.Tensor:
         """Return all of v; its sum over replicas is what has not been sent."""
@@ -109,15 +105,26 @@ class Residual:
         for handle in masked:
             assign(handle, zeros)
 
-    def clear(self, selection: Selection, masked: Sequence[tf.Tensor]) -> None:
-        """Take what was sent of a selection out of v; zero `masked` there."""
+    def clear(
+        self,
+        selection: Selection,
+        sent: tf.Tensor,
+        masked: Sequence[tf.Tensor],
+        unit: tf.Tensor | float = 1.0,
+    ) -> None:
+        """Take what was sent of a selection out of v; zero `masked` there.
+
+        What rounding has taken off stays; of what is not finite, nothing does.
+        """
         # `_scatter` drops positions beyond the end.
         end = tf.cast(self.size, selection.positions.dtype)
-        sent_at = tf.where(selection.values == 0, end, selection.positions)
+        sent_at = tf.where(sent == 0, end, selection.positions)
+        rest = (selection.values - sent) * unit / self._wire.devices
+        rest = tf.where(tf.math.is_finite(rest), rest, 0.0)
         clear = compiled(_clear, self._like, self._like)
         # All reads of v are over by then, so it is changed without a copy.
         with tf.control_dependencies([selection.values]):
-            self._call(clear, sent_at, selection.rest, *masked)
+            self._call(clear, sent_at, rest, *masked)
 
     def _call(self, function: Callable, *args: Any) -> Any:
         """Call `function(handle of v, ...)` on v's device."""
@@ -140,19 +147,17 @@ def _add(
 def _select(
     like: tf.TensorSpec,
     count: int,
-    wire: Wire,
+    devices: int,
     residual: tf.Tensor,
     seed: tf.Tensor,
     unit: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed)
-    positions = tf.maximum(found, 0)
-    values = tf.where(found < 0, 0.0, tf.gather(v, positions))
+    values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
     # The devices have equal copies, of which one is sent, for all of them.
-    sent, rest = rounded(wire.devices * values / unit, wire.value_dtype)
-    positions = tf.cast(positions, position_dtype(v.shape[0]))
-    return sent, positions, rest * unit / wire.devices
+    values = devices * values / unit
+    return values, tf.cast(found, position_dtype(v.shape[0]))
 
 
 def _clear(

@@ -46,10 +46,10 @@ def send_largest(
         )
     ]
     sent, received = way.sum(selections, others)
-    for selection, residual, handles in zip(
-        sent, residuals, masked, strict=True
+    for selection, values, residual, handles in zip(
+        selections, sent, residuals, masked, strict=True
     ):
-        residual.clear(selection, handles)
+        residual.clear(selection, values, handles, one)
     count = len(residuals)
     updates = received[:count]
     if unit is not None:

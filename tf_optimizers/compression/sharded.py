@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
@@ -30,10 +31,10 @@ from tf_optimizers.compression.wire import (
 from tf_optimizers.distribute.entries import (
     Entries,
     pack_entries,
-    packed_bytes,
+    packed_bits,
     unpack_entries,
+    whole_bytes,
 )
-from tf_optimizers.distribute.words import WordReader
 
 
 class ShardedExchange(Exchange):
@@ -58,8 +59,7 @@ class ShardedExchange(Exchange):
         """
         mean = sum(self.counts) / self.wire.replicas
         each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)
-        # Even, so that rows of half precision are whole words.
-        return (each + each % 2) * self.wire.devices
+        return each * self.wire.devices
 
     @property
     def bytes_for_one(self) -> int:
@@ -79,76 +79,88 @@ class ShardedExchange(Exchange):
 
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
-    ) -> tuple[Sequence[Selection], list[Gradient]]:
+    ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries and other gradients."""
-        addresses = self.shards.addresses([s.positions for s in selections])
-        entries, fits = self._fit(selections, addresses)
+        addresses = self.shards.addresses(
+            [tf.maximum(s.positions, 0) for s in selections]
+        )
+        entries, fitting = self._fit(selections, addresses)
         extended = tf.distribute.get_strategy().extended
-        rows = extended.all_to_all(pack_rows(entries, self.wire.replicas))
-        own = self.shards.largest_sums(*self._received(rows, entries))
-        (received,), sums = extended.exchange([own], others)
-        values = tf.reshape(received.values, [self.wire.replicas, -1])
-        every = tf.reshape(received.positions, [self.wire.replicas, -1])
-        every += self.shards.first_addresses
+        replicas = self.wire.replicas
+        words = extended.all_to_all(pack_entries([entries], replicas))
+        own = self.shards.largest_sums(*self._received(words, entries))
+        received, sums = extended.exchange(own, others)
+        values = tf.concat(
+            [tf.reshape(part.values, [replicas, -1]) for part in received], 1
+        )
+        every = self.shards.every_address(received)
         # That of zeros, which nobody has sent, is none.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
-        sent = fits & _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
-        masks = tf.split(sent, self.counts)
-        return [
-            s._replace(values=tf.where(mask, s.values, tf.zeros_like(s.values)))
-            for s, mask in zip(selections, masks, strict=True)
-        ], [*self._updates(values, every), *sums]
+        is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
+        sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))
+        return tf.split(sent, self.counts), [
+            *self._updates(values, every),
+            *sums,
+        ]
 
     @property
     def _bytes(self) -> tuple[int, int]:
         """What a replica sends to one shard, and a shard of its sums."""
-        span, count = self.shards.span, sum(self.shards.sums)
         capacity = self.capacity // self.wire.devices
-        return (
-            packed_bytes(span, capacity, self.wire.value_dtype),
-            packed_bytes(span, count, tf.float32),
-        )
+        row = packed_bits(self.shards.span, capacity, self.wire.value_dtype)
+        sizes = np.diff(self.shards.first_groups).tolist()
+        sums = [
+            packed_bits(size, count, "float32")
+            for size, count in zip(sizes, self.shards.sums, strict=True)
+        ]
+        # Rows are whole words.
+        return 4 * -(-row // 32), sum(whole_bytes(sums))
 
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor
     ) -> tuple[Entries, tf.Tensor]:
-        """Return this replica's rows of entries, and which ones fit in."""
+        """Return this replica's rows, and what arrives of its selections.
+
+        Values in the rows are rounded, as those of the other devices are,
+        which share the worker's residual. What does not fit in is 0.
+        """
         order = rising(addresses)
         inner = tf.gather(addresses, order)
         values = tf.gather(tf.concat([s.values for s in selections], 0), order)
         shard = tf.cast(inner // self.shards.span, tf.int32)
-        slots = slots_of(
-            tf.cast(values, tf.float32),
-            shard,
-            [self.capacity] * self.wire.replicas,
-        )
-        count = self.capacity * self.wire.replicas
-        fits = tf.cast(slots < count, tf.int32)
-        fits = tf.scatter_nd(order[:, tf.newaxis], fits, fits.shape) > 0
-        values = self._own_rows(fill(slots, values, count))
-        groups = self._own_rows(fill(slots, inner % self.shards.span, count))
-        return self.shards.entries(values, groups), fits
+        replicas, span = self.wire.replicas, self.shards.span
+        slots = slots_of(values, shard, [self.capacity] * replicas)
+        count = self.capacity * replicas
+        rows = [replicas * self.wire.devices, -1]
+        groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
+        values = tf.reshape(fill(slots, values, count), rows)
+        (rounded,) = self.wire.rounded([values], [groups])
+        arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
+        # What has no slot is behind them all.
+        arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
+        return Entries(
+            self._own_rows(rounded),
+            self._own_rows(groups),
+            span,
+            self.wire.value_dtype,
+        ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
-    def _own_rows(self, slots: tf.Tensor) -> tf.Tensor:
-        """Return this replica's share of its worker's slots, [N, capacity]."""
+    def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return this replica's, one after another, of its worker's rows."""
         devices = self.wire.devices
-        rows = tf.reshape(slots, [self.wire.replicas, devices, -1])
-        return rows[:, local_rank(devices)]
+        rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
+        return tf.reshape(rows[:, local_rank(devices)], [-1])
 
     def _received(
-        self, rows: tf.Tensor, entries: Entries
+        self, words: tf.Tensor, entries: Entries
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the values and groups that all replicas sent to this shard.
 
-        Of every replica, `rows` has one of `pack_rows`, int32 [N, words];
-        dtypes and shapes are those of this replica's `entries`.
+        Args:
+            words: Of every replica a row of `pack_entries`, int32 [N, words].
+            entries: This replica's, for dtypes and shapes.
         """
-        replicas = self.wire.replicas
-        count = entries.values.shape[0] // replicas
-        like = Entries(
-            entries.values[:count], entries.positions[:count], self.shards.span
-        )
-        (received,) = unpack_entries(WordReader(rows, replicas), [like])
+        (received,) = unpack_entries(words, [entries], self.wire.replicas)
         return tf.cast(received.values, tf.float32), received.positions
 
     def _updates(
@@ -165,12 +177,6 @@ class ShardedExchange(Exchange):
             Entries(value, tf.cast(at, position_dtype(size)), size).slices()
             for value, at, size in parts
         ]
-
-
-def pack_rows(entries: Entries, replicas: int) -> tf.Tensor:
-    """Return the words for each shard, int32 [N, words]."""
-    words = pack_entries([entries])
-    return tf.concat([tf.reshape(part, [replicas, -1]) for part in words], 1)
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

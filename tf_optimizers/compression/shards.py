@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.distribute.entries import BLOCK, Entries
+from tf_optimizers.distribute.entries import Entries
 
 # Knuth's multiplicative hash: 2^32 divided by the golden ratio.
 _FACTOR = 2654435761
@@ -46,8 +46,8 @@ class Shards(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Addresses of a shard: groups, filled up to whole blocks."""
-        return -(-int(self.first_groups[-1]) // BLOCK) * BLOCK
+        """Addresses of a shard: one per group."""
+        return int(self.first_groups[-1])
 
     @property
     def first_addresses(self) -> np.ndarray:
@@ -84,7 +84,9 @@ class Shards(NamedTuple):
         parts = tf.split(tensor, self.sums, axis=1)
         return [tf.reshape(part, [-1]) for part in parts]
 
-    def largest_sums(self, values: tf.Tensor, groups: tf.Tensor) -> Entries:
+    def largest_sums(
+        self, values: tf.Tensor, groups: tf.Tensor
+    ) -> list[Entries]:
         """Return what a shard sends on of the entries that it got.
 
         Args:
@@ -92,29 +94,37 @@ class Shards(NamedTuple):
             groups: int64 [n], of the shard; several may be equal.
 
         Returns:
-            The largest sums of each tensor, at their groups; first of all
-            zeros if there are fewer.
+            The largest sums of each tensor, at the tensor's groups from 0 on;
+            first of all zeros at -1 if there are fewer.
         """
         sums, groups = _sums(values, groups)
         firsts = self.first_groups
         tensor = tf.searchsorted(firsts[1:], groups, side="right")
         slots = slots_of(sums, tensor, self.sums)
-        first = np.repeat(firsts[:-1], self.sums)
         inside = groups - tf.gather(firsts, tensor)
         count = sum(self.sums)
-        return Entries(
-            fill(slots, sums, count),
-            first + fill(slots, inside, count),
-            self.span,
+        parts = zip(
+            tf.split(fill(slots, sums, count), self.sums),
+            tf.split(fill(slots, inside + 1, count) - 1, self.sums),
+            np.diff(firsts).tolist(),
+            strict=True,
         )
+        return [Entries(*part) for part in parts]
 
-    def entries(self, values: tf.Tensor, groups: tf.Tensor) -> Entries:
-        """Return entries at addresses, of [N, n] in each shard's groups."""
-        return Entries(
-            tf.reshape(values, [-1]),
-            tf.reshape(groups + self.first_addresses, [-1]),
-            self.replicas * self.span,
-        )
+    def every_address(self, sums: Sequence[Entries]) -> tf.Tensor:
+        """Return the addresses of all shards' sums, int64 [N, all sums].
+
+        Args:
+            sums: Of each tensor those of `largest_sums`, of one shard after
+                another.
+        """
+        groups = [
+            tf.reshape(part.positions, [self.replicas, -1]) + first
+            for part, first in zip(
+                sums, self.first_groups[:-1].tolist(), strict=True
+            )
+        ]
+        return tf.concat(groups, 1) + self.first_addresses
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:

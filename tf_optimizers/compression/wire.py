@@ -16,9 +16,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.replicas import local_rank
-from tf_optimizers.distribute.entries import narrow_indices, packed_bytes
+from tf_optimizers.distribute.entries import (
+    narrow_indices,
+    packed_bits,
+)
 from tf_optimizers.distribute.kind import is_sparse_multi_worker
+from tf_optimizers.distribute.values import CODES
 
 # The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000
@@ -28,8 +31,8 @@ class Wire(NamedTuple):
     """How entries travel under a strategy."""
 
     replicas: int  # Their number, N.
-    value_dtype: tf.DType  # What values are rounded to.
-    is_packed: bool  # Positions take 2 bytes, and all travels together.
+    value_dtype: str  # What values are rounded to, as in distribute/values.py.
+    is_packed: bool  # Entries take few bits, and all travels together.
     devices: int = 1  # The replicas of a worker that share a residual.
 
     @classmethod
@@ -40,23 +43,25 @@ class Wire(NamedTuple):
         workers = strategy.extended.workers if is_packed else 1
         # On a single worker there is no slow network to compress for.
         devices = replicas // workers if workers > 1 else 1
-        return cls(replicas, tf.as_dtype(dtype), is_packed, devices)
+        return cls(replicas, dtype, is_packed, devices)
 
     @property
     def carrier_dtype(self) -> tf.DType:
-        """What values travel as: TensorFlow cannot gather bfloat16."""
-        if self.value_dtype == tf.bfloat16 and not self.is_packed:
-            return tf.float32
-        return self.value_dtype
+        """What values travel as if TensorFlow gathers them.
+
+        It cannot gather bfloat16, and has no codes.
+        """
+        is_half = self.value_dtype == "float16"
+        return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
         """Return the unit of values that grow with a rate.
 
         It is the largest power of two up to the rate, or 1 if that is 0: all
-        replicas know it, and dividing by it is exact. None where values are
-        not rounded, so that none can vanish.
+        replicas know it, and dividing by it is exact. None where none can
+        vanish, as values are not rounded, or to parts of a scale of theirs.
         """
-        if self.value_dtype == tf.float32:
+        if self.value_dtype not in ("float16", "bfloat16"):
             return None
         exponent = tf.bitcast(tf.cast(rate, tf.float32), tf.int32)
         exponent = tf.bitwise.bitwise_and(exponent, _EXPONENT)
@@ -64,21 +69,33 @@ class Wire(NamedTuple):
         is_right = (power > 0) & tf.math.is_finite(power)
         return tf.where(is_right, power, tf.ones_like(power))
 
-    def own_share(self, selected: tf.Tensor) -> tf.Tensor:
-        """Return this replica's part of what was selected; zeros come first."""
-        if self.devices == 1:
-            return selected
+    def shares(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
+        """Return the part of each device, [devices, n]; `fill` comes first."""
         count = self._share(selected.shape[0])
+        if self.devices == 1:
+            return selected[tf.newaxis]
         missing = count * self.devices - selected.shape[0]
-        start = count * local_rank(self.devices)
-        return tf.pad(selected, [[missing, 0]])[start : start + count]
+        filled = tf.pad(selected, [[missing, 0]], constant_values=fill)
+        return tf.reshape(filled, [self.devices, count])
 
-    def entry_bytes(self, size: int, count: int) -> int:
+    def rounded(
+        self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return values as they arrive, [rows, n] of each variable.
+
+        Args:
+            values: float32 [rows, n].
+            positions: int [rows, n], -1 where nothing is sent.
+        """
+        return CODES[self.value_dtype].round(values, positions)
+
+    def entry_bits(self, size: int, count: int) -> int:
         """Return what a replica sends of `count` selected of `size` entries."""
         count = self._share(count)
         if self.is_packed:
-            return packed_bytes(size, count, self.carrier_dtype)
-        return count * (self.carrier_dtype.size + position_dtype(size).size)
+            return packed_bits(size, count, self.value_dtype)
+        pair = self.carrier_dtype.size + position_dtype(size).size
+        return 8 * count * pair
 
     def row_bytes(self, gradient: tf.IndexedSlices) -> int:
         """Return what a row of a sparse gradient takes, with its index."""
@@ -96,9 +113,8 @@ class Wire(NamedTuple):
 class Selection(NamedTuple):
     """The entries of one residual that are to be sent, by rising position."""
 
-    values: tf.Tensor  # [k], as they are sent; 0 if nothing is: v keeps all.
-    positions: tf.Tensor  # int [k], in the flattened variable.
-    rest: tf.Tensor  # float32 [k], what v keeps of each that is sent.
+    values: tf.Tensor  # float32 [k], in units; the devices' share in all.
+    positions: tf.Tensor  # int [k], in the flattened variable; first some -1.
     shape: tf.TensorShape  # Of the variable.
 
 
@@ -120,13 +136,13 @@ class Exchange:
 
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
-    ) -> tuple[Sequence[Selection], list[Gradient]]:
+    ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries, and other gradients, over all replicas.
 
         Returns:
-            What was sent of the selections, all else being 0; the sums of
-            theirs, `tf.IndexedSlices` of the flattened variables or dense, and
-            of the others.
+            What was sent of each selection, float32 [k], 0 where nothing was;
+            the sums of theirs, `tf.IndexedSlices` of the flattened variables
+            or dense, and of the others.
         """
         raise NotImplementedError
 
@@ -138,21 +154,3 @@ class Exchange:
 def position_dtype(size: int) -> tf.DType:
     """Return the integers that positions are held as."""
     return tf.int32 if size <= tf.int32.max else tf.int64
-
-
-def rounded(values: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the values in another dtype, and what rounding has taken off them.
-
-    Finite values beyond the range become the largest there is. Nothing is
-    taken off values that are not finite.
-    """
-    if dtype == values.dtype:
-        return values, tf.zeros_like(values)
-    limit = tf.cast(dtype.max, values.dtype)
-    is_finite = tf.math.is_finite(values)
-    inside = tf.where(
-        is_finite, tf.clip_by_value(values, -limit, limit), values
-    )
-    sent = tf.cast(inside, dtype)
-    missing = values - tf.cast(sent, values.dtype)
-    return sent, tf.where(is_finite, missing, tf.zeros_like(values))

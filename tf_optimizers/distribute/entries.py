@@ -1,22 +1,27 @@
-"""Entries of several flattened tensors as words, 2 bytes per position.
+"""Entries of several flattened tensors as 32-bit words.
 
-    positions   5  9  65541  131090     of a tensor of 3 blocks of 65,536
-    low halves  5  9      5      18     16 bits each
-    counts      2         1       1     of the entries in each block
+    bytes    values or, if these are codes of a few bits, their scales
+    bits     positions, codes
+    zeros    up to a whole word
 
-Tensors are numbered through in blocks, so that all are coded at once.
+How many there are of each follows from sizes and counts alone.
 """
 
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.distribute.words import WordReader, to_words
+from tf_optimizers.distribute.bits import from_bytes, to_bytes
+from tf_optimizers.distribute.positions import (
+    position_bits,
+    read_positions,
+    write_positions,
+)
+from tf_optimizers.distribute.values import Written, value_code
 
-BLOCK = 1 << 16  # What 16 bits tell apart.
+_WORD = tf.int32.size
 
 
 class Entries(NamedTuple):
@@ -24,19 +29,30 @@ class Entries(NamedTuple):
 
     Args:
         values: [n].
-        positions: int [n], rising; of several replicas, those of one after
-            those of another.
+        positions: int [n], rising; first may be some -1, with values that
+            are not sent. Of several replicas, those of one after those of
+            another, and 0 with a value of 0 for what was not sent.
         size: Elements of the tensor.
+        code: What values are sent as, of `CODES`. They must be rounded to it.
+            None for what they are.
     """
 
     values: tf.Tensor
     positions: tf.Tensor
     size: int
+    code: str | None = None
+
+    @property
+    def code_name(self) -> str:
+        """What values are sent as."""
+        return self.code or self.values.dtype.name
 
     def slices(self) -> tf.IndexedSlices:
         """Return them as TensorFlow has them."""
         return tf.IndexedSlices(
-            self.values, self.positions, tf.constant([self.size])
+            self.values,
+            tf.maximum(self.positions, 0),
+            tf.constant([self.size]),
         )
 
 
@@ -50,72 +66,75 @@ def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
     return part.indices
 
 
-def packed_bytes(size: int, count: int, value_dtype: tf.DType) -> int:
-    """Return what `count` of `size` entries take, but for filling a word."""
-    return count * (value_dtype.size + 2) + 4 * _blocks(size)
+def packed_bits(size: int, count: int, code: str) -> int:
+    """Return what `count` of `size` elements take, as entries."""
+    values = value_code(code)
+    whole = 8 * values.byte_size(count)
+    return whole + values.bit_size(count) + position_bits(size, count)
 
 
-def pack_entries(entries: Sequence[Entries]) -> list[tf.Tensor]:
-    """Return the words of entries whose values are of one dtype."""
-    firsts = _first_blocks(entries)
-    positions = tf.concat([tf.cast(e.positions, tf.int64) for e in entries], 0)
-    positions += _per_entry(entries, firsts[:-1]) * BLOCK
-    block = tf.cast(positions // BLOCK, tf.int32)
-    counts = tf.math.unsorted_segment_sum(
-        tf.ones_like(block), block, firsts[-1]
+def whole_bytes(bits: Sequence[int]) -> list[int]:
+    """Return the bytes of parts that have these bits, one behind another.
+
+    The sum is what all take. A byte counts where it begins.
+    """
+    ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
+    """Return the words of each row of `pack_entries`."""
+    bits = sum(
+        packed_bits(e.size, e.values.shape[0] // rows, e.code_name)
+        for e in entries
     )
-    return [
-        to_words(tf.concat([e.values for e in entries], 0)),
-        to_words(tf.cast(positions % BLOCK, tf.uint16)),
-        counts,
-    ]
+    return -(-bits // (8 * _WORD))
+
+
+def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
+    """Return the words of entries of one code, int32 [rows, words].
+
+    Args:
+        entries: Of each tensor, those of one row after those of another.
+        rows: Their number.
+    """
+    values = [tf.reshape(e.values, [rows, -1]) for e in entries]
+    positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]
+    written = value_code(entries[0].code_name).write(values)
+    where = write_positions(positions, [e.size for e in entries])
+    bits = to_bytes(tf.concat([*where, written.bits], 1))
+    data = tf.concat([written.data, bits], 1)
+    words = packed_words(entries, rows)
+    data = tf.pad(data, [[0, 0], [0, _WORD * words - data.shape[1]]])
+    return tf.bitcast(tf.reshape(data, [rows, words, _WORD]), tf.int32)
 
 
 def unpack_entries(
-    words: WordReader, entries: Sequence[Entries]
+    words: tf.Tensor, entries: Sequence[Entries], rows: int = 1
 ) -> list[Entries]:
-    """Return the entries of all replicas, in their order.
+    """Return the entries of all rows that arrived, in their order.
 
     Args:
-        words: What each replica packed.
+        words: int32 [any, words], a row of `pack_entries` in each.
         entries: This replica's, for dtypes and shapes.
+        rows: In how many rows it has packed them.
     """
-    sizes = [e.values.shape[0] for e in entries]
-    firsts = _first_blocks(entries)
-    values = words.read(entries[0].values.dtype, [sum(sizes)])
-    low = words.read(tf.uint16, [sum(sizes)])
-    ends = tf.cumsum(words.read(tf.int32, [firsts[-1]]), axis=1)
-    order = tf.tile(tf.range(sum(sizes))[tf.newaxis], [words.replicas, 1])
-    block = tf.searchsorted(ends, order, side="right")
-    block = tf.cast(block, tf.int64) - _per_entry(entries, firsts[:-1])
-    positions = block * BLOCK + tf.cast(low, tf.int64)
+    sizes = [e.size for e in entries]
+    counts = [e.values.shape[0] // rows for e in entries]
+    code = value_code(entries[0].code_name)
+    data = tf.reshape(tf.bitcast(words, tf.uint8), [words.shape[0], -1])
+    first = sum(map(code.byte_size, counts))
+    middle = sum(map(position_bits, sizes, counts))
+    last = sum(map(code.bit_size, counts))
+    bits = from_bytes(data[:, first:], middle + last)
+    where = read_positions(bits[:, :middle], sizes, counts)
+    values = code.read(Written(data[:, :first], bits[:, middle:]), where)
     return [
         e._replace(
-            values=tf.reshape(part, [-1]),
-            positions=tf.cast(tf.reshape(where, [-1]), e.positions.dtype),
+            values=tf.reshape(value, [-1]),
+            positions=tf.cast(
+                tf.reshape(tf.maximum(at, 0), [-1]), e.positions.dtype
+            ),
         )
-        for part, where, e in zip(
-            tf.split(values, sizes, axis=1),
-            tf.split(positions, sizes, axis=1),
-            entries,
-            strict=True,
-        )
+        for value, at, e in zip(values, where, entries, strict=True)
     ]
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK)
-
-
-def _first_blocks(entries: Sequence[Entries]) -> list[int]:
-    """Return the number of each tensor's first block, and of all blocks."""
-    blocks = (_blocks(e.size) for e in entries)
-    return list(itertools.accumulate(blocks, initial=0))
-
-
-def _per_entry(
-    entries: Sequence[Entries], numbers: Sequence[int]
-) -> np.ndarray:
-    """Repeat the number of each tensor for each of its entries."""
-    counts = [e.values.shape[0] for e in entries]
-    return np.repeat(np.array(numbers, "int64"), counts)

@@ -13,6 +13,7 @@ from tf_optimizers.distribute.entries import (
     Entries,
     narrow_indices,
     pack_entries,
+    packed_words,
     unpack_entries,
 )
 from tf_optimizers.distribute.words import WordReader, to_words
@@ -34,7 +35,7 @@ def pack(
         rows: Of each slices, their number by replica.
         groups: This replica's dense values, those of one dtype together.
     """
-    words = pack_entries(entries) if entries else []
+    words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
     words += [
         to_words(pad_rows(tensor, _most(counts)))
         for part, counts in zip(slices, rows, strict=True)
@@ -65,7 +66,10 @@ def unpack(
         replicas: Their number.
     """
     words = WordReader(gathered, replicas)
-    every = unpack_entries(words, entries) if entries else []
+    every = []
+    if entries:
+        own = words.read(tf.int32, [packed_words(entries)])
+        every = unpack_entries(own, entries)
     parts = [
         tf.IndexedSlices(
             _read(words, part.values, counts),
@@ -90,7 +94,7 @@ def layout(
     read as what they are not.
     """
     parts = [
-        [(e.values.dtype.name, e.values.shape[0], e.size) for e in entries],
+        [(e.code_name, e.values.shape[0], e.size) for e in entries],
         [
             (s.values.dtype.name, narrow_indices(s).dtype.name)
             + tuple(s.values.shape[1:])

@@ -73,7 +73,13 @@ def main():
                 strategy, value_dtype="float16", momentum_masking=False
             ),
             "loco": transport.loco_balance(strategy, sync_every=2),
+            "two bits": transport.balance(
+                strategy, transport.MANY, value_dtype="int2"
+            ),
             "bytes": transport.count_bytes(strategy),
+            "bytes of few bits": transport.count_bytes(
+                strategy, value_dtype="int4"
+            ),
             "drain": drain(strategy),
             "not finite": not_finite(strategy),
         }

@@ -1,0 +1,174 @@
+"""Positions of entries as bits, of which there are as few as can be.
+
+The low bits of a position are sent as they are. The others say which block it
+is in: as positions rise, a 1 for each entry and a 0 where a block ends tell
+that (the code of Elias and Fano). With 3 low bits, and blocks of 8:
+
+    positions     4    8    11   29
+    addresses     5    9    12   30     0 is for an entry that is none
+    low bits     101  001  100  110
+    blocks        0    1    1    3      1 0  1 1 0  0  1 0
+
+An entry of a thousandth of all takes 12 bits, one of 64 takes 8. Where every
+fourth element is an entry, or more, it is fewer bits to say of each element
+whether it is one. Size and number of the entries alone decide.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.distribute.bits import (
+    count_set,
+    from_planes,
+    integers,
+    set_bits,
+    to_planes,
+    where_set,
+)
+
+
+def position_bits(size: int, count: int) -> int:
+    """Return the bits of the positions of `count` of `size` elements."""
+    low = _low_bits(size, count)
+    return size if low is None else _split_bits(size, count, low)
+
+
+def write_positions(
+    positions: Sequence[tf.Tensor], sizes: Sequence[int]
+) -> list[tf.Tensor]:
+    """Return the bits, [rows, any], of the positions of several tensors.
+
+    Args:
+        positions: int [rows, n] of each tensor, none twice and rising, but
+            for as many -1 as there may be first: these are no entries.
+        sizes: Of the tensors.
+    """
+    counts = [part.shape[1] for part in positions]
+    addresses = [tf.cast(part, tf.int64) + 1 for part in positions]
+    bits = []
+    for group in _groups(sizes, counts):
+        bits += group.write([addresses[i] for i in group.members])
+    return bits
+
+
+def read_positions(
+    bits: tf.Tensor, sizes: Sequence[int], counts: Sequence[int]
+) -> list[tf.Tensor]:
+    """Return the positions, int [rows, count] of each tensor.
+
+    Args:
+        bits: [rows, all], joined.
+        sizes: Of the tensors.
+        counts: Of the positions of each.
+    """
+    groups = _groups(sizes, counts)
+    parts = tf.split(bits, [group.bits for group in groups], axis=1)
+    found: dict[int, tf.Tensor] = {}
+    for group, part in zip(groups, parts, strict=True):
+        found |= dict(zip(group.members, group.read(part), strict=True))
+    return [found[i] for i in range(len(sizes))]
+
+
+class _Plain(NamedTuple):
+    """A tensor of which each element has a bit."""
+
+    members: tuple[int]
+    size: int
+    entries: int
+
+    @property
+    def bits(self) -> int:
+        return self.size
+
+    def write(self, addresses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        # How many have no element follows from the number of bits.
+        return [set_bits(addresses[0], self.size + 1)[:, 1:]]
+
+    def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
+        # As many bits in front, so that each row has the same number.
+        missing = tf.range(self.entries) < self.entries - count_set(bits)
+        found = where_set(tf.concat([missing, bits], 1), self.entries)
+        return [tf.maximum(found - self.entries, -1)]
+
+
+class _Split(NamedTuple):
+    """Tensors of equally many low bits, which are coded as one."""
+
+    members: tuple[int, ...]
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    low: int
+
+    @property
+    def bits(self) -> int:
+        each = zip(self.sizes, self.counts, strict=True)
+        return sum(_split_bits(*one, self.low) for one in each)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first address of each tensor's first block."""
+        blocks = (_blocks(size, self.low) for size in self.sizes[:-1])
+        first = itertools.accumulate(blocks, initial=0)
+        return [block << self.low for block in first]
+
+    def write(self, addresses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        parts = zip(addresses, self.starts, strict=True)
+        every = tf.concat([address + start for address, start in parts], 1)
+        count = sum(self.counts)
+        block = tf.bitwise.right_shift(every, tf.constant(self.low, tf.int64))
+        size = self.bits - self.low * count
+        ends = set_bits(block + tf.range(count, dtype=tf.int64), size)
+        return [to_planes(every, self.low), ends]
+
+    def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
+        count = sum(self.counts)
+        planes, ends = bits[:, : self.low * count], bits[:, self.low * count :]
+        block = where_set(ends, count)
+        block -= tf.range(count, dtype=block.dtype)
+        dtype = integers(ends.shape[1] << self.low)
+        low = tf.cast(from_planes(planes, self.low, count), dtype)
+        every = tf.cast(block, dtype) * (1 << self.low) + low
+        parts = tf.split(every, self.counts, axis=1)
+        starts = self.starts
+        return [part - (s + 1) for part, s in zip(parts, starts, strict=True)]
+
+
+def _groups(
+    sizes: Sequence[int], counts: Sequence[int]
+) -> list[_Plain | _Split]:
+    """Return what is coded together, in an order that all workers have."""
+    by_low: dict[int | None, list[int]] = {}
+    for i, each in enumerate(zip(sizes, counts, strict=True)):
+        by_low.setdefault(_low_bits(*each), []).append(i)
+    plain = [_Plain((i,), sizes[i], counts[i]) for i in by_low.pop(None, [])]
+    split = [
+        _Split(
+            tuple(members),
+            tuple(sizes[i] for i in members),
+            tuple(counts[i] for i in members),
+            low,
+        )
+        for low, members in by_low.items()
+        if low is not None
+    ]
+    return [*plain, *split]
+
+
+def _low_bits(size: int, count: int) -> int | None:
+    """Return how many low bits make the fewest; None: a bit per element."""
+    low = min(
+        range(size.bit_length()), key=lambda b: _split_bits(size, count, b)
+    )
+    return low if _split_bits(size, count, low) < size else None
+
+
+def _split_bits(size: int, count: int, low: int) -> int:
+    return count * (low + 1) + _blocks(size, low)
+
+
+def _blocks(size: int, low: int) -> int:
+    """Return the number of blocks of addresses, of which 0 is the first."""
+    return (size >> low) + 1
