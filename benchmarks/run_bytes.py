@@ -12,7 +12,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import results
 import tables
-import tensorflow as tf
 
 from tf_optimizers.compression.choice import choose_exchange
 from tf_optimizers.compression.schedule import (
@@ -39,7 +38,7 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
 
 def bytes_of(schedule: SparsitySchedule, steps: int, dtype: str) -> int:
     """Return what a worker sends of the variable in so many steps."""
-    wire = Wire(2, tf.as_dtype(dtype), is_packed=True)
+    wire = Wire(2, dtype, is_packed=True)
     sizes = []
     for sparsity in schedule.stages:
         if not sparsity:
@@ -62,7 +61,7 @@ def measure() -> dict:
                 "steps": steps,
                 "bytes": bytes_of(schedule, steps, dtype),
             }
-            for dtype in ("float32", "float16")
+            for dtype in ("float32", "float16", "int4", "int2")
             for steps in STEPS
             for name, schedule in schedules(steps).items()
         ],

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tf_optimizers._compat.launcher import Group, levels
+from tf_optimizers.distribute.entries import packed_bits
 
 
 class Traffic(NamedTuple):
@@ -43,15 +44,15 @@ def dense(size: int, at_once: bool = False) -> Exchange:
     return Exchange(traffic, selects=False)
 
 
-def all_gather(pair: float, one_level: bool = False) -> Exchange:
-    """Return the all-gather of pairs of a size in bytes.
+def all_gather(pair: float | str, one_level: bool = False) -> Exchange:
+    """Return the all-gather of pairs of a size in bytes, or of a code.
 
     What takes more that way travels densely, as in compression/gathered.py.
     It goes in two levels where our strategy does so, unless in `one_level`.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
-        pairs = n * density * pair
+        pairs = _bytes(n, n * density, pair)
         if workers * pairs > 2 * n * 4:
             return dense(4, at_once=True).traffic(n, density, workers)
         messages, rounds = (
@@ -62,20 +63,28 @@ def all_gather(pair: float, one_level: bool = False) -> Exchange:
     return Exchange(traffic, selects=True)
 
 
-def reduce_scatter(pair: float) -> Exchange:
-    """Return the all-to-all of pairs, and the all-gather of float32 sums.
+def reduce_scatter(code: str) -> Exchange:
+    """Return the all-to-all of entries, and the all-gather of float32 sums.
 
-    Every worker sums the pairs of its shard of the tensor, and passes on the
+    Every worker sums the entries of its shard of the tensor, and passes on the
     largest, as in compression/sharded.py.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
-        share = n * density / workers
-        sent = (share + 3 * share**0.5) * pair + share * 6
+        share, size = n * density / workers, n / workers
+        sent = _bytes(size, share + 3 * share**0.5, code)
+        sent += _bytes(size, share, "float32")
         messages, rounds = _through_one(workers)
         return Traffic(messages, (workers - 1) * sent, rounds)
 
     return Exchange(traffic, selects=True)
+
+
+def _bytes(n: float, count: float, pair: float | str) -> float:
+    """Return the bytes of `count` of n entries."""
+    if isinstance(pair, str):
+        return packed_bits(round(n), round(count), pair) / 8
+    return count * pair
 
 
 def _through_one(workers: int) -> tuple[int, int]:

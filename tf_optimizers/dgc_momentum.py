@@ -75,8 +75,9 @@ class DGCMomentum(CompressedMomentum):
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and the bits of its position: 12 at 99.9 %, 8 at 98.4 %, and
     at 75 % or less as many as there are elements to an entry. Under
-    TensorFlow's own strategies a position takes 4 bytes. If that, times N, is more than twice the dense tensor, as it may be while the warm-up
-    holds little back, all entries travel in one; the sum is the same. See
+    TensorFlow's own strategies a position takes 4 bytes. If that, times N, is
+    more than twice the dense tensor, as it may be while the warm-up holds
+    little back, all entries travel in one; the sum is the same. See
     `communication_summary`.
     Many replicas, of large models, under
     `tfo.SparseMultiWorkerMirroredStrategy`: if it halves this traffic, counting

@@ -16,7 +16,6 @@ import step_time
 import study
 import tables
 import tasks
-import tensorflow as tf
 import traffic
 
 from tf_optimizers.compression.choice import choose_exchange
@@ -125,7 +124,8 @@ def test_networks_are_of_the_documented_size():
         (traffic.dense(4, at_once=True), 6, 2 * 3 / 4 * 4e6, 2),
         (traffic.all_gather(8), 3, 3 * 8e3, 1),
         (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6, 2),
-        (traffic.reduce_scatter(8), 6, 3 * (250 * 14 + 3 * 250**0.5 * 8), 2),
+        # 12 bits for a position, and three deviations more of those that come.
+        (traffic.reduce_scatter("float16"), 6, 3 * (250 * 9 + 47 * 3.5), 2),
     ],
     ids=[
         *("dense", "dense, at once"),
@@ -134,7 +134,7 @@ def test_networks_are_of_the_documented_size():
 )
 def test_traffic_of_four_workers(exchange, messages, sent, rounds):
     found = exchange.traffic(1e6, 0.001, 4)
-    assert found == pytest.approx((messages, sent, rounds))
+    assert found == pytest.approx((messages, sent, rounds), rel=2e-3)
     assert exchange.traffic(1e6, 0.001, 1)[::2] == (0, 0)
 
 
@@ -142,7 +142,7 @@ def test_many_workers_gather_in_two_levels():
     for workers, sent, rounds in ((32, 31, 1), (64, 14, 2), (1024, 62, 2)):
         found = traffic.all_gather(4).traffic(1e6, 1e-6, workers)
         assert found[::2] == (sent, rounds)
-        found = traffic.reduce_scatter(4).traffic(1e6, 0.001, workers)
+        found = traffic.reduce_scatter("int4").traffic(1e6, 0.001, workers)
         assert found[::2] == (workers - 1 + sent, 1 + rounds)
 
 
@@ -155,13 +155,13 @@ def test_message_is_what_another_worker_adds():
 
 
 @pytest.mark.parametrize("workers", [8, 64, 1024])
-@pytest.mark.parametrize(("dtype", "pair"), [("float32", 6), ("float16", 4)])
-def test_traffic_of_shards_is_what_the_optimizer_sends(workers, dtype, pair):
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int4"])
+def test_traffic_of_shards_is_what_the_optimizer_sends(workers, dtype):
     n, k = 100_000_000, 100_000
-    wire = Wire(workers, tf.as_dtype(dtype), is_packed=True)
+    wire = Wire(workers, dtype, is_packed=True)
     exchange = choose_exchange(wire, [n], [k], "sharded")
     said = (workers - 1) * exchange.bytes_for_one
-    found = traffic.reduce_scatter(pair).traffic(n, k / n, workers)
+    found = traffic.reduce_scatter(dtype).traffic(n, k / n, workers)
     assert found.bytes == pytest.approx(said, rel=0.05)
 
 
