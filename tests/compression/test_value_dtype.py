@@ -116,7 +116,7 @@ def test_what_rounds_to_zero_in_its_chunk_waits(mirrored):
     """Until it is large there. Two means have room for either."""
     gradient = np.array([1e-3, 0, 1, 0], "float32")
     run = single(mirrored, gradient, "int4", momentum=0.0)
-    np.testing.assert_array_equal(run.weights()[0], [0, 0, -1, 0])
+    np.testing.assert_allclose(run.weights()[0], [0, 0, -1, 0], rtol=4e-3)
     run.step([[np.zeros(4, "float32")]] * 2)
     np.testing.assert_allclose(run.weights()[0], -gradient, rtol=4e-3)
     run = single(mirrored, gradient, "int2")
@@ -141,7 +141,7 @@ def test_others_of_a_chunk_wait_for_what_is_not_finite(mirrored, dtype, value):
     np.testing.assert_array_equal(run.weights()[0], [0, -value, 0, 0])
     np.testing.assert_array_equal(run.memory("residual")[0][0], [1, 0, 0, 0])
     run.step([[np.zeros(4, "float32")]] * 2)
-    assert run.weights()[0][0] == -1
+    assert run.weights()[0][0] == pytest.approx(-1, rel=4e-3)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -163,11 +163,11 @@ def test_sums_over_replicas_are_in_float32(mirrored):
 @pytest.mark.parametrize(
     ("dtype", "packed", "plain"),
     [
-        ("float32", 5495, 8),
-        ("float16", 3495, 6),
-        ("bfloat16", 3495, 8),
-        ("int4", 2027, 8),
-        ("int2", 1809, 8),
+        ("float32", 5496, 8),
+        ("float16", 3496, 6),
+        ("bfloat16", 3496, 8),
+        ("int4", 2028, 8),
+        ("int2", 1812, 8),
     ],
 )
 def test_summary_counts_the_bytes_of_the_transport(

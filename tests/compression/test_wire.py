@@ -43,8 +43,8 @@ def test_rule_compares_the_bytes_that_replicas_pass_on(
         is_dense = passed_on[0] > passed_on[1]
         gathered = GatheredExchange(wire, [SIZE], [count])
         assert gathered.is_dense(0) is is_dense is (share > densest)
-        sent = 4 * SIZE if is_dense else math.ceil(pair)
-        assert gathered.sent_bytes() == [sent]
+        words = SIZE if is_dense else math.ceil(pair / 4)
+        assert gathered.sent_bytes() == [4 * words]
 
 
 def test_warm_up_of_many_workers_becomes_sparse():

@@ -45,11 +45,12 @@ class GatheredExchange(Exchange):
 
     def sent_bytes(self) -> list[int]:
         """Return what the selected entries of each variable take."""
-        return whole_bytes(
-            [
-                _DENSE * size if self.is_dense(i) else self._entry_bits[i]
-                for i, size in enumerate(self.sizes)
-            ]
+        bits = [
+            _DENSE * size if self.is_dense(i) else self._entry_bits[i]
+            for i, size in enumerate(self.sizes)
+        ]
+        return (
+            whole_bytes(bits) if self.wire.is_packed else [b // 8 for b in bits]
         )
 
     def sum(

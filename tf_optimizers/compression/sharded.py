@@ -113,8 +113,7 @@ class ShardedExchange(Exchange):
             packed_bits(size, count, "float32")
             for size, count in zip(sizes, self.shards.sums, strict=True)
         ]
-        # Rows are whole words.
-        return 4 * -(-row // 32), sum(whole_bytes(sums))
+        return sum(whole_bytes([row])), sum(whole_bytes(sums))
 
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor

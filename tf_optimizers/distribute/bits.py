@@ -79,9 +79,10 @@ def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def count_set(bits: tf.Tensor) -> tf.Tensor:
-    """Return how many bits of each row are True, int32 [rows, 1]."""
+    """Return how many bits of each row are True, [rows, 1]."""
     each = tf.raw_ops.PopulationCount(x=_eights(bits))
-    return tf.reduce_sum(tf.cast(each, tf.int32), axis=1, keepdims=True)
+    each = tf.cast(each, integers(bits.shape[1]))
+    return tf.reduce_sum(each, axis=1, keepdims=True)
 
 
 def integers(end: int) -> tf.DType:

@@ -1,7 +1,7 @@
 """Entries of several flattened tensors as 32-bit words.
 
-    bytes    values or, if these are codes of a few bits, their scales
-    bits     positions, codes
+    bytes    values
+    bits     positions
     zeros    up to a whole word
 
 How many there are of each follows from sizes and counts alone.
@@ -19,7 +19,7 @@ from tf_optimizers.distribute.positions import (
     read_positions,
     write_positions,
 )
-from tf_optimizers.distribute.values import Written, value_code
+from tf_optimizers.distribute.values import value_code
 
 _WORD = tf.int32.size
 
@@ -68,27 +68,27 @@ def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
 
 def packed_bits(size: int, count: int, code: str) -> int:
     """Return what `count` of `size` elements take, as entries."""
-    values = value_code(code)
-    whole = 8 * values.byte_size(count)
-    return whole + values.bit_size(count) + position_bits(size, count)
+    values = 8 * value_code(code).byte_size(count)
+    return values + position_bits(size, count)
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
     """Return the bytes of parts that have these bits, one behind another.
 
-    The sum is what all take. A byte counts where it begins.
+    The sum is what all take: whole words. A byte counts where it begins.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
+    ends[-1] += -ends[-1] % _WORD
     return [end - start for start, end in itertools.pairwise(ends)]
 
 
 def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
     """Return the words of each row of `pack_entries`."""
-    bits = sum(
+    bits = [
         packed_bits(e.size, e.values.shape[0] // rows, e.code_name)
         for e in entries
-    )
-    return -(-bits // (8 * _WORD))
+    ]
+    return sum(whole_bytes(bits)) // _WORD
 
 
 def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
@@ -102,8 +102,7 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
     positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]
     written = value_code(entries[0].code_name).write(values)
     where = write_positions(positions, [e.size for e in entries])
-    bits = to_bytes(tf.concat([*where, written.bits], 1))
-    data = tf.concat([written.data, bits], 1)
+    data = tf.concat([written, to_bytes(tf.concat(where, 1))], 1)
     words = packed_words(entries, rows)
     data = tf.pad(data, [[0, 0], [0, _WORD * words - data.shape[1]]])
     return tf.bitcast(tf.reshape(data, [rows, words, _WORD]), tf.int32)
@@ -124,11 +123,9 @@ def unpack_entries(
     code = value_code(entries[0].code_name)
     data = tf.reshape(tf.bitcast(words, tf.uint8), [words.shape[0], -1])
     first = sum(map(code.byte_size, counts))
-    middle = sum(map(position_bits, sizes, counts))
-    last = sum(map(code.bit_size, counts))
-    bits = from_bytes(data[:, first:], middle + last)
-    where = read_positions(bits[:, :middle], sizes, counts)
-    values = code.read(Written(data[:, :first], bits[:, middle:]), where)
+    bits = from_bytes(data[:, first:], sum(map(position_bits, sizes, counts)))
+    where = read_positions(bits, sizes, counts)
+    values = code.read(data[:, :first], where)
     return [
         e._replace(
             values=tf.reshape(value, [-1]),

@@ -89,7 +89,9 @@ class _Plain(NamedTuple):
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
         # As many bits in front, so that each row has the same number.
-        missing = tf.range(self.entries) < self.entries - count_set(bits)
+        count = count_set(bits)
+        places = tf.range(self.entries, dtype=count.dtype)
+        missing = places < self.entries - count
         found = where_set(tf.concat([missing, bits], 1), self.entries)
         return [tf.maximum(found - self.entries, -1)]
 

@@ -2,8 +2,8 @@
 
 In few bits, 64 consecutive entries of a tensor are a chunk, with a scale:
 
-    int4   a sign, and one of eight equally spaced magnitudes from 0 to the
-           largest of the chunk
+    int4   one of 15 equally spaced values from -7 to 7 times the scale, which
+           is a seventh of the chunk's largest magnitude
     int2   a sign, and whether a magnitude is below the mean of the chunk, or
            not; there is a scale for either, their own mean
 
@@ -16,25 +16,17 @@ is not finite, and 0 for the others, which are sent in a later step.
 
 import abc
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
-
-from tf_optimizers.distribute.bits import from_planes, to_planes
 
 CHUNK = 64
 
 # Smaller scales count as 0: some threads take denormal numbers for 0, some do
 # not, and all must read the same.
 _LEAST = 2.0**-120
+# Seven times this, which is a bfloat16, is a float32; not so the next one.
+_LARGEST_STEP = 73 * 2.0**119
 _NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))
-
-
-class Written(NamedTuple):
-    """Values as they are sent, [rows, any]."""
-
-    data: tf.Tensor  # uint8
-    bits: tf.Tensor  # bool
 
 
 class ValueCode(abc.ABC):
@@ -48,22 +40,18 @@ class ValueCode(abc.ABC):
         """Return the bytes of so many values of a tensor."""
 
     @abc.abstractmethod
-    def bit_size(self, count: int) -> int:
-        """Return the bits that they take besides."""
-
-    @abc.abstractmethod
     def round(
         self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return float32 values as they arrive."""
 
     @abc.abstractmethod
-    def write(self, values: Sequence[tf.Tensor]) -> Written:
-        """Return what is sent of values that were rounded."""
+    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return uint8 [rows, any], what is sent of rounded values."""
 
     @abc.abstractmethod
     def read(
-        self, written: Written, positions: Sequence[tf.Tensor]
+        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return the values that were written."""
 
@@ -78,11 +66,6 @@ class Floats(ValueCode):
         """Return the bytes of so many values of a tensor."""
         return count * self.dtype.size
 
-    def bit_size(self, count: int) -> int:
-        """Return 0."""
-        del count
-        return 0
-
     def round(
         self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
@@ -95,20 +78,16 @@ class Floats(ValueCode):
         every = tf.where(tf.math.is_finite(every), inside, every)
         return _split(tf.cast(every, self.dtype), positions)
 
-    def write(self, values: Sequence[tf.Tensor]) -> Written:
+    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the bytes of values."""
         data = tf.bitcast(tf.concat(values, 1), tf.uint8)
-        rows = data.shape[0]
-        return Written(
-            tf.reshape(data, [rows, -1]), tf.zeros([rows, 0], tf.bool)
-        )
+        return tf.reshape(data, [data.shape[0], -1])
 
     def read(
-        self, written: Written, positions: Sequence[tf.Tensor]
+        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return the values that were written."""
-        rows = written.data.shape[0]
-        each = tf.reshape(written.data, [rows, -1, self.dtype.size])
+        each = tf.reshape(data, [data.shape[0], -1, self.dtype.size])
         return _split(tf.bitcast(each, self.dtype), positions)
 
 
@@ -118,28 +97,28 @@ class Chunks(ValueCode):
     Subclasses have:
         width: Bits of a code.
         scales: How many a chunk has.
-        factors: What each code multiplies its scale by.
     """
 
     width: int
     scales: int
-    factors: tuple[float, ...]
 
     @abc.abstractmethod
-    def encode(self, magnitudes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return codes of chunks of magnitudes, and [chunks, scales]."""
+    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return uint8 codes of chunks of values, and [chunks, scales]."""
 
     @abc.abstractmethod
-    def scale_of(self, codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-        """Return the scale that each code multiplies."""
+    def decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the values of chunks of codes, 0 where there is no entry."""
 
     def byte_size(self, count: int) -> int:
-        """Return the bytes of the scales."""
-        return self.scales * tf.bfloat16.size * -(-count // CHUNK)
-
-    def bit_size(self, count: int) -> int:
-        """Return the bits of the codes."""
-        return self.width * count
+        """Return the bytes of the scales, and of the codes."""
+        scales = self.scales * tf.bfloat16.size * -(-count // CHUNK)
+        return scales + self._padded(count) * self.width // 8
 
     def round(
         self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
@@ -152,33 +131,50 @@ class Chunks(ValueCode):
         codes, scales = self._encode(_fill(values))
         return self._decode(codes, scales, positions)
 
-    def write(self, values: Sequence[tf.Tensor]) -> Written:
-        """Return the bytes of scales, and the bits of codes."""
+    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the bytes of scales, then those of codes."""
+        rows = values[0].shape[0]
         codes, scales = self._encode(_fill(values))
-        bits = to_planes(tf.concat(_strip(codes, values), 1), self.width)
-        data = tf.bitcast(scales, tf.uint8)
-        return Written(tf.reshape(data, [bits.shape[0], -1]), bits)
+        counts = [self._padded(part.shape[1]) for part in values]
+        codes = tf.concat(_strip(codes, rows, counts), 1)
+        data = tf.reshape(tf.bitcast(scales, tf.uint8), [rows, -1])
+        return tf.concat([data, self._together(codes)], 1)
 
     def read(
-        self, written: Written, positions: Sequence[tf.Tensor]
+        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return the values that were written."""
-        count = written.bits.shape[1] // self.width
-        codes = from_planes(written.bits, self.width, count)
-        pairs = tf.reshape(written.data, [-1, self.scales, tf.bfloat16.size])
-        return self._decode(
-            _fill(_split(codes, positions)),
-            tf.bitcast(pairs, tf.bfloat16),
-            positions,
+        counts = [self._padded(part.shape[1]) for part in positions]
+        size = sum(counts) * self.width // 8
+        codes = tf.split(self._apart(data[:, -size:]), counts, axis=1)
+        pairs = tf.reshape(data[:, :-size], [-1, self.scales, 2])
+        scales = tf.bitcast(pairs, tf.bfloat16)
+        return self._decode(_fill(codes), scales, positions)
+
+    def _padded(self, count: int) -> int:
+        """Return the codes of so many values, which are whole bytes."""
+        return count + -count % (8 // self.width)
+
+    def _together(self, codes: tf.Tensor) -> tf.Tensor:
+        """Return bytes, of which each has a code of each part of a row."""
+        parts = tf.split(codes, 8 // self.width, axis=1)
+        # A sum, of bits apart.
+        return tf.add_n(
+            [part * (1 << self.width * i) for i, part in enumerate(parts)]
         )
 
+    def _apart(self, data: tf.Tensor) -> tf.Tensor:
+        """Return the codes of `_together`."""
+        base = 1 << self.width
+        parts = [data // base**i % base for i in range(8 // self.width)]
+        return tf.concat(parts, 1)
+
     def _encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return codes of chunks of values, int32, and bfloat16 scales."""
+        """Return codes of chunks of values, and bfloat16 scales."""
         is_broken = tf.reduce_any(
             ~tf.math.is_finite(values), axis=1, keepdims=True
         )
-        codes, scales = self.encode(tf.abs(values))
-        codes += (1 << self.width - 1) * tf.cast(values < 0, tf.int32)
+        codes, scales = self.encode(values)
         scales = tf.where(is_broken, float("inf"), scales)
         codes = tf.cond(
             tf.reduce_any(is_broken),
@@ -193,46 +189,50 @@ class Chunks(ValueCode):
         scales: tf.Tensor,
         positions: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the values of chunks of codes, 0 where there is no entry."""
-        is_broken = tf.math.is_inf(tf.cast(scales[:, :1], tf.float32))
-        table = tf.constant([*self.factors, *_NOT_FINITE])
-        factors = tf.gather(
-            table, codes + tf.where(is_broken, len(self.factors), 0)
+        scales = tf.cast(scales, tf.float32)
+        is_broken = tf.math.is_inf(scales[:, :1])
+        values = self.decode(codes, scales, positions)
+        values = tf.cond(
+            tf.reduce_any(is_broken),
+            lambda: tf.where(is_broken, _of_kinds(codes), values),
+            lambda: values,
         )
-        scales = tf.where(is_broken, 1.0, tf.cast(scales, tf.float32))
-        values = factors * self.scale_of(codes, scales)
-        # A code of few bits may have no 0.
-        values = tf.where(_fill(positions) < 0, 0.0, values)
-        return _strip(values, positions)
+        rows, counts = positions[0].shape[0], [p.shape[1] for p in positions]
+        return _strip(values, rows, counts)
 
 
 class Steps(Chunks):
-    """A sign, and one of eight equally spaced magnitudes."""
+    """One of 15 equally spaced values, of which the middle is 0."""
 
     width, scales = 4, 1
-    factors = tuple(sign * step / 7 for sign in (1, -1) for step in range(8))
 
-    def encode(self, magnitudes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return codes of chunks of magnitudes, and [chunks, 1] scales."""
-        largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
-        scale = _in_range(largest)
-        steps = tf.round(tf.math.divide_no_nan(7.0 * magnitudes, scale))
-        return tf.cast(tf.minimum(steps, 7.0), tf.int32), scale
+    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return uint8 codes of chunks of values, and [chunks, 1] scales."""
+        largest = tf.reduce_max(tf.abs(values), axis=1, keepdims=True)
+        scale = _in_range(tf.minimum(largest / 7.0, _LARGEST_STEP))
+        steps = tf.round(tf.math.divide_no_nan(values, scale))
+        return tf.cast(steps + 7.0, tf.uint8), scale
 
-    def scale_of(self, codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-        """Return the scale that each code multiplies."""
-        del codes
-        return scales
+    def decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the values of chunks of codes, 0 where there is no entry."""
+        del positions  # Zeros are sent as such.
+        # Exact: a step has 3 bits, and a scale 8.
+        return (tf.cast(codes, tf.float32) - 7.0) * scales
 
 
 class Means(Chunks):
     """A sign, and one of two magnitudes: either is a mean."""
 
     width, scales = 2, 2
-    factors = (1.0, 1.0, -1.0, -1.0)
 
-    def encode(self, magnitudes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return codes of chunks of magnitudes, and [chunks, 2] scales."""
+    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return uint8 codes of chunks of values, and [chunks, 2] scales."""
+        magnitudes = tf.abs(values)
         largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
         # Shares of it have a sum, whatever the magnitudes. Zeros do not count.
         share = tf.math.divide_no_nan(magnitudes, largest)
@@ -242,11 +242,19 @@ class Means(Chunks):
             _mean(tf.where(is_high, share, 0.0)),
         ]
         scales = tf.concat(means, 1) * largest
-        return tf.cast(is_high, tf.int32), _in_range(scales)
+        codes = tf.cast(is_high, tf.uint8) + 2 * tf.cast(values < 0, tf.uint8)
+        return codes, _in_range(scales)
 
-    def scale_of(self, codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-        """Return the scale that each code multiplies."""
-        return tf.where(codes % 2 == 1, scales[:, 1:], scales[:, :1])
+    def decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the values of chunks of codes, 0 where there is no entry."""
+        values = tf.where(codes % 2 == 1, scales[:, 1:], scales[:, :1])
+        values = tf.where(codes < 2, values, -values)
+        return tf.where(_fill(positions) < 0, 0.0, values)
 
 
 CODES: dict[str, ValueCode] = {
@@ -280,7 +288,14 @@ def _mean(shares: tf.Tensor) -> tf.Tensor:
 def _kinds(values: tf.Tensor) -> tf.Tensor:
     """Return which of `_NOT_FINITE` values are; 0 of those that are finite."""
     kinds = tf.where(values > 0, 2, tf.where(values < 0, 3, 1))
-    return tf.where(tf.math.is_finite(values), 0, kinds)
+    kinds = tf.where(tf.math.is_finite(values), 0, kinds)
+    return tf.cast(kinds, tf.uint8)
+
+
+def _of_kinds(codes: tf.Tensor) -> tf.Tensor:
+    """Return the values of `_kinds`."""
+    kinds = tf.cast(codes % len(_NOT_FINITE), tf.int32)
+    return tf.gather(tf.constant(_NOT_FINITE), kinds)
 
 
 def _fill(parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -292,12 +307,12 @@ def _fill(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reshape(tf.concat(filled, 1), [-1, CHUNK])
 
 
-def _strip(chunks: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return what `_fill` has filled up."""
-    rows = like[0].shape[0]
+def _strip(
+    chunks: tf.Tensor, rows: int, counts: Sequence[int]
+) -> list[tf.Tensor]:
+    """Return what `_fill` has filled up, so much of each tensor."""
     sizes = []
-    for part in like:
-        count = part.shape[1]
+    for count in counts:
         sizes += [count, -count % CHUNK]
     return tf.split(tf.reshape(chunks, [rows, -1]), sizes, axis=1)[::2]
 
