@@ -262,10 +262,11 @@ def test_what_exceeds_a_shards_capacity_follows_largest_first(group):
 
 
 @pytest.mark.slow
-def test_not_finite_is_seen_by_all_and_not_kept(group):
+@pytest.mark.parametrize("values", ["not finite", "not finite in two bits"])
+def test_not_finite_is_seen_by_all_and_not_kept(group, values):
     results, *_ = group
     for result in results:
-        found = result["not finite"]
+        found = result[values]
         weights = np.array(found["weights"])
         assert np.isnan(weights[17]) and weights[1234] == -np.inf
         assert np.isfinite(weights).sum() == 3998

@@ -130,6 +130,17 @@ def test_nothing_is_lost_by_any_transport(transports, balances, settings):
         dgc.assert_nothing_is_lost(found, atol=2e-4, err_msg=kind)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int4", "int2"])
+def test_not_finite_is_seen_by_all_in_its_step_and_not_kept(transports, dtype):
+    for kind, results in transports.items():
+        for result in results:
+            found = result["not finite"][dtype]
+            weights = np.array(found["weights"])
+            assert np.isnan(weights[17]) and weights[1234] == -np.inf, kind
+            assert np.isfinite(weights).sum() == 3998, kind
+            assert found["alike"] and found["finite"], kind
+
+
 def test_replicas_of_a_host_hold_the_same(transports):
     """To the bit, or they would not select the same."""
     for kind, results in transports.items():

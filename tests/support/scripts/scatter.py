@@ -12,17 +12,6 @@ from tf_optimizers.compression.sharded import ShardedExchange
 STEPS = 30
 
 
-def is_alike(strategy, variables):
-    """Tell whether this worker's replicas have the same weights to the bit."""
-    return all(
-        np.array_equal(part, parts[0], equal_nan=True)
-        for parts in (
-            strategy.experimental_local_results(v.value) for v in variables
-        )
-        for part in parts
-    )
-
-
 def drain(strategy):
     """Return weights by step, after one gradient, all of it of one shard."""
     size = 4000
@@ -49,20 +38,6 @@ def drain(strategy):
     }
 
 
-def not_finite(strategy):
-    """Return weights after a step with a NaN and an inf on one replica each."""
-    run = dgc.Run(strategy, {"w": np.zeros(4000)}, 1.0, sparsity=(0.9,))
-    gradients = dgc.make_gradients(0, [4000], strategy.num_replicas_in_sync)
-    gradients[0][0][17] = np.nan
-    gradients[-1][0][1234] = np.inf
-    run.step(gradients)
-    return {
-        "weights": run.weights()[0].tolist(),
-        "alike": is_alike(strategy, run.variables),
-        "finite": bool(np.isfinite(run.memory("residual")).all()),
-    }
-
-
 def main():
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     Compressor.exchange_kind = "sharded"
@@ -81,7 +56,10 @@ def main():
                 strategy, value_dtype="int4"
             ),
             "drain": drain(strategy),
-            "not finite": not_finite(strategy),
+            "not finite": transport.not_finite(strategy),
+            "not finite in two bits": transport.not_finite(
+                strategy, value_dtype="int2"
+            ),
         }
     )
 

@@ -171,6 +171,32 @@ def balances(strategy):
     }
 
 
+def is_alike(strategy, variables):
+    """Tell whether this worker's replicas have the same weights to the bit."""
+    return all(
+        np.array_equal(part, parts[0], equal_nan=True)
+        for parts in (
+            strategy.experimental_local_results(v.value) for v in variables
+        )
+        for part in parts
+    )
+
+
+def not_finite(strategy, **settings):
+    """Return weights after a step with a NaN and an inf on one replica each."""
+    settings = {"sparsity": (0.9,)} | settings
+    run = dgc.Run(strategy, {"w": np.zeros(4000)}, 1.0, **settings)
+    gradients = dgc.make_gradients(0, [4000], strategy.num_replicas_in_sync)
+    gradients[0][0][17] = np.nan
+    gradients[-1][0][1234] = np.inf
+    run.step(gradients)
+    return {
+        "weights": run.weights()[0].tolist(),
+        "alike": is_alike(strategy, run.variables),
+        "finite": bool(np.isfinite(run.memory("residual")).all()),
+    }
+
+
 def count_bytes(strategy, **settings):
     """Return what this worker hands over in a step, and what it says.
 
@@ -276,6 +302,10 @@ def observe(kind):
     threads = count_threads()
     result |= {
         "balance": balances(strategy),
+        "not finite": {
+            dtype: not_finite(strategy, value_dtype=dtype)
+            for dtype in ("float32", "int4", "int2")
+        },
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
     }
