@@ -124,8 +124,12 @@ def test_networks_are_of_the_documented_size():
         (traffic.dense(4, at_once=True), 6, 2 * 3 / 4 * 4e6, 2),
         (traffic.all_gather(8), 3, 3 * 8e3, 1),
         (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6, 2),
-        # 12 bits for a position, and three deviations more of those that come.
-        (traffic.reduce_scatter("float16"), 6, 3 * (250 * 9 + 47 * 3.5), 2),
+        # A shard is sent 297 float16, at most, and sends 250 float32. Positions
+        # take 10 bits each, and a bit for each of 489 blocks, both times.
+        (
+            traffic.reduce_scatter("float16"),
+            *(6, 3 * (297 * 2 + 250 * 4 + (547 * 10 + 2 * 489) / 8), 2),
+        ),
     ],
     ids=[
         *("dense", "dense, at once"),

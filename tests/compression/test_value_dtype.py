@@ -114,7 +114,7 @@ def test_what_rounds_to_zero_is_not_sent(mirrored):
 
 def test_what_rounds_to_zero_in_its_chunk_waits(mirrored):
     """Until it is large there. Two means have room for either."""
-    gradient = np.array([1e-3, 0, 1, 0], "float32")
+    gradient = np.array([0.07, 0, 1, 0], "float32")
     run = single(mirrored, gradient, "int4", momentum=0.0)
     np.testing.assert_allclose(run.weights()[0], [0, 0, -1, 0], rtol=4e-3)
     run.step([[np.zeros(4, "float32")]] * 2)

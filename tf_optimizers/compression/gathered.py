@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.compression.wire import Exchange, Selection
 from tf_optimizers.distribute.entries import Entries, whole_bytes
 
@@ -62,17 +61,16 @@ class GatheredExchange(Exchange):
         positions = [self.wire.shares(s.positions, -1) for s in selections]
         values = [self.wire.shares(s.values) for s in selections]
         values = self.wire.rounded(values, positions)
-        devices = self.wire.devices
-        own = local_rank(devices) if devices > 1 else 0
+        own = self.wire.own_share
         parts = [
-            self._part(i, value[own], at[own], selections[i].shape)
+            self._part(i, own(value), own(at), selections[i].shape)
             for i, (value, at) in enumerate(zip(values, positions, strict=True))
         ]
         entries = [part for part in parts if isinstance(part, Entries)]
         dense = [part for part in parts if not isinstance(part, Entries)]
         gathered, sums = map(iter, self._exchange(entries, [*dense, *others]))
         sent = [
-            tf.cast(tf.reshape(value, [-1])[-count:], tf.float32)
+            tf.cast(self.wire.joined(value, count), tf.float32)
             for value, count in zip(values, self.counts, strict=True)
         ]
         return sent, [

@@ -116,15 +116,10 @@ class Residual:
 
         What rounding has taken off stays; of what is not finite, nothing does.
         """
-        # `_scatter` drops positions beyond the end.
-        end = tf.cast(self.size, selection.positions.dtype)
-        sent_at = tf.where(sent == 0, end, selection.positions)
-        rest = (selection.values - sent) * unit / self._wire.devices
-        rest = tf.where(tf.math.is_finite(rest), rest, 0.0)
-        clear = compiled(_clear, self._like, self._like)
+        clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # All reads of v are over by then, so it is changed without a copy.
         with tf.control_dependencies([selection.values]):
-            self._call(clear, sent_at, rest, *masked)
+            self._call(clear, *selection[:2], sent, unit, *masked)
 
     def _call(self, function: Callable, *args: Any) -> Any:
         """Call `function(handle of v, ...)` on v's device."""
@@ -162,15 +157,23 @@ def _select(
 
 def _clear(
     like: tf.TensorSpec,
+    devices: int,
     residual: tf.Tensor,
+    values: tf.Tensor,
     positions: tf.Tensor,
-    rest: tf.Tensor,
+    sent: tf.Tensor,
+    unit: tf.Tensor,
     *masked: tf.Tensor,
 ) -> None:
+    # `_scatter` drops positions beyond the end.
+    end = tf.constant(like.shape.num_elements(), positions.dtype)
+    sent_at = tf.where(sent == 0, end, positions)
+    rest = (values - sent) * unit / devices
+    rest = tf.where(tf.math.is_finite(rest), rest, 0.0)
     setting = tf.tensor_scatter_nd_update
-    _scatter(setting, like, residual, positions, rest)
+    _scatter(setting, like, residual, sent_at, rest)
     for handle in masked:
-        _scatter(setting, like, handle, positions, tf.zeros_like(rest))
+        _scatter(setting, like, handle, sent_at, tf.zeros_like(rest))
 
 
 def subtract(variable: tf.Variable, update: Gradient, rate: tf.Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.distribute.entries import (
     narrow_indices,
     packed_bits,
@@ -72,11 +73,22 @@ class Wire(NamedTuple):
     def shares(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
         """Return the part of each device, [devices, n]; `fill` comes first."""
         count = self._share(selected.shape[0])
-        if self.devices == 1:
-            return selected[tf.newaxis]
+        if self.devices == 1:  # A reshape is free.
+            return tf.reshape(selected, [1, count])
         missing = count * self.devices - selected.shape[0]
         filled = tf.pad(selected, [[missing, 0]], constant_values=fill)
         return tf.reshape(filled, [self.devices, count])
+
+    def own_share(self, shares: tf.Tensor) -> tf.Tensor:
+        """Return this replica's part."""
+        if self.devices == 1:
+            return tf.reshape(shares, [-1])
+        return shares[local_rank(self.devices)]
+
+    def joined(self, shares: tf.Tensor, count: int) -> tf.Tensor:
+        """Return what `count` selected were, of `shares`."""
+        flat = tf.reshape(shares, [-1])
+        return flat if self.devices == 1 else flat[-count:]
 
     def rounded(
         self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
