@@ -72,8 +72,10 @@ def test_several_dtypes_are_summed_on_a_worker_at_once(transports):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int4", "int2"])
-def test_no_transport_rounds(transports, expected, dtype):
+def test_no_transport_rounds(transports, devices, expected, dtype):
     """The optimizer does; what TensorFlow cannot gather travels as float32."""
+    if devices > 1 and dtype.startswith("int"):
+        pytest.skip("chunks are of what one device sends")
     half = expected["half"]
     assert error(half["float16"], half["bfloat16"]) > 1e-4
     for kind, results in transports.items():
@@ -97,7 +99,7 @@ def test_much_is_sent_densely(transports, devices, expected):
 
 def test_workers_agree_to_the_bit(transports):
     for kind, (first, *others) in transports.items():
-        for way in ("weights", "loco", "rounds"):
+        for way in ("weights", "loco", "rounds", "half"):
             assert [other[way] for other in others] == [first[way]], kind
 
 
@@ -156,8 +158,8 @@ def test_devices_of_a_host_send_together_what_one_would(transports, devices):
     # A small variable of 5 elements goes with them.
     expected = {
         "float32": {1: 1160 + 20, 2: 2 * (600 + 20)},
-        "int4": {1: 312 + 20, 2: 2 * (172 + 20)},
-        "int2": {1: 260 + 20, 2: 2 * (148 + 20)},
+        "int4": {1: 312 + 20, 2: 2 * (176 + 20)},
+        "int2": {1: 260 + 20, 2: 2 * (152 + 20)},
     }
     for result in transports["sparse"]:
         found = result["bytes of few bits"] | {"float32": result["bytes"]}

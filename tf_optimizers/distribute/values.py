@@ -1,6 +1,7 @@
 """How the values of entries are sent: as floats, or in a few bits.
 
-In few bits, 64 consecutive entries of a tensor are a chunk, with a scale:
+In few bits, 64 consecutive entries of a tensor, of those that one device sends,
+are a chunk, with a scale:
 
     int4   one of 15 equally spaced values from -7 to 7 times the scale, which
            is a seventh of the chunk's largest magnitude
