@@ -135,6 +135,23 @@ def test_smallest_and_largest_lose_nothing(mirrored, dtype, value):
 
 
 @pytest.mark.parametrize("dtype", FEW)
+def test_what_no_scale_is_small_enough_for_is_sent_once_it_has_grown(
+    mirrored, dtype
+):
+    value, steps = 2.0**-121, 20
+    gradient = [value, 0, 0, 0]
+    run = single(mirrored, gradient, dtype, momentum=0.0)
+    np.testing.assert_array_equal(run.weights()[0], np.zeros(4))
+    zeros = np.zeros(4, "float32")
+    for _ in range(steps - 1):
+        run.step([[np.array(gradient, "float32")], [zeros]])
+    sent = -run.weights()[0][0].astype("float64")
+    kept = sum(v[0] for v in run.memory("residual")[0])
+    assert sent > steps / 2 * value
+    assert sent + kept == pytest.approx(steps * value, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FEW)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_others_of_a_chunk_wait_for_what_is_not_finite(mirrored, dtype, value):
     run = single(mirrored, [1, value, 0, 0], dtype, momentum=0.0)
