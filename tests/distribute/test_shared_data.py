@@ -26,8 +26,10 @@ def seed(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     seed = shared_data._ShuffleSeed()
     monkeypatch.setattr(shared_data, "_shuffle_seed", seed)
+    shared_data._shuffle_alike.cache_clear()
     tf.random.set_seed(None)
-    return seed
+    yield seed
+    shared_data._shuffle_alike.cache_clear()
 
 
 def rows_of(data):

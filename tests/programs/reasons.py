@@ -4,6 +4,20 @@ Each reason says for which programs it holds, and what is not compared then: by
 the beginnings of names of what a script has seen, or "replicas".
 """
 
+import importlib.metadata
+
+
+def keras_version():
+    """Return it without importing Keras; that of nightly builds comes first."""
+    for name in ("keras-nightly", "keras"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return tuple(map(int, version.split(".")[:2]))
+    return (0, 0)
+
+
 EVERYTHING = (
     *("fit", "weights", "evaluate", "predict", "one row", "test", "train"),
     *("logs", "loaded"),
@@ -61,6 +75,14 @@ REASONS = {
     "Each validation goes on where one that has read ahead has stopped.": (
         lambda p: p["validation"] == "generator",
         ("fit * val_", "logs * val_"),
+    ),
+    "Keras 3.16 weighs an output's loss by the rows a step is traced for.": (
+        lambda p: p["style"] == "two outputs" and keras_version() >= (3, 16),
+        tuple(
+            f"{name} {part}"
+            for name in ("fit *", "logs *", "evaluate", "test_on_batch")
+            for part in ("*one_loss", "*two_loss")
+        ),
     ),
     "A random filter leaves other rows each time.": (
         lambda p: p["shuffle"] == "random filter",
