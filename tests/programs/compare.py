@@ -90,6 +90,8 @@ def judge_errors(program, results):
     signature = f"{first['class']} {essence(line)}"
     if None in errors:
         return Outcome("error on some workers", texts, signature)
+    if any("Received nothing from worker" in e["text"] for e in errors):
+        return Outcome("hang or crash", texts, signature)
     if not all(is_in_house_form(error) for error in errors):
         return Outcome("error", texts, signature)
     if changed := changes(results):

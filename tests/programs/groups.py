@@ -31,7 +31,7 @@ NOISE = re.compile(r"port\.cc|cudart_stub|absl::InitializeLog|cuda_platform")
 # Programs that a group runs before it is replaced: TensorFlow never frees all.
 LIFE = 80
 # In seconds: as long as a worker waits for one that has failed alone.
-PATIENCE = 20
+PATIENCE = 40
 # In seconds: how much later than the first another worker may come to the end.
 LATE = 45
 PAUSE = 0.01

@@ -118,6 +118,12 @@ def test_other_errors_are_failures(other):
     assert kind([failed, failed]) == "error"
 
 
+def test_worker_that_does_not_come_is_no_refusal():
+    text = "All workers must reach it. Received nothing from worker 1 in 2 s."
+    refused = result(error=error(text))
+    assert kind([refused, refused]) == "hang or crash"
+
+
 def test_error_must_leave_weights_alone():
     changed = result(weight=1.0, error=error())
     changed["left"]["steps"] = [0]
