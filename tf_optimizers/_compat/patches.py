@@ -40,7 +40,6 @@ LOCAL_STEPS = "`SparseLoCo`"
 
 _LOSSES = "keras.src.losses.loss"
 _ADAPTERS = "keras.src.trainers.data_adapters"
-_SHUFFLE = "tensorflow.python.data.ops.shuffle_op._shuffle"
 _OPTIMIZERS = "keras.optimizers"
 _MULTI = (  # Of Keras 3.12.
     (f"{_OPTIMIZERS}.MultiOptimizer.apply",)
@@ -101,7 +100,7 @@ PATCHES = (
         test="optimizers/test_local_steps.py::test_own_weights_are_not_saved",
     ),
     Patch(
-        names=(_SHUFFLE,),
+        names=("tensorflow.python.data.ops.shuffle_op._shuffle",),
         features=(STRATEGY,),
         why="Shuffles without a seed draw one on each worker, and tell nobody "
         "how often they have been drawn from.",

@@ -151,7 +151,8 @@ def _shuffling(adapter: Any, shuffle: Callable) -> Iterator[None]:
         adapter._tf_shuffle = shuffle
         yield
         return
-    original, tf.random.shuffle = tf.random.shuffle, shuffle
+    original = tf.random.shuffle
+    tf.random.shuffle = shuffle
     try:
         yield
     finally:
