@@ -129,6 +129,13 @@ def test_batches_are_drawn_in_any_way(workers):
 
 
 @pytest.mark.slow
+def test_nobody_waits_for_a_thread_that_tunes(workers):
+    """It sleeps, and does not hear that its iterator is dropped."""
+    results, _ = workers
+    assert max(result["dropped"] for result in results) < 1.5
+
+
+@pytest.mark.slow
 def test_workers_know_the_rows_of_all(workers):
     """Also where some of them have none any more."""
     (first, second), devices = workers

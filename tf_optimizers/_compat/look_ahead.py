@@ -251,11 +251,14 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
         return self._strategy.extended.drawn
 
     def _iterate(self, datasets: Any) -> AheadIterator:
-        finite, self._datasets = self._datasets, datasets
+        finite = self._datasets
+        self._datasets = [_untuned(dataset) for dataset in datasets]
         try:
             iterator = super().__iter__()
         finally:
             self._datasets = finite
+        if tf.executing_eagerly():
+            _leave_devices_untuned(iterator)
         iterator.__class__ = AheadIterator
         iterator._cardinality = self.batches
         has_end = self.batches != tf.data.INFINITE_CARDINALITY
@@ -306,6 +309,30 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
     """
     (dataset,) = distributed._cloned_datasets
     return dataset
+
+
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set that is not tuned, unless the user says so.
+
+    The thread that tunes sleeps for as long again as an iterator has lived, a
+    minute at most, and often does not hear that it may end (TensorFlow 2.21).
+    Who drops the iterator waits for it: an epoch would take up to twice its
+    time. Untuned, what is left to be tuned has a thread for each core.
+    """
+    options = tf.data.Options()
+    if dataset.options().autotune.enabled is None:
+        options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def _leave_devices_untuned(iterator: Any) -> None:
+    """Let devices draw likewise; TensorFlow offers no options for these."""
+    (worker,) = iterator._iterators
+    made = worker._iterator
+    for i, each in enumerate(made._device_iterators):
+        # Nothing has been drawn yet.
+        with tf.device(made._devices[i]):
+            made._device_iterators[i] = iter(_untuned(each._dataset))
 
 
 def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
