@@ -64,6 +64,14 @@ REASONS = {
         lambda p: p["loss"] == "by hand: scalar" and p["weights"] != "none",
         EVERYTHING,
     ),
+    "A mean by the weights of a batch depends on who is in it.": (
+        lambda p: (
+            p["loss"] == "mean_with_sample_weight"
+            and p["weights"] != "none"
+            and p["shuffle"] not in ("none", "seeded")
+        ),
+        ("fit * loss", "evaluate loss", "logs * loss"),
+    ),
     "Dice is no mean over rows.": (
         lambda p: p["loss"] == "Dice",
         EVERYTHING,
