@@ -105,6 +105,27 @@ class GuideWithRows(Guide):
         return ops.mean(keras.losses.MeanSquaredError(None)(y, y_pred))
 
 
+class GuideSynchronized(Guide):
+    """Has statistics of all replicas, each of which sends gradients to all."""
+
+    def __init__(self):
+        super().__init__()
+        self.pop()
+        for layer in synchronized().layers:
+            self.add(layer)
+
+
+def synchronized():
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3, use_bias=False),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
 class GuideWithSum(Guide):
     def loss_of(self, y, y_pred):
         return keras.losses.MeanSquaredError("sum")(y, y_pred) / 3
@@ -325,6 +346,10 @@ CASES = {
     "loss": lambda: compiled(GuideWithLoss()),
     "rows": lambda: compiled(GuideWithRows()),
     "sum": lambda: compiled(GuideWithSum()),
+    "synchronized": lambda: compiled(GuideSynchronized()),
+    "synchronized, no reduction": lambda: compiled(
+        synchronized(), sgd(), keras.losses.MeanSquaredError(None)
+    ),
     "average of TensorFlow": lambda: compiled(GuideOfTensorFlow()),
     "function": lambda: compiled(InFunction()),
     "function within": lambda: compiled(CallsFunction()),

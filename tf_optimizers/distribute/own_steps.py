@@ -72,9 +72,12 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     if share is None:
         return loss
     is_vector, replica.is_scaled = len(loss.shape) > 0, replica.is_keras
-    if is_vector == replica.is_keras:
+    if is_vector:
+        factor = share.has_rows if replica.is_keras else share.inverse
+    elif replica.is_keras:
+        factor = share.weight
+    else:
         return loss
-    factor = share.inverse if is_vector else share.weight
     return loss * tf.cast(factor, loss.dtype)
 
 

@@ -142,15 +142,35 @@ def _moments(
         has_rows = has_rows & replica.share.has_rows
     if layer.synchronized:
         rows = tf.where(has_rows, tf.shape(inputs)[0], 0)
-        given = [inputs, *args]
-        return original(
-            layer, *(None if x is None else x[:rows] for x in given)
+        given = (None if x is None else x[:rows] for x in (inputs, *args))
+        if replica.share is None or replica.is_keras:
+            return original(layer, *given)
+        own, *others = given
+        own = _with_gradient_times(replica.share.inverse, own)
+        found = original(layer, own, *others)
+        return tuple(
+            _with_gradient_times(replica.share.weight, each) for each in found
         )
     moving = layer.moving_mean, layer.moving_variance
     return tuple(
         tf.where(has_rows, new, tf.cast(old, new.dtype))
         for old, new in zip(moving, original(layer, inputs, *args), strict=True)
     )
+
+
+def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Return values through which gradients pass times a factor.
+
+    Statistics of all replicas send each the gradients of all. In a step that
+    users write, a replica's gradients count by its share only when an optimizer
+    takes them: so the others' come times their shares, and by its inverse.
+    """
+
+    @tf.custom_gradient
+    def same(values: tf.Tensor) -> Any:
+        return values, lambda upstream: upstream * _cast(factor, upstream)
+
+    return same(values)
 
 
 def _check_alone() -> None:
