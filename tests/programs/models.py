@@ -95,7 +95,7 @@ BODIES = {
         ),
         "ConvLSTM1D": (
             "keras.Sequential([layers.Reshape((3, 2, 4)), "
-            "layers.ConvLSTM1D(2, 2)])",
+            "layers.ConvLSTM1D(2, 2), layers.Flatten()])",
             False,
         ),
         "TimeDistributed": ("layers.TimeDistributed(layers.Dense(3))", True),
