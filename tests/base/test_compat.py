@@ -17,7 +17,13 @@ from keras.src.backend.tensorflow import trainer
 from keras.src.losses import loss as keras_losses
 from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import array_data_adapter
-from tensorflow.python.data.ops import dataset_ops, map_op, shuffle_op
+from tensorflow.python.data.ops import (
+    dataset_ops,
+    iterator_ops,
+    map_op,
+    multi_device_iterator_ops,
+    shuffle_op,
+)
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -125,12 +131,17 @@ TENSORFLOW = {
         "_strategy",
     ],
     input_lib.DistributedIterator: ["_element_spec", "_iterators"],
+    input_lib._SingleWorkerOwnedDatasetIterator: ["_iterator"],
+    iterator_ops.OwnedIterator: ["_dataset"],
     input_lib.DistributedIteratorSpec: [
         "_cardinality",
         "_component_specs",
         "_enable_get_next_as_optional",
         "_from_components",
         "_to_components",
+    ],
+    multi_device_iterator_ops.OwnedMultiDeviceIterator: [
+        *("_device_iterators", "_devices"),
     ],
     values.PerReplica: ["_type_spec"],
     values.PerReplicaSpec: ["_value_specs"],
@@ -489,9 +500,10 @@ def test_every_private_name_of_compat_is_listed_here():
         *("_none", "_scope", "_strategy_of"),
         *("_after", "_drawn", "_is_endless", "_last", "_parts"),
         *("_raise_end", "_variable_of_function"),
+        *("_leave_devices_untuned", "_untuned"),
         *("_functions_of", "_has_random_maps", "_is_random", "_ops"),
         *("_counted", "_draw_counted", "_find", "_make_generator", "_own"),
-        *("_dataset", "_deleter", "_iterator", "_numbers", "_saved", "_seeds"),
+        *("_deleter", "_numbers", "_saved", "_seeds"),
         "_in_every_replica",
         *("_accumulate", "_overwrite_with_averages", "_shown"),
         *("_shown_averages", "_start_averages"),
