@@ -6,6 +6,8 @@ the beginnings of names of what a script has seen, or "replicas".
 
 import importlib.metadata
 
+from .rules import SHUFFLED
+
 
 def keras_version():
     """Return it without importing Keras; that of nightly builds comes first."""
@@ -68,7 +70,7 @@ REASONS = {
         lambda p: (
             p["loss"] == "mean_with_sample_weight"
             and p["weights"] != "none"
-            and p["shuffle"] not in ("none", "seeded")
+            and p["shuffle"] in SHUFFLED
         ),
         ("fit * loss", "evaluate loss", "logs * loss"),
     ),

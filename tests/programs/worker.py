@@ -52,7 +52,6 @@ def start_anew():
     keras.utils.clear_session()
     # What is left, such as imports, is not looked through again: that would
     # take a third of the time.
-    gc.collect()
     gc.freeze()
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
