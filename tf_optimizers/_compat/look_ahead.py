@@ -257,8 +257,7 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
             iterator = super().__iter__()
         finally:
             self._datasets = finite
-        if tf.executing_eagerly():
-            _leave_devices_untuned(iterator)
+        _leave_devices_untuned(iterator)
         iterator.__class__ = AheadIterator
         iterator._cardinality = self.batches
         has_end = self.batches != tf.data.INFINITE_CARDINALITY

@@ -66,7 +66,8 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss of which gradients are taken.
 
     Those of a vector, as without a reduction, are the sum over rows. In
-    Keras's own step, it is the loss that counts by the share.
+    Keras's own step, it is the loss that counts by the share; a vector's does
+    if the replica has rows.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
