@@ -38,9 +38,7 @@ TELLING = [
 # Workers, devices of each, and what they do.
 GROUPS = [
     pytest.param((2, 1, TELLING), id="2 workers"),
-    pytest.param(
-        (1, 1, ["dgc", "compiled"]), id="1 worker", marks=pytest.mark.long
-    ),
+    pytest.param((1, 1, ["half", "dgc", "compiled"]), id="1 worker"),
     pytest.param(
         (2, 1, [name for name in training.SCENARIOS if name not in TELLING]),
         id="2 workers, the rest",

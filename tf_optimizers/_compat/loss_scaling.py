@@ -16,10 +16,10 @@ def agree_on_overflow() -> None:
 
     Keras (3.15) asks one replica whether its gradients are finite, before they
     are summed: the first; or, where replicas do not merge, each itself, in a
-    `tf.cond` of its own in which `iterations` cannot be assigned to. `compile`
-    wraps optimizers in this class by itself and takes no other, so that its
-    method must be replaced, from now on in this process. With one replica
-    nothing changes.
+    `tf.cond` of its own in which `iterations` cannot be assigned to, even
+    with one replica. `compile` wraps optimizers in this class by itself and
+    takes no other, so that its method must be replaced, from now on in this
+    process. Without a strategy nothing changes.
     """
 
     def together(apply_alone: Callable) -> Callable:
@@ -30,7 +30,7 @@ def agree_on_overflow() -> None:
             trainable_variables: Any = None,
         ) -> None:
             replica = tf.distribute.get_replica_context()
-            if replica is None or replica.num_replicas_in_sync == 1:
+            if replica is None or not tf.distribute.has_strategy():
                 apply_alone(optimizer, grads, trainable_variables)
             else:
                 _apply_together(replica, optimizer, grads, trainable_variables)
