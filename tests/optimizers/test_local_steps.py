@@ -442,6 +442,23 @@ def fit(model, *callbacks, epochs=2, **kwargs):
     )
 
 
+def test_layer_that_assigns_weights_in_each_step_is_refused():
+    """Weights of replicas would part, and `start` of a round with them."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.SpectralNormalization(layers.Dense(3))]
+    )
+    inner = keras.optimizers.SGD(0.1)
+    model.compile(tfo.SparseLoCo(inner, sync_every=EVERY), "mse")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"Layers must leave .* 'spectral_n"):
+        fit(model, epochs=1)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    model.compile(tfo.SparseLoCo(keras.optimizers.SGD(0.1)), "mse")
+    fit(model, epochs=1)
+
+
 class Look(keras.callbacks.Callback):
     """Notes whether weights are common, where others read them."""
 

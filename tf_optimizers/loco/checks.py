@@ -1,6 +1,6 @@
 """Checks of SparseLoCo's arguments and of its inner optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -137,6 +137,23 @@ def check_averaged(sync_every: int, use_ema: bool) -> None:
             f"step. Received: use_ema=True, sync_every={sync_every}. Leave it "
             "out, or pass `sync_every=1`."
         )
+
+
+def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
+    """Refuse layers that assign weights before a step, from state of a replica.
+
+    They would do so before a round notes where it begins.
+    """
+    for layer in layers:
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            raise ValueError(
+                "Layers must leave their weights to the optimizer where each "
+                "replica takes steps of its own. Received: `"
+                f"{type(layer).__name__}` '{layer.name}', which divides a "
+                "kernel in every step by a norm that it has followed on this "
+                "replica alone. Pass `sync_every=1` to `SparseLoCo`, or leave "
+                "the layer out."
+            )
 
 
 def check_outside() -> None:

@@ -14,7 +14,7 @@ from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.distribute.local_steps import local_steppers, steppers
 from tf_optimizers.distribute.workers import Workers
-from tf_optimizers.loco.checks import check_saved
+from tf_optimizers.loco.checks import check_layers, check_saved
 
 # With fewer, much is still held back at the end of a run.
 _ENOUGH = 100
@@ -41,6 +41,10 @@ class CommonWeights(keras.callbacks.Callback):
     The moving statistics of `BatchNormalization` become their mean over
     replicas.
     """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuse layers that would part weights for good."""
+        check_layers(layers_of(self.model))
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
