@@ -161,6 +161,7 @@ def features_of(program):
 
 
 COMMANDS = {
+    "1": "python script.py",
     "mirrored": "with two logical CPU devices",
     "devices": "with two logical CPU devices",
     "2": "python -m tf_optimizers.launch --workers 2 script.py",

@@ -27,7 +27,7 @@ from .rules import FILES, RULES, SHUFFLED, is_allowed
 # The values of each feature, by how often they are drawn.
 FEATURES = {
     # Where.
-    "where": {"2": 7, "devices": 4, "3": 3, "2x2": 3, "mirrored": 2},
+    "where": {"2": 7, "devices": 4, "3": 3, "2x2": 3, "1": 2, "mirrored": 2},
     "seeded": {True: 3, False: 2},
     # The model.
     "family": {"layers": 16} | dict.fromkeys(FAMILIES, 1),

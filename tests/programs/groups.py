@@ -20,6 +20,7 @@ PACKAGE = pathlib.Path(
 # Workers and devices of each. "one" is what the others are compared with.
 PLACES = {
     "one": (1, 1),
+    "1": (1, 1),
     "mirrored": (1, 2),
     "devices": (1, 2),
     "2": (2, 1),

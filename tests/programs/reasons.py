@@ -94,6 +94,14 @@ REASONS = {
             for part in ("*one_loss", "*two_loss")
         ),
     ),
+    "What comes near an overflow may be infinite.": (
+        lambda p: p["scale"] == "huge",
+        tuple(
+            f"{name} {loss}"
+            for name in ("fit *", "logs *", "evaluate", "test_on_batch")
+            for loss in ("loss", "val_loss")
+        ),
+    ),
     "A random filter leaves other rows each time.": (
         lambda p: p["shuffle"] == "random filter",
         ("fit * loss", "evaluate loss", "logs * loss"),

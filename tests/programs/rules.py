@@ -479,6 +479,18 @@ RULES = [
         "Keras loses what is excluded",
     ),
     only(
+        *("optimizer", {"Nadam"}, "Keras loses its product of momentums"),
+        actions=but("save, load"),
+    ),
+    never(
+        lambda p: any(
+            {"freeze", "thaw"} & set(p["actions"][:place])
+            for place, action in enumerate(p["actions"])
+            if action == "save, load"
+        ),
+        "Keras trains what it did until it is compiled again",
+    ),
+    only(
         *("rate", {"schedule"}, "a schedule cannot be set"),
         actions=but("set rate"),
         callbacks=but(*SAVED_RATES),
