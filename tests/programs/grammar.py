@@ -496,7 +496,9 @@ def helpers(program, ideal):
         used.append("Batches")
     if "Drawing" in program["callbacks"]:
         used.append("Drawing")
-    if ideal and program["input"] == "tokens":
+    # With one replica there is no exchange, in which rows would be summed.
+    has_sums = program["input"] == "tokens" and program["where"] != "1"
+    if ideal and has_sums:
         used.insert(0, "Embedding of sums")
     return list(dict.fromkeys(used))
 
