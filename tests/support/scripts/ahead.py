@@ -185,7 +185,7 @@ def dropped(strategy):
     TensorFlow tunes data 2.6 s after it has begun, and 5.1 s after.
     """
     data = strategy.experimental_distribute_dataset(batches())
-    iterators = [iter(data) for _ in range(10)]
+    iterators = [iter(data) for _ in range(40)]
     for iterator in iterators:
         next(iterator)
     time.sleep(2.7)
