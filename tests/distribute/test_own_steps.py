@@ -55,6 +55,27 @@ def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
     assert cases.error([logs["f1_score"]], [expected]) < TOLERANCE
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="newer Keras"
+)
+def test_optimizer_is_built_alike_on_all_replicas(ours):
+    """That of a part, as of a GAN: a step is the first to use it."""
+    with ours.scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.ScheduleFreeAdamW(0.1)
+
+    @tf.function
+    def step():
+        ours.run(optimizer.apply, ([tf.ones(2)], [variable]))
+
+    step()
+    for each in (variable, *optimizer.variables):
+        first, second = ours.experimental_local_results(each.value)
+        np.testing.assert_array_equal(first, second)
+    steps = ours.experimental_local_results(optimizer.iterations.value)
+    assert [int(each) for each in steps] == [1, 1]
+
+
 def test_predictions_are_those_of_the_rows(ours):
     expected = own_steps.predictions()
     with ours.scope():

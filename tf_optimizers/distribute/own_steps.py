@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
+from tf_optimizers.distribute.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.share import Share, replica
 
 
@@ -27,6 +28,7 @@ def apply(
     One that is called by another, as in a `LossScaleOptimizer`, gets them as
     they are.
     """
+    _build_together(optimizer, trainable_variables)
     if replica.share is None or replica.is_applying:
         return original(optimizer, grads, trainable_variables)
     variables = trainable_variables
@@ -42,6 +44,25 @@ def apply(
         ]
     with replica.set(is_applying=True):
         return original(optimizer, grads, trainable_variables)
+
+
+def _build_together(optimizer: Any, variables: Any) -> None:
+    """Build an optimizer that a step is the first to use.
+
+    Keras builds it on the first replica alone. What that assigns, as the
+    momentum of `ScheduleFreeAdamW` begins with the weights, others would lack.
+    """
+    context = tf.distribute.get_replica_context()
+    is_known = optimizer.built or variables is None or context is None
+    if is_known or not is_sparse_multi_worker(context.strategy):
+        return
+    variables = list(variables)
+
+    def build(_: tf.distribute.Strategy) -> None:
+        with tf.init_scope():
+            optimizer.build(variables)
+
+    context.merge_call(build)
 
 
 def _counted(gradient: Any, share: Share) -> Any:
