@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.data.ops import shuffle_op
 
 from tf_optimizers._compat import shuffles
-from tf_optimizers.distribute import agreement, shared_data
+from tf_optimizers.distribute import agreement, drawn, shared_data
 
 ROWS = np.arange(32, dtype="float32")[:, None]
 
@@ -196,3 +196,15 @@ def test_generators_of_workers_with_data_of_their_own_are_left_alone(alone):
     expected = np.random.get_state()[1].tolist()
     agree(None, 3, [None, None, [5, 6, 7]])
     assert np.random.get_state()[1].tolist() == expected
+
+
+def test_eager_error_says_all_that_one_of_a_graph_does():
+    def check():
+        drawn.check(tf.constant([0, 0, drawn.Verdict.DIFFERENT, 0]))
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as eager:
+        check()
+    with pytest.raises(tf.errors.InvalidArgumentError) as in_graph:
+        tf.function(check)()
+    assert eager.value.message.startswith("All workers must draw the same")
+    assert eager.value.message in in_graph.value.message

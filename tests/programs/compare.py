@@ -101,10 +101,11 @@ def judge_errors(program, results):
 
 def is_in_house_form(error):
     """Return whether it states a rule, and comes from where we check it."""
-    if IN_GRAPH.search(error["text"]):
-        return error["class"] == "InvalidArgumentError"
-    has_class = HOUSE_CLASSES & set(error["classes"])
     stated = HOUSE.search(error["text"]) is not None
+    if error["class"] == "InvalidArgumentError":
+        in_graph = IN_GRAPH.search(error["text"]) is not None
+        return in_graph or (stated and error["ours"])
+    has_class = HOUSE_CLASSES & set(error["classes"])
     return (
         bool(has_class)
         and stated

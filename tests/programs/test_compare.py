@@ -110,7 +110,7 @@ def test_rule_that_a_graph_checks_is_a_refusal():
     [
         {"text": "Cannot convert `input_tensor` to a `PerReplica` object"},
         {"text": RULE, "ours": False},
-        {"kind": "InvalidArgumentError"},
+        {"kind": "InvalidArgumentError", "ours": False},
     ],
 )
 def test_other_errors_are_failures(other):
