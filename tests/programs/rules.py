@@ -479,6 +479,10 @@ RULES = [
         "Keras loses what is excluded",
     ),
     only(
+        *("optimizer", {"ScheduleFreeAdamW"}, "eager, it differs in Keras"),
+        where=but("1"),
+    ),
+    only(
         *("optimizer", {"Nadam"}, "Keras loses its product of momentums"),
         actions=but("save, load"),
     ),

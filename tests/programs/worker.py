@@ -118,8 +118,8 @@ def replicas(names):
     if strategy is None:
         return found
     optimizer = getattr(names.get("model"), "optimizer", None)
-    # That scales losses, in half precision.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
     for number, variable in enumerate(sum(variables_of(names), [])):
         if is_common(variable, optimizer):
             found[f"{number} {variable.path}"] = [
