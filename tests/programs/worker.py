@@ -26,6 +26,7 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 
+EMBEDDING = keras.layers.Embedding
 # How often to look for the next program, in seconds.
 PAUSE = 0.01
 
@@ -50,6 +51,7 @@ def start_anew():
     """Make this process as one that has just started."""
     sys.modules.pop("script", None)
     keras.utils.clear_session()
+    keras.layers.Embedding = EMBEDDING  # Scripts of one process have another.
     # What is left, such as imports, is not looked through again: that would
     # take a third of the time.
     gc.freeze()
