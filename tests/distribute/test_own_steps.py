@@ -76,6 +76,22 @@ def test_optimizer_is_built_alike_on_all_replicas(ours):
     assert [int(each) for each in steps] == [1, 1]
 
 
+def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
+    """Not for no variables, from an iterator too, with Keras's names."""
+    with ours.scope():
+        variable = keras.Variable([1.0, 2.0], name="w")
+        optimizer = keras.optimizers.Adam(0.1)
+    tf.function(lambda: ours.run(optimizer.apply, ([], [])))()
+    assert not optimizer.built
+
+    def step():
+        optimizer.apply([tf.ones(2)], iter([variable]))
+
+    tf.function(lambda: ours.run(step))()
+    assert variable.numpy()[0] < 0.95
+    assert optimizer.variables[-1].path == f"{optimizer.name}/w_velocity"
+
+
 def test_predictions_are_those_of_the_rows(ours):
     expected = own_steps.predictions()
     with ours.scope():

@@ -28,13 +28,15 @@ def apply(
     One that is called by another, as in a `LossScaleOptimizer`, gets them as
     they are.
     """
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
     _build_together(optimizer, trainable_variables)
     if replica.share is None or replica.is_applying:
         return original(optimizer, grads, trainable_variables)
     variables = trainable_variables
     if variables is None:
         variables = built_variables(optimizer)
-    variables, grads = list(variables), list(grads)
+    grads = list(grads)
     if len(variables) == len(grads):  # Others get an error.
         grads = [
             gradient
@@ -53,13 +55,14 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     momentum of `ScheduleFreeAdamW` begins with the weights, others would lack.
     """
     context = tf.distribute.get_replica_context()
-    is_known = optimizer.built or variables is None or context is None
+    # Keras builds nothing without variables, or gets an error.
+    is_known = optimizer.built or not variables or context is None
     if is_known or not is_sparse_multi_worker(context.strategy):
         return
-    variables = list(variables)
 
     def build(_: tf.distribute.Strategy) -> None:
-        with tf.init_scope():
+        scope = keras.name_scope(optimizer.name, caller=optimizer)
+        with tf.init_scope(), scope:
             optimizer.build(variables)
 
     context.merge_call(build)
