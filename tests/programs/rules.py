@@ -485,6 +485,7 @@ RULES = [
     only(
         *("optimizer", {"Nadam"}, "Keras loses its product of momentums"),
         actions=but("save, load"),
+        interrupt={"none"},
     ),
     never(
         lambda p: any(
