@@ -92,6 +92,39 @@ def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
     assert optimizer.variables[-1].path == f"{optimizer.name}/w_velocity"
 
 
+def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
+    """A replica's own gradient is larger than its part of that of all rows."""
+
+    class Step(keras.Sequential):
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self(x))
+                scaled = self.optimizer.scale_loss(loss)
+            weights = self.trainable_weights
+            self.optimizer.apply(tape.gradient(scaled, weights), weights)
+            return {"loss": loss}
+
+    def fit():
+        layers = [keras.Input((1,)), keras.layers.Dense(1)]
+        model = Step(layers)
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(1.0), initial_scale=2.0**127
+            )
+        )
+        x = np.array([[2.4], [0.0]], "float32")  # 2.4 * 2^127 is infinite.
+        before = model.get_weights()[0]
+        model.fit(x, x, batch_size=2, verbose=0)
+        return model.get_weights()[0] - before
+
+    expected = fit()
+    assert np.abs(expected) > 0.5
+    with ours.scope():
+        found = fit()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_predictions_are_those_of_the_rows(ours):
     expected = own_steps.predictions()
     with ours.scope():

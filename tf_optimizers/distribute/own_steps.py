@@ -37,11 +37,12 @@ def apply(
     if variables is None:
         variables = built_variables(optimizer)
     grads = list(grads)
+    is_scaled = id(optimizer) in replica.scaled
     if len(variables) == len(grads):  # Others get an error.
         grads = [
             gradient
             if is_overwritten(optimizer, variable)
-            else _counted(gradient, replica.share)
+            else _counted(gradient, replica.share, is_scaled)
             for gradient, variable in zip(grads, variables, strict=True)
         ]
     with replica.set(is_applying=True):
@@ -68,15 +69,18 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     context.merge_call(build)
 
 
-def _counted(gradient: Any, share: Share) -> Any:
-    """Return a gradient times the share; 0 without rows, even if it is NaN."""
+def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
+    """Return a gradient times the share; 0 without rows, even if it is NaN.
+
+    That of a scaled loss is times the share already.
+    """
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        values = _counted(gradient.values, share)
+        values = _counted(gradient.values, share, is_scaled)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     gradient = tf.convert_to_tensor(gradient)
-    if not replica.is_scaled:
+    if not is_scaled:
         weight = tf.cast(share.weight, gradient.dtype)
         return tf.math.multiply_no_nan(gradient, weight)
     # A multiplication would take a pass through memory.
@@ -89,18 +93,21 @@ def _counted(gradient: Any, share: Share) -> Any:
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss of which gradients are taken.
 
-    Those of a vector, as without a reduction, are the sum over rows. In
-    Keras's own step, it is the loss that counts by the share; a vector's does
-    if the replica has rows.
+    Those of a vector, as without a reduction, are the sum over rows. Where all
+    gradients must be of that loss, it is the loss that counts by the share (a
+    vector's, if the replica has rows), so that the gradients overflow together
+    with their sum. So it is in Keras's own step, and in dynamic loss scaling.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
         return loss
-    is_vector, replica.is_scaled = len(loss.shape) > 0, replica.is_keras
-    if is_vector:
-        factor = share.has_rows if replica.is_keras else share.inverse
-    elif replica.is_keras:
-        factor = share.weight
+    is_vector = len(loss.shape) > 0
+    dynamic = keras.optimizers.LossScaleOptimizer
+    if replica.is_keras or isinstance(optimizer, dynamic):
+        replica.scaled.add(id(optimizer))
+        factor = share.has_rows if is_vector else share.weight
+    elif is_vector:
+        factor = share.inverse
     else:
         return loss
     return loss * tf.cast(factor, loss.dtype)

@@ -62,7 +62,7 @@ class _Replica(threading.local):
 
     share: Share | None = None
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
-    is_scaled: bool = False  # Whether the loss of that has been weighed.
+    scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
     is_applying: bool = False  # Within an optimizer.
     results: list[Any] | None = None  # Of metrics, see `steps.py`.
 

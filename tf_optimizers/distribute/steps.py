@@ -104,7 +104,7 @@ class Step:
             share=share,
             results=results,
             is_keras=self._is_keras,
-            is_scaled=False,
+            scaled=set(),
         ):
             returned = self._function(batch)
         outputs = tf.nest.flatten(returned)
