@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 RESET = """
 import keras
 import tensorflow as tf
@@ -33,6 +35,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 def test_steps_go_on_after_tensorflow_is_reset():
     """As Keras's own tests of strategies do before each."""
     done = subprocess.run(

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import cases
 import pytest
 
 from tf_optimizers._compat.patches import PATCHES
@@ -45,10 +46,11 @@ def test_nothing_else_is_replaced():
     assert len(set(NAMES)) == len(NAMES) <= 23
 
 
-def test_one_replica_does_without_them():
-    """Each is deleted, then all are; only what needs one must tell so."""
+@pytest.mark.parametrize("which", cases.with_long(["all", "each"], ["each"]))
+def test_one_replica_does_without_them(which):
+    """All of them, or each, are deleted; only what needs one must tell so."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, *sorted({*NAMES} - NEEDED)],
+        [sys.executable, "-c", WITHOUT, which, *sorted({*NAMES} - NEEDED)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -64,7 +66,7 @@ import sys
 import keras
 import numpy as np
 
-names = sys.argv[1:]
+which, *names = sys.argv[1:]
 
 
 @contextlib.contextmanager
@@ -114,7 +116,7 @@ def refusal(make):
 
 expected = train()
 assert not np.array_equal(expected[0], np.linspace(-1, 1, 8, dtype="float32"))
-for gone in (*([name] for name in names), names):
+for gone in [names] if which == "all" else [[name] for name in names]:
     with without(gone):
         np.testing.assert_array_equal(train(), expected)
 with without(names):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 
+import cases
 import keras
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from backups import (
 import tf_optimizers as tfo
 
 # Their state is of the kind that others have, too.
-LONG = ["lamb", "lans", "loco", "keras-adam"]
+LONG = ["lamb", "lans", "loco", "keras-adam", "rounds", "adam_offload"]
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
@@ -334,7 +335,7 @@ def test_fit_that_was_stopped_goes_on_in_its_epoch(tmp_path):
     assert_equal(state(resumed), state(model))
 
 
-@pytest.mark.parametrize("place", ["layer", "loss"])
+@pytest.mark.parametrize("place", cases.with_long(["layer", "loss"], ["layer"]))
 def test_unseeded_random_numbers_go_on(tmp_path, place):
     """Of a generator that Keras creates with a layer, or in the first step."""
 

@@ -24,9 +24,31 @@ def results(tmp_path_factory):
     parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
     parts += ["order", "counts", "seeds", "files", "kinds", "outside", "rows"]
-    parts += ["steps", "compared", "mixed", "by_rows"]
-    parts += ["looked", "permuted", "batches", "generated"]
+    parts += ["compared", "mixed", "by_rows", "looked", "permuted", "batches"]
     return real_workers.results("guide", folder, 2, *parts)
+
+
+ALL = pytest.param("all", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+def long_results(tmp_path_factory):
+    """What two workers report with more time."""
+    folder = tmp_path_factory.mktemp("long")
+    parts = [f"every {part}" for part in ("kinds", "outside", "looked")]
+    parts += ["steps", "generated"]
+    results = real_workers.results("guide", folder, 2, *parts)
+    return [
+        {part.removeprefix("every "): found for part, found in result.items()}
+        for result in results
+    ]
+
+
+@pytest.fixture(scope="module", params=["some", ALL])
+def cases_of(request):
+    """What two workers report of some cases of a part, or of all, by part."""
+    is_all = request.param == "all"
+    return request.getfixturevalue("long_results" if is_all else "results")
 
 
 THREE = pytest.param(3, marks=pytest.mark.long)
@@ -66,18 +88,20 @@ def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
     assert [result["uncompiled"] for result in results] == [1.5, 1.5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["VAE", "GAN", "total"])
-def test_own_steps_of_workers_equal_one_process(results, name):
+def test_own_steps_of_workers_equal_one_process(long_results, name):
     """The last batch has a row for one of them only."""
-    first, second = (result["steps"][name] for result in results)
+    first, second = (result["steps"][name] for result in long_results)
     assert first == second
     model, logs = own_steps.fit(name)
     assert cases.error(first["weights"], model.trainable_variables) < 2e-6
     assert cases.error(first["logs"], logs) < 1e-5
 
 
-def test_predictions_of_any_dtype_are_those_of_one_process(results):
-    for result in results:
+@pytest.mark.long
+def test_predictions_of_any_dtype_are_those_of_one_process(long_results):
+    for result in long_results:
         assert result["steps"]["predictions"] == own_steps.predictions()
 
 
@@ -145,8 +169,8 @@ def test_files_are_not_written_to(results):
     assert [result["files"] for result in results] == [True, True]
 
 
-def test_data_may_be_of_any_dtype(results):
-    for result in results:
+def test_data_may_be_of_any_dtype(cases_of):
+    for result in cases_of:
         for losses in result["kinds"].values():
             assert losses == pytest.approx(result["kinds"]["float32"], 1e-6)
 
@@ -177,12 +201,12 @@ def test_rows_that_all_replicas_have_move_as_in_one_process(results, name):
         np.testing.assert_allclose(ours, alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "dgc", "offload"])
-def test_compile_outside_of_the_scope_is_as_inside(results, name):
+def test_compile_outside_of_the_scope_is_as_inside(cases_of):
     """The optimizer's count and rate, and metrics of all workers' rows."""
-    first, second = (result["outside"] for result in results)
-    assert first[f"{name} False"] == first[f"{name} True"]
-    assert second[f"{name} False"] == first[f"{name} True"]
+    first, second = (result["outside"] for result in cases_of)
+    for name in {case.split()[0] for case in first}:
+        assert first[f"{name} False"] == first[f"{name} True"], name
+        assert second[f"{name} False"] == first[f"{name} True"], name
 
 
 def test_workers_that_draw_different_rows_are_told_so(results):
@@ -191,9 +215,9 @@ def test_workers_that_draw_different_rows_are_told_so(results):
             assert "All workers must draw the same batches" in message, kind
 
 
-def test_who_has_looked_at_data_before_sees_what_others_do(results):
+def test_who_has_looked_at_data_before_sees_what_others_do(cases_of):
     """In the order that one process goes on with; nobody's rows are missed."""
-    first, second = (result["looked"]["rows"] for result in results)
+    first, second = (result["looked"]["rows"] for result in cases_of)
     for name in first:
         for own, other in zip(first[name], second[name], strict=True):
             assert sorted(own + other) == [*range(24)], name
@@ -219,9 +243,10 @@ def test_generators_of_the_host_are_aligned_before_an_epoch(results):
         assert sorted(rows + others) == [*range(24)]
 
 
-def test_generator_goes_on_alike_on_all_workers(results):
+@pytest.mark.long
+def test_generator_goes_on_alike_on_all_workers(long_results):
     """In later calls of `fit`, and in every validation by steps."""
-    first, second = (result["generated"] for result in results)
+    first, second = (result["generated"] for result in long_results)
     assert first == second
     losses = [mean_loss([*range(8 * i, 8 * i + 8)]) for i in range(2)]
     np.testing.assert_allclose(first[:2], losses, rtol=1e-5)

@@ -26,7 +26,15 @@ def ours():
     return strategy
 
 
-@pytest.mark.parametrize("name", own_steps.CASES)
+# Of these, others tell, too.
+LONG = [
+    *("guide, steps", "guide, accumulated", "loss", "rows", "sum", "function"),
+    *("synchronized, no reduction", "numbers", "metrics, eager"),
+    *("no reduction", "no reduction, eager", "several optimizers"),
+]
+
+
+@pytest.mark.parametrize("name", cases.with_long(own_steps.CASES, LONG))
 def test_own_steps_equal_one_process(ours, name):
     expected, expected_logs = own_steps.fit(name)
     with ours.scope():

@@ -32,8 +32,8 @@ OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what
 # combines these is for `-m long`. Several are DGCMomentum's.
 TELLING = [
-    *("lamb", "adam_offload", "loco", "uneven adam", "half dgc"),
-    *("monitored", "normalized", "train_on_batch", "custom_loop"),
+    *("lamb", "adam_offload", "loco", "uneven adam"),
+    *("normalized", "train_on_batch", "custom_loop"),
 ]
 # Workers, devices of each, and what they do.
 GROUPS = [

@@ -96,7 +96,10 @@ CASES = {
 
 
 # Of these, others tell, too.
-LONG = ["masked by weight", "outputs", "even but masked"]
+LONG = [
+    *("masked by weight", "outputs", "even but masked"),
+    *("sum", "weighted, several steps"),
+]
 
 
 @pytest.mark.parametrize(

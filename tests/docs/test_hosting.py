@@ -58,7 +58,7 @@ def test_environments_of_tox_exist(path):
     named = {row["environment"] for row in matrices}
     for step in steps(path):
         named |= set(re.findall(r"tox -e (\w+)", step.get("run", "")))
-    assert named <= environments
+    assert named <= environments | {"py"}  # Of the Python that runs tox.
 
 
 @each_workflow
@@ -69,7 +69,7 @@ def test_scripts_exist(path):
 
 
 def test_ci_runs_on_every_supported_python():
-    (job,) = jobs(ROOT / ".github" / "workflows" / "ci.yml")
+    job, _ = jobs(ROOT / ".github" / "workflows" / "ci.yml")
     classifiers = ini("setup.cfg")["metadata"]["classifiers"]
     supported = re.findall(r"Python :: (3\.\d+)", classifiers)
     assert job["strategy"]["matrix"]["python"] == supported
@@ -77,9 +77,10 @@ def test_ci_runs_on_every_supported_python():
 
 
 def test_ci_runs_what_the_readme_s_command_leaves_out():
-    """In the environment that it has installed."""
+    """In a job of its own, on one Python."""
     rest = "tox -e py -- -m long"
-    assert f'\nrest="{rest}"\n' in (ROOT / ".ci" / "run").read_text()
+    _, job = jobs(ROOT / ".github" / "workflows" / "ci.yml")
+    assert job["steps"][-1] == {"run": rest}
     assert f"| `{rest}` |" in (ROOT / "CONTRIBUTING.md").read_text()
     command = ini("tox.ini")["testenv"]["commands"]
     assert command.endswith(" {posargs}")

@@ -36,13 +36,13 @@ HANDFUL = {
         "metrics": ["mae"],
     },
     "interruption": {
-        "where": "devices",
+        "where": "2",
         "layers": ["Dense"],
         "optimizer": "AdamW",
         "interrupt": "batch",
     },
     "several losses": {
-        "where": "devices",
+        "where": "2",
         "style": "two outputs",
         "metrics": ["mae"],
         "optimizer": "AdamOffload",
@@ -63,6 +63,11 @@ def test_handful():
     for _, program in programs:
         assert grammar.broken(program) is None
     check(programs)
+
+
+@pytest.mark.long
+def test_two_hundred():
+    check(itertools.islice(programs_of(itertools.count()), 200))
 
 
 def check(programs):

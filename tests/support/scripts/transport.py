@@ -1,4 +1,7 @@
-"""DGCMomentum, SparseLoCo on random gradients: `transport.py STRATEGY...`."""
+"""DGCMomentum, SparseLoCo on random gradients: `transport.py all STRATEGY...`.
+
+Or `some`, with fewer dtypes and settings.
+"""
 
 import collections
 import pathlib
@@ -21,6 +24,10 @@ SETTINGS = {
     "clipnorm": 2.0,
 }
 STEPS, MANY = 60, 240  # Whole rounds.
+DTYPES = {
+    "some": ("float16", "int4"),
+    "all": ("float16", "bfloat16", "int4", "int2"),
+}
 MOST = (0.01,)  # Of two replicas, of either transport.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
@@ -89,7 +96,7 @@ def train_mixed(strategy):
     ]
 
 
-def train_all(strategy, drawn=None):
+def train_all(strategy, drawn=None, which="all"):
     """Return the weights after steps of each kind."""
     most = {"sparsity": MOST, "rampup_begin_step": 0}
     return {
@@ -101,7 +108,7 @@ def train_all(strategy, drawn=None):
         "rounds": train(strategy, 40, drawn, **ADAM, sync_every=4),
         "half": {
             dtype: train(strategy, 20, drawn, value_dtype=dtype)
-            for dtype in ("float16", "bfloat16", "int4", "int2")
+            for dtype in DTYPES[which]
         },
     }
 
@@ -152,17 +159,21 @@ def balance_of(run, accumulated):
     }
 
 
-def balances(strategy):
+def balances(strategy, which="all"):
     """Return those of each kind."""
-    return {
+    found = {
         "plain": balance(strategy),
         "loco": loco_balance(strategy),
+        "two bits": balance(strategy, MANY, value_dtype="int2"),
+    }
+    if which == "some":
+        return found
+    return found | {
         "rounds": loco_balance(strategy, sync_every=4),
         "rounded, not masked": balance(
             strategy, value_dtype="float16", momentum_masking=False
         ),
         "four bits": balance(strategy, MANY, value_dtype="int4"),
-        "two bits": balance(strategy, MANY, value_dtype="int2"),
         "two bits, loco": loco_balance(strategy, value_dtype="int2"),
         # TensorFlow's own strategies send it densely.
         "two bits of most": balance(
@@ -295,16 +306,16 @@ def count_threads():
     return len(list(pathlib.Path("/proc/self/task").iterdir()))
 
 
-def observe(kind):
+def observe(kind, which):
     """Return what is to be compared of a kind of strategy."""
     strategy = STRATEGIES[kind]()
-    result = train_all(strategy)
+    result = train_all(strategy, which=which)
     threads = count_threads()
     result |= {
-        "balance": balances(strategy),
+        "balance": balances(strategy, which),
         "not finite": {
             dtype: not_finite(strategy, value_dtype=dtype)
-            for dtype in ("float32", "int4", "int2")
+            for dtype in ("float32", *DTYPES[which])
         },
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
@@ -340,7 +351,8 @@ def main():
         strategy, begin = STRATEGIES["sparse"](), 3
         report(dgc.golden("dgc_paddle_clip", strategy, begin).tolist())
     else:
-        report({kind: observe(kind) for kind in sys.argv[1:]})
+        which, *kinds = sys.argv[1:]
+        report({kind: observe(kind, which) for kind in kinds})
 
 
 if __name__ == "__main__":
