@@ -483,6 +483,10 @@ RULES = [
         where=but("1"),
     ),
     only(
+        *("optimizer", {"ScheduleFreeAdamW"}, "it reads what has no value yet"),
+        family=but("no call"),
+    ),
+    only(
         *("optimizer", {"Nadam"}, "Keras loses its product of momentums"),
         actions=but("save, load"),
         interrupt={"none"},
