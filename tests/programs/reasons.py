@@ -82,6 +82,14 @@ REASONS = {
         lambda p: p["shuffle"] == "two",
         ("fit * loss", "fit * val_loss", "evaluate loss", "logs * loss"),
     ),
+    "Data that repeat are read ahead, so that the next `fit` skips an order.": (
+        lambda p: (
+            p["shuffle"] == "seeded"
+            and p["steps"] == "repeat"
+            and "fit" in p["actions"]
+        ),
+        EVERYTHING,
+    ),
     "Each validation goes on where one that has read ahead has stopped.": (
         lambda p: p["validation"] == "generator",
         ("fit * val_", "logs * val_"),
