@@ -10,6 +10,7 @@ results/exchange.json now has are the loopback interface's, headers included.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -43,14 +44,18 @@ CONTENDERS = {
     "ours, dense": (OURS, "sgd"),
     "ours, DGC at 0.1 %": (OURS, "dgc"),
     "ours, DGC at 0.1 %, float16": (OURS, "dgc, float16"),
+    "ours, DGC at 0.1 %, int4": (OURS, "dgc, int4"),
+    "ours, DGC at 0.1 %, int2": (OURS, "dgc, int2"),
     "no exchange": (None, "sgd"),
 }
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "dgc": lambda: tfo.DGCMomentum(1e-3, momentum=0.9),
-    "dgc, float16": lambda: tfo.DGCMomentum(
-        1e-3, momentum=0.9, value_dtype="float16"
-    ),
+} | {
+    f"dgc, {dtype}": functools.partial(
+        tfo.DGCMomentum, 1e-3, momentum=0.9, value_dtype=dtype
+    )
+    for dtype in ("float16", "int4", "int2")
 }
 
 

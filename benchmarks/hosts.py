@@ -21,6 +21,7 @@ from typing import Any
 
 # tc's rate and burst: a burst holds what a tick of the kernel's clock sends.
 LINKS = {
+    "10 Mbit/s": ("10mbit", "16kb"),
     "100 Mbit/s": ("100mbit", "64kb"),
     "1 Gbit/s": ("1gbit", "512kb"),
     "10 Gbit/s": ("10gbit", "4mb"),

@@ -5,7 +5,7 @@
         [--width 1414]
 
 `--quick`, for some minutes, takes one round of 0 and 20 ms, without the custom
-loop and float16.
+loop, float16 and int4.
 
 Workers are processes of this machine and share its cores; all that they send
 each other is delayed by half of a round trip, see far_hosts.py. Without delay
@@ -53,6 +53,7 @@ MOMENTUM = {
     "dense": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
     "DGC": lambda: tfo.DGCMomentum(1e-3),
     "DGC, float16": lambda: tfo.DGCMomentum(1e-3, value_dtype="float16"),
+    "DGC, int4": lambda: tfo.DGCMomentum(1e-3, value_dtype="int4"),
 }
 ADAMW = {
     "AdamW": lambda: keras.optimizers.AdamW(1e-3),
@@ -253,7 +254,7 @@ def parse() -> argparse.Namespace:
             name: each
             for name, each in chosen.items()
             if (each.strategy == "stock" or each.way == "fit")
-            and "float16" not in name
+            and not name.startswith(("DGC, float16", "DGC, int4"))
         }
     arguments.contenders = arguments.contenders or list(chosen)
     arguments.round_trips = sorted({0, *arguments.round_trips})

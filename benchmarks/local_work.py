@@ -42,7 +42,10 @@ def contenders() -> dict[str, Callable]:
         tables.YARDSTICK: step_time.yardstick_step,
         "DGC at 0.1 %": compressing(),
         "DGC at 0.1 %, clipnorm": compressing(clipnorm=1.0),
-        "DGC at 0.1 %, float16": compressing(value_dtype="float16"),
+        **{
+            f"DGC at 0.1 %, {dtype}": compressing(value_dtype=dtype)
+            for dtype in ("float16", "int4", "int2")
+        },
         "DGC, dense stage": compressing(rampup_begin_step=10**6),
         "keras SGD, momentum": step_time.optimizer_step(
             keras.optimizers.SGD(1e-3, momentum=0.9)

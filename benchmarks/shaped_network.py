@@ -112,6 +112,7 @@ CONTENDERS = {
     "DGC, stock strategy": ("stock", dgc()),
     "DGC, float32 values": ("ours", dgc()),
     "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
+    "DGC, int4 values": ("ours", dgc(value_dtype="int4")),
 }
 SHARDED = {
     "DGC, float32 values, reduce-scatter": ("ours", dgc("sharded")),
