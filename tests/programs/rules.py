@@ -194,6 +194,10 @@ RULES = [
         actions=but("save, load"),
     ),
     only(
+        *("shuffle", {"in map"}, "labels of few rows may agree by chance"),
+        task={"regression"},
+    ),
+    only(
         *("shuffle", {"two", "before", "in map", "in flat_map"}, "in memory"),
         source={"tf.data"},
         style=but(*BOTH),
