@@ -4,20 +4,10 @@ Each reason says for which programs it holds, and what is not compared then: by
 the beginnings of names of what a script has seen, or "replicas".
 """
 
-import importlib.metadata
+from .rules import SHUFFLED, version_of
 
-from .rules import SHUFFLED
-
-
-def keras_version():
-    """Return it without importing Keras; that of nightly builds comes first."""
-    for name in ("keras-nightly", "keras"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return tuple(map(int, version.split(".")[:2]))
-    return (0, 0)
+# That of nightly builds comes first.
+KERAS = version_of("keras-nightly", "keras")
 
 
 EVERYTHING = (
@@ -58,8 +48,12 @@ REASONS = {
         lambda p: "Dropout" in p["layers"],
         EVERYTHING,
     ),
+    # Activities are averaged from Keras 3.14 on.
     "A sum over rows counts by the replica's share of them.": (
-        lambda p: p["custom"] == "add_loss sum",
+        lambda p: (
+            p["custom"] == "add_loss sum"
+            or ("ActivityRegularization" in p["layers"] and KERAS < (3, 14))
+        ),
         EVERYTHING,
     ),
     "One number is weighed by the mean of its rows' weights.": (
@@ -98,10 +92,7 @@ REASONS = {
     "Keras weighs an output's loss by rows, eagerly; 3.16 where it traces.": (
         lambda p: (
             p["style"] == "two outputs"
-            and (
-                p["optimizer"] == "ScheduleFreeAdamW"
-                or keras_version() >= (3, 16)
-            )
+            and (p["optimizer"] == "ScheduleFreeAdamW" or KERAS >= (3, 16))
         ),
         tuple(
             f"{name} {part}"

@@ -6,6 +6,8 @@ limits each of them. `PLAIN` has the plainest values of all features, and `but`
 all values except some.
 """
 
+import importlib.metadata
+
 from .models import BODIES, LOSSES
 
 OWN_LOSS = {"guide", "result", "compute_loss", "per row"}
@@ -35,6 +37,17 @@ class But(frozenset):
 
 def but(*values):
     return But(values)
+
+
+def version_of(*packages):
+    """Return the version of the first that is installed, without importing."""
+    for name in packages:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return tuple(map(int, version.split(".")[:2]))
+    return (0, 0)
 
 
 class Rule:
@@ -115,7 +128,13 @@ def is_mean(program):
     )
 
 
+TENSORFLOW = version_of("tensorflow")
+
 RULES = [
+    never(
+        lambda p: "by hand: variable" in p["metrics"] and TENSORFLOW < (2, 21),
+        "TensorFlow 2.16 makes no number of a strategy's variable",
+    ),
     only(
         *("family", PARTS, "a family has its own model, loss and metrics"),
         **dict.fromkeys(
