@@ -95,6 +95,14 @@ class Guide(keras.Sequential):
         return [self.loss_tracker, self.mae]
 
 
+class GuideWithFloats(Guide):
+    """Returns no tensors, as Keras before 3.15 does, eagerly."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {name: float(value) for name, value in logs.items()}
+
+
 class GuideWithLoss(Guide):
     def loss_of(self, y, y_pred):
         return keras.losses.MeanSquaredError()(y, y_pred)
@@ -338,6 +346,9 @@ CASES = {
     "compute_loss": lambda: compiled(ComputesLoss()),
     "guide": lambda: compiled(Guide()),
     "guide, eager": lambda: compiled(Guide(), sgd(), run_eagerly=True),
+    "guide, floats": lambda: compiled(
+        GuideWithFloats(), sgd(), run_eagerly=True
+    ),
     "guide, steps": lambda: compiled(Guide(), sgd(), steps_per_execution=2),
     "guide, accumulated": lambda: compiled(
         Guide(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)

@@ -110,9 +110,11 @@ class Step:
         outputs = tf.nest.flatten(returned)
         self._found = {
             i: (metric, place)
-            for i, output in enumerate(outputs)
-            for tensor, metric, place in results
-            if output is tensor
+            for i, (name, output) in enumerate(
+                zip(_names(returned, len(outputs)), outputs, strict=True)
+            )
+            for noted, tensor, metric, place in results
+            if output is tensor or _is_number_of(output, name, tensor, noted)
         }
         for i in set(range(len(outputs))) - set(self._found):
             outputs[i] = self._as_returned(share, outputs[i])
@@ -182,12 +184,37 @@ def _noted(metric: keras.metrics.Metric, result: Callable) -> Callable:
             for leaf in keras.tree.flatten(value)
         ]
         if is_sum:
+            names = _names(value, len(tensors), metric.name)
             replica.results += [
-                (tensor, metric, place) for place, tensor in enumerate(tensors)
+                (name, tensor, metric, place)
+                for place, (name, tensor) in enumerate(
+                    zip(names, tensors, strict=True)
+                )
             ]
         return keras.tree.pack_sequence_as(value, tensors)
 
     return note
+
+
+def _names(nest: Any, count: int, otherwise: Any = None) -> list[Any]:
+    """Return the names of the leaves of a flat dictionary, in their order."""
+    is_flat = isinstance(nest, dict) and len(nest) == count
+    return sorted(nest) if is_flat else [otherwise] * count
+
+
+def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
+    """Tell whether a step has returned a result as a Python number.
+
+    Eagerly it may, as all of Keras's own do before 3.15.
+    """
+    return (
+        isinstance(output, float)
+        and name == noted
+        and isinstance(tensor, tf.Tensor)
+        and tf.executing_eagerly()
+        and tensor.shape.num_elements() == 1
+        and float(tf.reshape(tensor, [])) == output
+    )
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
@@ -205,6 +232,8 @@ def _is_summed(variables: Iterable[keras.Variable]) -> bool:
 
 def _weigh(share: Share, value: Any) -> Any:
     """Return what has a number as its mean over replicas, by their rows."""
+    if isinstance(value, float):
+        value = tf.constant(value)
     is_number = tf.is_tensor(value) and value.shape.rank == 0
     if not is_number or not value.dtype.is_floating:
         return value
