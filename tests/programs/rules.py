@@ -510,6 +510,10 @@ RULES = [
         family=but("no call"),
     ),
     only(
+        *("accumulate", {2}, "files have the first replica's share"),
+        actions=but("save, load", "save_weights"),
+    ),
+    only(
         *("optimizer", {"Nadam"}, "Keras loses its product of momentums"),
         actions=but("save, load"),
         interrupt={"none"},
