@@ -21,7 +21,7 @@ import results
 import tables
 
 import tf_optimizers as tfo
-from tf_optimizers.callbacks.monitor import Monitor
+from tf_optimizers.callbacks.monitors import Monitor
 
 STEPS, BATCH, EVERY = 100, 64, 50
 # Width and depth of a stack of dense layers.

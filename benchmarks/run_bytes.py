@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import results
 import tables
 
-from tf_optimizers.compression.choice import choose_exchange
+from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.schedule import (
     SparsitySchedule,
     recommended,

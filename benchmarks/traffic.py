@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tf_optimizers._compat.launcher import Group, levels
-from tf_optimizers.distribute.entries import packed_bits
+from tf_optimizers.collectives.entries import packed_bits
+from tf_optimizers.collectives.launcher import Group, levels
 
 
 class Traffic(NamedTuple):

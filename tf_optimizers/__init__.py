@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf_optimizers import callbacks, schedules
     from tf_optimizers.adam_offload import AdamOffload
-    from tf_optimizers.base.weight_decay import BIAS_AND_NORM
+    from tf_optimizers.base.exclusions import BIAS_AND_NORM
     from tf_optimizers.dgc_momentum import DGCMomentum
     from tf_optimizers.distribute.strategy import (
         SparseMultiWorkerMirroredStrategy,

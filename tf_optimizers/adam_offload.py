@@ -14,8 +14,8 @@ from tf_optimizers._compat.keras import (
     strategy_of,
     variable_index,
 )
+from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
 from tf_optimizers.base.replicas import components, value_of
-from tf_optimizers.base.weight_decay import check_exclusions, check_weight_decay
 from tf_optimizers.checks import (
     check_boolean,
     check_decay_rate,
@@ -23,8 +23,11 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.offload.host import is_on_host
-from tf_optimizers.offload.memory_usage import Summary, bytes_by_device
-from tf_optimizers.offload.optimizer import HostOptimizer
+from tf_optimizers.offload.optimizer import (
+    HostOptimizer,
+    Summary,
+    bytes_by_device,
+)
 from tf_optimizers.offload.step import (
     AdamHyperparameters,
     move,

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers.base.clipping import clip_elements
+from tf_optimizers.base.gradients import clip_elements
 from tf_optimizers.checks import TINY, check_positive
 from tf_optimizers.kernels.norms import scaling
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer

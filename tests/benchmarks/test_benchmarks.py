@@ -18,7 +18,7 @@ import tables
 import tasks
 import traffic
 
-from tf_optimizers.compression.choice import choose_exchange
+from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.wire import Wire
 
 

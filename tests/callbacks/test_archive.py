@@ -17,11 +17,11 @@ from backups import (
     state,
 )
 
+from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks import files
 from tf_optimizers.callbacks.archive import Archive
 from tf_optimizers.callbacks.files import Folder, digest
 from tf_optimizers.callbacks.state import State
-from tf_optimizers.distribute.workers import Workers
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")

@@ -17,9 +17,9 @@ from backups import (
     make_model,
 )
 
-from tf_optimizers.callbacks.inspection import find_not_finite
+from tf_optimizers.agreement.workers import Workers
+from tf_optimizers.callbacks.backup_checks import find_not_finite
 from tf_optimizers.callbacks.state import State
-from tf_optimizers.distribute.workers import Workers
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

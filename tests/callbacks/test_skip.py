@@ -19,8 +19,8 @@ from backups import (
 )
 
 import tf_optimizers as tfo
+from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.files import Folder
-from tf_optimizers.distribute.workers import Workers
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

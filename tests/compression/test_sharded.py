@@ -8,13 +8,15 @@ import reference
 import tensorflow as tf
 from scripts import scatter, transport
 
-from tf_optimizers.compression.choice import choose_exchange
-from tf_optimizers.compression.gathered import GatheredExchange
+from tf_optimizers.collectives.entries import Entries, pack_entries
+from tf_optimizers.compression.exchanges import (
+    GatheredExchange,
+    choose_exchange,
+)
 from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.shards import Shards, fill, slots_of
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.distribute.entries import Entries, pack_entries
 
 SIZES = (3000, 504, 70_000)
 

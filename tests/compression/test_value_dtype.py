@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.choice import choose_exchange
+from tf_optimizers.collectives.values import CODES
+from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.distribute.values import CODES
 
 HALF = ["float16", "bfloat16"]
 FEW = ["int4", "int2"]  # Bits.

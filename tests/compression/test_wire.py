@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.compression.choice import choose_exchange
-from tf_optimizers.compression.gathered import GatheredExchange
+from tf_optimizers.compression.exchanges import (
+    GatheredExchange,
+    choose_exchange,
+)
 from tf_optimizers.compression.schedule import sent_count
 from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.wire import Wire

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute import agreement, same_optimizer
+from tf_optimizers.agreement import statements as agreement
+from tf_optimizers.distribute import same_training as same_optimizer
 
 TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
 

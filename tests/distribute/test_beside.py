@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from tf_optimizers._compat import beside
-from tf_optimizers._compat.beside import Beside
+from tf_optimizers.collectives import beside
+from tf_optimizers.collectives.beside import Beside
 
 
 class Owner:

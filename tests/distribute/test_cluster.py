@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute.cluster import check_cluster
+from tf_optimizers.agreement.cluster import check_cluster
 
 WORKER = {"type": "worker", "index": 0}
 TWO = {"worker": ["a:1", "b:2"]}

@@ -10,19 +10,18 @@ import real_workers
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.extended import ranks_in
-from tf_optimizers._compat.instance_keys import (
+from tf_optimizers.collectives.all_reduce import (
+    SparseCollectiveAllReduce,
+)
+from tf_optimizers.collectives.extended import SparseExtended
+from tf_optimizers.collectives.instance_keys import (
     _KINDS,
     DTYPES,
     describe,
     group_of,
     instance_key,
 )
-from tf_optimizers._compat.launcher import Group, levels
-from tf_optimizers.distribute.sparse_all_reduce import (
-    SparseCollectiveAllReduce,
-    SparseExtended,
-)
+from tf_optimizers.collectives.launcher import Group, levels, ranks_in
 
 
 @pytest.fixture

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.distribute.bits import (
-    from_bytes,
-    from_planes,
-    to_bytes,
-    to_planes,
-)
-from tf_optimizers.distribute.entries import (
+from tf_optimizers.collectives.entries import (
     Entries,
     pack_entries,
     packed_bits,
@@ -20,12 +14,16 @@ from tf_optimizers.distribute.entries import (
     unpack_entries,
     whole_bytes,
 )
-from tf_optimizers.distribute.positions import (
+from tf_optimizers.collectives.positions import (
+    from_bytes,
+    from_planes,
     position_bits,
     read_positions,
+    to_bytes,
+    to_planes,
     write_positions,
 )
-from tf_optimizers.distribute.values import CHUNK, CODES
+from tf_optimizers.collectives.values import CHUNK, CODES
 
 SIZES = [0, 1, 7, 8, 9, 64, 1000]
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tf_optimizers.distribute import generators
+from tf_optimizers.data import generators
 
 
 @pytest.fixture

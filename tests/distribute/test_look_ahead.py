@@ -7,7 +7,7 @@ import tensorflow as tf
 from cases import error
 from scripts import ahead, training
 
-from tf_optimizers.distribute.sharing import keep
+from tf_optimizers.data.sharing import keep
 
 # Float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 3e-5

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.counted import Rows, with_rows
+from tf_optimizers.data.notes import Rows, with_rows
 
 RNG = np.random.default_rng(0)
 

@@ -10,8 +10,9 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.data.ops import shuffle_op
 
-from tf_optimizers._compat import shuffles
-from tf_optimizers.distribute import agreement, drawn, shared_data
+from tf_optimizers.agreement import statements as agreement
+from tf_optimizers.data import drawn, shuffles
+from tf_optimizers.data import order as shared_data
 
 ROWS = np.arange(32, dtype="float32")[:, None]
 

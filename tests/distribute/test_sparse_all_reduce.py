@@ -6,9 +6,10 @@ import tensorflow as tf
 from scripts import transport
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute.dense import ROUND_BYTES, is_gathered
-from tf_optimizers.distribute.entries import Entries
-from tf_optimizers.distribute.message import (
+from tf_optimizers.collectives.entries import Entries
+from tf_optimizers.collectives.message import (
+    ROUND_BYTES,
+    is_gathered,
     layout,
     pack,
     sum_duplicates,

@@ -7,9 +7,9 @@ import types
 import pytest
 
 from tf_optimizers._compat import coordination
-from tf_optimizers._compat.instance_keys import group_of
-from tf_optimizers.distribute import standstill
-from tf_optimizers.distribute.standstill import Standstill
+from tf_optimizers.agreement import watchdog as standstill
+from tf_optimizers.agreement.watchdog import Standstill
+from tf_optimizers.collectives.instance_keys import group_of
 
 SUM = group_of("CollectiveReduceV2", "float32")
 GATHER = group_of("CollectiveGatherV2", "int32")

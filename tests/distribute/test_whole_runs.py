@@ -5,8 +5,8 @@ import types
 import pytest
 import tensorflow as tf
 
-from tf_optimizers._compat.progress import Progress, has_failed
-from tf_optimizers.distribute.whole_runs import run_whole
+from tf_optimizers.collectives.progress import Progress, has_failed
+from tf_optimizers.collectives.whole_runs import run_whole
 
 FAILED = "It would wait alone"
 

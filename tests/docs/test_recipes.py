@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tf_optimizers.distribute.cluster import check_cluster
+from tf_optimizers.agreement.cluster import check_cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "launch.md").read_text()

@@ -1,4 +1,4 @@
-"""What was made outside of a strategy's scope, and is then used under it.
+"""Adopts what was made outside of a strategy's scope, and is used under it.
 
 An optimizer remembers the strategy in whose scope it was made, and has counted
 and set its rate in variables of it. Outside of any scope, these are plain

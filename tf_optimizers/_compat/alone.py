@@ -1,4 +1,4 @@
-"""Private names for running a Keras optimizer on one replica alone."""
+"""Runs a Keras optimizer on one replica, as without a strategy."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Moving averages where Keras's private code expects them."""
+"""Shows moving averages where Keras's private code expects them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names of Keras and TensorFlow that decide how much a replica's rows count."""
+"""Hooks what decides how much a replica's rows count."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""Private names of Keras, to build a model without a batch of its data."""
+"""Builds models of Keras without a batch of their data."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How Keras is made to call what the user has not passed."""
+"""Makes Keras call what the user has not passed."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow by which processes find and inform each other.
+"""Lets processes find and inform each other, by private names of TensorFlow.
 
 They do so through a key-value store. Unlike a collective, it is not part of a
 graph, and reading from it has a timeout.

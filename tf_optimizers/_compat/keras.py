@@ -1,4 +1,4 @@
-"""Private names of Keras that optimizers and callbacks depend on."""
+"""Names what optimizers and callbacks need of Keras, in private."""
 
 from collections.abc import Sequence
 from typing import Any

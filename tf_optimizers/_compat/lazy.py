@@ -1,4 +1,4 @@
-"""Variables that are zero and take no memory until they are needed."""
+"""Makes variables that are zero and take no memory until they are needed."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

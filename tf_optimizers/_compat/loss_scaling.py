@@ -1,4 +1,4 @@
-"""The private names of Keras's dynamic loss scaling."""
+"""Lets replicas skip a step together in Keras's dynamic loss scaling."""
 
 import functools
 from collections.abc import Callable, Sequence

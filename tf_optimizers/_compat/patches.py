@@ -1,4 +1,4 @@
-"""All that is replaced in Keras and TensorFlow, in one table.
+"""Lists all that is replaced in Keras and TensorFlow.
 
 Others in the process use these classes and functions, too. So nothing is
 replaced before a feature is first used, and what takes a name's place does what

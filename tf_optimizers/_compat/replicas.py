@@ -1,4 +1,4 @@
-"""Private names of TensorFlow about replicas, variables and graphs."""
+"""Names what TensorFlow knows of replicas, variables and graphs, in private."""
 
 import functools
 from collections.abc import Callable, Sequence

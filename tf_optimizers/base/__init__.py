@@ -1,1 +1,1 @@
-"""What every optimizer does with a gradient before its own mathematics."""
+"""Treats gradients before an optimizer's own mathematics."""

@@ -1,4 +1,4 @@
-"""What every optimizer here does with a gradient before its own mathematics."""
+"""Does with a gradient what every optimizer does before its mathematics."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,28 +22,28 @@ from tf_optimizers._compat.replicas import (
     switch_across_replicas,
     update_each,
 )
-from tf_optimizers.base.accumulation import Accumulators
-from tf_optimizers.base.averages import (
-    assign_averages,
-    start_averages,
-    update_averages,
-)
-from tf_optimizers.base.clipping import clip
+from tf_optimizers.base.exclusions import WEIGHT_DECAY, Excluded, Exclusions
 from tf_optimizers.base.gradients import (
     as_gradient,
     check_gradients,
     check_not_empty,
     check_replica_context,
+    clip,
     densify,
     in_state_dtype,
 )
-from tf_optimizers.base.known_again import Excluded
-from tf_optimizers.base.master_weights import MasterWeights, store_weight
-from tf_optimizers.base.precision import check_floating, state_dtype
-from tf_optimizers.base.replicas import Replicas, backend_variable
-from tf_optimizers.base.weight_decay import WEIGHT_DECAY, Exclusions
+from tf_optimizers.base.precision import (
+    MasterWeights,
+    assign_averages,
+    check_floating,
+    start_averages,
+    state_dtype,
+    store_weight,
+    update_averages,
+)
+from tf_optimizers.base.replicas import Accumulators, Replicas, backend_variable
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
-from tf_optimizers.distribute.same_optimizer import check_same_optimizer
+from tf_optimizers.distribute.same_training import check_same_optimizer
 
 
 class Optimizer(OptimizerHooks):

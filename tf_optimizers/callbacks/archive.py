@@ -1,4 +1,4 @@
-"""Backups of a state, written and read by all workers together.
+"""Writes and reads backups of a state, all workers together.
 
 equal on all replicas ── written by worker 0 ──┐
 a replica's own ──────── written by its worker ┴─ all done? ── worker 0 commits
@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from tf_optimizers._compat.keras import global_seed, set_global_seed
-from tf_optimizers.callbacks.files import DamagedError, Folder
-from tf_optimizers.callbacks.inspection import (
+from tf_optimizers.agreement.workers import Workers
+from tf_optimizers.callbacks.backup_checks import (
     check_finite,
     check_weights,
     find_alike,
     find_not_finite,
 )
-from tf_optimizers.callbacks.reader import Reader
+from tf_optimizers.callbacks.files import DamagedError, Folder
+from tf_optimizers.callbacks.resuming import Reader
 from tf_optimizers.callbacks.state import State, Values, shares
-from tf_optimizers.distribute.workers import Workers
 
 # The errors that files cause; any other is a bug.
 _TROUBLE = (OSError, DamagedError)

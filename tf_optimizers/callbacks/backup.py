@@ -1,4 +1,4 @@
-"""A callback that lets a run be killed at any time and resume."""
+"""Lets a run be killed at any time and resume."""
 
 import math
 import os
@@ -10,15 +10,16 @@ from typing import Any
 import keras
 
 from tf_optimizers._compat.keras import start_at_epoch
+from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.archive import Archive
-from tf_optimizers.callbacks.arguments import (
+from tf_optimizers.callbacks.backup_checks import (
     check_folder,
     check_frequency,
     check_name,
 )
 from tf_optimizers.callbacks.files import Folder
-from tf_optimizers.callbacks.rates import Rates
-from tf_optimizers.callbacks.skip import (
+from tf_optimizers.callbacks.resuming import (
+    Rates,
     Skip,
     cancel_undoing,
     check_batches,
@@ -28,7 +29,6 @@ from tf_optimizers.callbacks.skip import (
 from tf_optimizers.callbacks.state import State
 from tf_optimizers.checks import check_boolean
 from tf_optimizers.distribute.optimizers import build_optimizers
-from tf_optimizers.distribute.workers import Workers
 
 _UNKNOWN = sys.maxsize
 # By folder, how many fits of this process have ended and deleted their

@@ -1,4 +1,4 @@
-"""What an optimizer sends, and what it holds back."""
+"""Monitors what an optimizer sends, and what it holds back."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, strategy_of
 from tf_optimizers.base.replicas import backend_variable, own_component
-from tf_optimizers.callbacks.monitor import Monitor
+from tf_optimizers.callbacks.monitors import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.sparse_loco import SparseLoCo
 

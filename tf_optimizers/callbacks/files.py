@@ -1,4 +1,4 @@
-"""Backups on disk: written whole or not at all, and verified when read.
+"""Writes backups whole or not at all, and verifies them when they are read.
 
 A folder holds generations of backups, numbered from 1:
 
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tf_optimizers.distribute.digests import as_bytes
+from tf_optimizers.agreement.workers import as_bytes
 
 # What `fsync` fails with if data are lost. Some network file systems only know
 # no `fsync`, of folders above all.

@@ -1,4 +1,4 @@
-"""The state of a run: what replicas have in common, and what each one has."""
+"""Collects the state of a run: what replicas share, and what each has."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,12 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.base.replicas import backend_variable
-from tf_optimizers.distribute.local_steps import (
-    has_common_weights,
-    local_steppers,
-)
 from tf_optimizers.distribute.optimizers import (
+    has_common_weights,
     kind_of,
+    local_steppers,
     optimizers_of,
     with_updated,
 )

@@ -1,4 +1,4 @@
-"""Trust ratios, and the norms of weights and updates."""
+"""Monitors trust ratios, and the norms of weights and updates."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from tf_optimizers._compat.keras import (
     built_variables,
     is_overwritten,
 )
-from tf_optimizers.base.known_again import names_apart
-from tf_optimizers.callbacks.monitor import Monitor
+from tf_optimizers.base.exclusions import names_apart
+from tf_optimizers.callbacks.monitors import Monitor
 from tf_optimizers.kernels.norms import norm
 from tf_optimizers.layerwise.optimizer import (
     LayerwiseOptimizer,

@@ -1,1 +1,1 @@
-"""Which part of a gradient is sent, and what is kept of the rest."""
+"""Selects which part of a gradient is sent, and keeps the rest."""

@@ -1,4 +1,4 @@
-"""The exchange of a step: what each replica sends, and what all receive.
+"""Exchanges a step: what each replica sends, and what all receive.
 
 local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
@@ -29,17 +29,20 @@ from tf_optimizers._compat.keras import (
 )
 from tf_optimizers._compat.lazy import lazy_zeros
 from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
+from tf_optimizers.agreement.kind import is_sparse_multi_worker
+from tf_optimizers.agreement.statements import gather_statements
 from tf_optimizers.checks import check_choice, check_integer
-from tf_optimizers.compression.choice import choose_exchange
+from tf_optimizers.collectives.values import CODES
+from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.residual import Increment, Residual
-from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
-from tf_optimizers.compression.seen import Seen
+from tf_optimizers.compression.schedule import (
+    Seen,
+    SparsitySchedule,
+    sent_count,
+)
 from tf_optimizers.compression.sending import send_all, send_largest
 from tf_optimizers.compression.traffic import SentRows, traffic_summary
 from tf_optimizers.compression.wire import Exchange, Wire
-from tf_optimizers.distribute.agreement import gather_statements
-from tf_optimizers.distribute.kind import is_sparse_multi_worker
-from tf_optimizers.distribute.values import CODES
 
 
 class Accumulator(Protocol):

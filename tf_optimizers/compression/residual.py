@@ -1,4 +1,4 @@
-"""The residual of a variable: what a replica holds back, and sends later."""
+"""Keeps the residual of a variable: what a replica sends later."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple

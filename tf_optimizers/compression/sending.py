@@ -1,4 +1,4 @@
-"""What residuals send in a step: their largest entries, or all they hold.
+"""Selects what residuals send in a step: their largest entries, or all.
 
 Lists have one element per residual. `masked` holds handles of the variables,
 such as u, that are set to 0 wherever entries of a residual are sent.
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import own_component
-from tf_optimizers.compression.gathered import GatheredExchange
+from tf_optimizers.compression.exchanges import GatheredExchange
 from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.wire import Exchange, Wire
 

@@ -1,4 +1,4 @@
-"""Entries that are summed by shards, of which only the largest travel on.
+"""Sums entries by shards, of which only the largest travel on.
 
     replica 0                            replica 1
     entries of shard 0 | of shard 1      of shard 0 | of shard 1
@@ -22,18 +22,18 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import local_rank
-from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
-from tf_optimizers.compression.wire import (
-    Exchange,
-    Selection,
-    position_dtype,
-)
-from tf_optimizers.distribute.entries import (
+from tf_optimizers.collectives.entries import (
     Entries,
     pack_entries,
     packed_bits,
     unpack_entries,
     whole_bytes,
+)
+from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
+from tf_optimizers.compression.wire import (
+    Exchange,
+    Selection,
+    position_dtype,
 )
 
 

@@ -1,4 +1,4 @@
-"""Which replica sums which entries of several tensors, and what it sends on.
+"""Maps entries of several tensors to the replicas that sum them.
 
 Groups of N consecutive positions have one entry for each of N shards, and are
 numbered through all tensors. In every group the shards are rotated, so that a
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.distribute.entries import Entries
+from tf_optimizers.collectives.entries import Entries
 
 # Knuth's multiplicative hash: 2^32 divided by the golden ratio.
 _FACTOR = 2654435761

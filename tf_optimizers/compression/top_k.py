@@ -1,4 +1,4 @@
-"""The entries of largest magnitude: exactly, and without sorting them all.
+"""Finds the entries of largest magnitude, exactly, without sorting them all.
 
     values ── sample ── threshold that more than k entries should reach
        │                   │

@@ -1,4 +1,4 @@
-"""How many bytes a replica sends."""
+"""Counts the bytes that a replica sends."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.replicas import plain_variable
-from tf_optimizers.base.known_again import names_apart
+from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import components, local_rank, own_component
 from tf_optimizers.compression.wire import Wire

@@ -1,4 +1,4 @@
-"""What entries travel as, and in how many bytes.
+"""Decides what entries travel as, and in how many bytes.
 
 The devices of a worker have one residual in common, each a copy of it: their
 gradients are summed before it is compressed, and each sends a share of its
@@ -16,13 +16,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.agreement.kind import is_sparse_multi_worker
 from tf_optimizers.base.replicas import local_rank
-from tf_optimizers.distribute.entries import (
+from tf_optimizers.collectives.entries import (
     narrow_indices,
     packed_bits,
 )
-from tf_optimizers.distribute.kind import is_sparse_multi_worker
-from tf_optimizers.distribute.values import CODES
+from tf_optimizers.collectives.values import CODES
 
 # The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000

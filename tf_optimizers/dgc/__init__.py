@@ -1,1 +1,1 @@
-"""The mathematics of DGCMomentum."""
+"""Computes DGCMomentum."""

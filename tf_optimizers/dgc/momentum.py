@@ -1,4 +1,4 @@
-"""Momentum u, which every replica accumulates of its own gradients.
+"""Accumulates momentum u, every replica of its own gradients.
 
 A regularizer is a gradient, too, which is added there.
 """
@@ -7,11 +7,12 @@ import math
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.clipping import clip, clip_factor
-from tf_optimizers.base.gradients import as_dense
+from tf_optimizers._compat.keras import VARIABLES
+from tf_optimizers.base.gradients import as_dense, clip, clip_factor
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.residual import Increment
 from tf_optimizers.kernels.compiled import assign, compiled, read
@@ -149,3 +150,30 @@ def penalty_of(regularizer: Any) -> Penalty | None:
         float(getattr(regularizer, "l1", 0.0)),
         float(getattr(regularizer, "l2", 0.0)),
     )
+
+
+MARK = "rate_in_momentum"
+# What checkpoints call the variables, with the rate in the momentum.
+CHECKPOINT_NAMES = {False: VARIABLES, True: "variables_with_rate"}
+
+
+def check_saved(here: bool, there: bool) -> None:
+    """Refuse state that was saved by the other rule."""
+    if here != there:
+        raise ValueError(
+            "`rate_in_momentum` must be what the state was saved with. "
+            f"Received: {MARK}={here}, and the state of an optimizer with "
+            f"{MARK}={there}. Pass `{MARK}={there}`, or load the weights alone."
+        )
+
+
+def write_mark(store: Any) -> None:
+    """Say in a store of Keras that the rate is in the momentum."""
+    store[MARK] = np.array(True)
+
+
+def without_mark(store: Any, here: bool) -> dict[str, Any]:
+    """Return the variables of a store of Keras that is of this rule."""
+    names = list(store.keys())
+    check_saved(here, MARK in names)
+    return {name: store[name] for name in names if name != MARK}

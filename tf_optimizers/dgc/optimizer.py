@@ -1,4 +1,4 @@
-"""What replicas that exchange entries of their momentum do in a step."""
+"""Steps replicas that exchange entries of their momentum."""
 
 import warnings
 from collections.abc import Sequence
@@ -17,10 +17,12 @@ from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.dgc.momentum import Momentum, Penalty, Rule
-from tf_optimizers.dgc.saved import (
+from tf_optimizers.dgc.momentum import (
     CHECKPOINT_NAMES,
     MARK,
+    Momentum,
+    Penalty,
+    Rule,
     check_saved,
     without_mark,
     write_mark,

@@ -1,1 +1,1 @@
-"""How gradients travel between workers."""
+"""Trains Keras models on several workers as one process would."""

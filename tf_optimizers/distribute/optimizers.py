@@ -1,4 +1,4 @@
-"""The optimizers that train a model, wherever they hang, and what they train.
+"""Finds the optimizers that train a model, wherever they hang.
 
 That of `compile` is one of them. Others are used in a `train_step`: attributes
 of the model, in lists and dicts too, those of compiled parts, as of a GAN, and
@@ -6,6 +6,7 @@ those of the user's own objects.
 """
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -139,3 +140,53 @@ def _wrapped_by(optimizer: Any) -> list[Any]:
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = [] if inner is None else [inner]
     return [*parts, *getattr(optimizer, "optimizers", [])]
+
+
+_local: list[weakref.ref[Any]] = []  # In order, which all workers share.
+
+
+def note_local_steps(optimizer: Any) -> None:
+    """Note that an optimizer, which is built, takes several local steps."""
+    _local[:] = [each for each in _local if each() is not None]
+    _local.append(weakref.ref(optimizer))
+
+
+def steppers(model: keras.Model) -> list[Any]:
+    """Return each `SparseLoCo` of a model, inside of other optimizers too.
+
+    It has `sync_every`, `is_synchronized`, and `synchronize`.
+    """
+    found = {
+        id(part): part
+        for optimizer in optimizers_of(model).values()
+        for part in parts_of(optimizer)
+        if hasattr(part, "sync_every")
+    }
+    return list(found.values())
+
+
+def local_steppers(model: keras.Model) -> list[Any]:
+    """Return each `SparseLoCo` of several local steps that moves a model.
+
+    It may hang elsewhere: on a model that this one is a part of, or nowhere.
+    """
+    found = [each for each in steppers(model) if each.sync_every > 1]
+    own = _ids(model.variables)
+    others = [
+        each
+        for each in (reference() for reference in _local)
+        if each is not None and not own.isdisjoint(_ids(built_variables(each)))
+    ]
+    return list({id(each): each for each in found + others}.values())
+
+
+def _ids(variables: Sequence[Any]) -> set[int]:
+    return {
+        id(each.value if isinstance(each, keras.Variable) else each)
+        for each in variables
+    }
+
+
+def has_common_weights(model: keras.Model) -> bool:
+    """Tell whether a model's weights are equal on all replicas now."""
+    return all(each.is_synchronized for each in local_steppers(model))

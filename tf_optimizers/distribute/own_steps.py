@@ -1,4 +1,4 @@
-"""What a model's step gives to optimizers and metrics, by a replica's rows.
+"""Weighs what a model's step gives to optimizers and metrics, by rows.
 
 A step computes what one process would from the replica's rows. Gradients count
 by the replica's share where an optimizer takes them, which sums them over
@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
-from tf_optimizers.distribute.kind import is_sparse_multi_worker
+from tf_optimizers.agreement.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.share import Share, replica
 
 

@@ -1,15 +1,15 @@
-"""A replica's share of a batch, which is known throughout a model's step."""
+"""Tracks a replica's share of a batch throughout a model's step."""
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.counted import Rows
-from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers._compat.replicas import convert, plain_variable
+from tf_optimizers.data.notes import Counted, Rows
 
 
 class Share:
@@ -124,3 +124,63 @@ def count_rows(data: Any) -> Any:
             rows = tensor.shape[0]
             return tf.shape(tensor)[0] if rows is None else rows
     return None
+
+
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+def own_rows(function: Callable, arguments: Any) -> Callable:
+    """Return a function to which replicas pass rows of their own only.
+
+    What is no model's step counts rows by itself.
+
+    Args:
+        function: Called with each replica's part of the arguments.
+        arguments: A pair of positional ones and others.
+    """
+    counts = _counts(arguments)
+    if not any(counts):
+        return function
+    converted = convert(function)
+
+    def take(value: Any, rows: Rows | None) -> Any:
+        if rows is None:
+            return value
+        own = rows.own[local_rank(len(rows.own))]
+        return take_or_leave(value, (own > 0) | (rows.total == 0))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = tf.nest.flatten((args, kwargs))
+        leaves = list(map(take, leaves, counts))
+        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
+        return converted(*args, **kwargs)
+
+    return _as_it_is(call)
+
+
+def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
+    """Return all rows of a value, or none."""
+    rows = count_rows(value)
+    if rows is None:
+        return value
+    rows = tf.where(is_taken, rows, tf.zeros_like(rows))
+    if not isinstance(value, tf.SparseTensor):
+        return value[:rows]
+    shape = tf.concat([[rows], value.dense_shape[1:]], 0)
+    return tf.sparse.slice(value, tf.zeros_like(shape), shape)
+
+
+@_as_it_is
+def _counts(arguments: Any) -> list[Rows | None]:
+    """Return the rows for each leaf of arguments, None if not of a batch."""
+    args, kwargs = arguments
+    counts = []
+    for argument in (*args, *(kwargs[name] for name in sorted(kwargs))):
+        rows = None
+        for leaf in tf.nest.flatten(argument):
+            # Of a batch, the first tensor has them.
+            if isinstance(leaf, Counted):
+                rows = leaf.rows
+            is_part = isinstance(leaf, tf.distribute.DistributedValues)
+            counts.append(rows if is_part else None)
+    return counts

@@ -1,4 +1,4 @@
-"""Steps of Keras models, and what becomes of what they return.
+"""Runs steps of Keras models, and reduces what they return.
 
 numbers        count by the replica's rows: Keras takes their mean
 metrics        become what they are over the rows of all replicas
@@ -14,16 +14,16 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import step_of
-from tf_optimizers._compat.counted import Rows, rows_of
 from tf_optimizers._compat.replicas import convert
-from tf_optimizers.distribute.own_rows import take_or_leave
+from tf_optimizers.data.notes import Rows, rows_of
+from tf_optimizers.data.sharing import share_arguments
 from tf_optimizers.distribute.share import (
     Share,
     make_kept,
     replica,
     share_of,
+    take_or_leave,
 )
-from tf_optimizers.distribute.sharing import share_arguments
 
 # What a metric may have in variables that are summed with every step.
 _MOST_BYTES = 1 << 16

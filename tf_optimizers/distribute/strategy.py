@@ -8,37 +8,40 @@ import tensorflow as tf
 
 from tf_optimizers._compat.adoption import adopt_optimizers_of_keras
 from tf_optimizers._compat.building import build_from_specs
-from tf_optimizers._compat.draws import share_generators
 from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers._compat.patches import STRATEGY, check_names
-from tf_optimizers.distribute.agreement import (
+from tf_optimizers.agreement.cluster import (
+    check_cluster,
+    check_in_time,
+    check_options,
+    check_versions,
+    versions,
+)
+from tf_optimizers.agreement.kind import is_sparse_multi_worker
+from tf_optimizers.agreement.statements import (
     check_agreement,
     check_alike,
     gather_statements,
 )
-from tf_optimizers.distribute.cluster import (
-    check_cluster,
-    check_in_time,
-    check_options,
-)
-from tf_optimizers.distribute.gathering import gather_any
-from tf_optimizers.distribute.generators import peek_at_shared
-from tf_optimizers.distribute.kind import is_sparse_multi_worker
-from tf_optimizers.distribute.own_rows import own_rows
-from tf_optimizers.distribute.same_weights import EpochCheck
-from tf_optimizers.distribute.scalars import ScalarsOfRun
-from tf_optimizers.distribute.shared_data import adopt_seeds, propose_seeds
-from tf_optimizers.distribute.sharing import (
+from tf_optimizers.agreement.watchdog import watch
+from tf_optimizers.collectives.extended import SparseExtended
+from tf_optimizers.collectives.whole_runs import after_its_arguments, run_whole
+from tf_optimizers.data.draws import share_generators
+from tf_optimizers.data.generators import peek_at_shared
+from tf_optimizers.data.order import adopt_seeds, propose_seeds
+from tf_optimizers.data.sharing import (
     distribute_dataset,
     distribute_from_function,
 )
-from tf_optimizers.distribute.sparse_all_reduce import SparseExtended
-from tf_optimizers.distribute.standstill import watch
+from tf_optimizers.distribute.returned import (
+    ScalarsOfRun,
+    fill_up_rows,
+    gather_any,
+)
+from tf_optimizers.distribute.same_training import EpochCheck
+from tf_optimizers.distribute.share import own_rows
 from tf_optimizers.distribute.steps import Steps
 from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
-from tf_optimizers.distribute.uneven_rows import fill_up_rows
-from tf_optimizers.distribute.versions import check_versions, versions
-from tf_optimizers.distribute.whole_runs import after_its_arguments, run_whole
 
 
 class SparseMultiWorkerMirroredStrategy(

@@ -1,4 +1,4 @@
-"""How much of the loss of a global batch a replica's rows make up.
+"""Weighs losses by a replica's share of the rows of a global batch.
 
 In a step of a Keras model under our strategy, a replica computes what one
 process would from its rows, whoever writes the loss. What counts by its share
@@ -27,8 +27,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import hook_batches, merge_mask
+from tf_optimizers.agreement.kind import is_sparse_multi_worker
 from tf_optimizers.distribute import own_steps
-from tf_optimizers.distribute.kind import is_sparse_multi_worker
 from tf_optimizers.distribute.share import replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")

@@ -1,1 +1,1 @@
-"""Pure functions of tensors, compiled once per shape."""
+"""Compiles pure functions of tensors, once per shape."""

@@ -1,4 +1,4 @@
-"""Functions of tensors as TensorFlow graphs and as XLA kernels."""
+"""Compiles functions of tensors as TensorFlow graphs and as XLA kernels."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""L2 norms that do not overflow, underflow, or lose digits in long vectors.
+"""Computes L2 norms that do not overflow, underflow, or lose digits; moments.
 
 Squares are taken and summed in float64, so a norm is finite and has float32's
 accuracy, whatever the size of the elements. In float32, the square of 1e-25 is
@@ -6,6 +6,7 @@ accuracy, whatever the size of the elements. In float32, the square of 1e-25 is
 than 1e-4.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -125,3 +126,29 @@ def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
     """
     squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
     return tf.complex(*squares) if len(squares) == 2 else squares[0]
+
+
+def update_moments(
+    beta_1: float,
+    beta_2: float,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return Adam's moments of the gradient and of its square."""
+    m = beta_1 * m + (1 - beta_1) * gradient
+    # Scaled before squaring: the square of 1e20 alone overflows float32.
+    v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)
+    # The sum can still overflow. XLA vectorizes a select, but not a minimum.
+    limit = tf.constant(v.dtype.max, v.dtype)
+    return m, tf.where(v > limit, limit, v)
+
+
+def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
+    """Return 1 - beta^step to all digits of the dtype of `step`.
+
+    In float32, 1 - 0.999 itself is wrong by 1.3e-5.
+    """
+    if beta == 0.0:
+        return tf.ones_like(step)
+    return -tf.math.expm1(step * math.log(beta))

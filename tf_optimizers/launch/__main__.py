@@ -1,4 +1,4 @@
-"""Command line of the launcher."""
+"""Parses the launcher's command line."""
 
 import argparse
 import functools
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from tf_optimizers.launch.command import (
+from tf_optimizers.launch.child import (
     USAGE,
     problem_of_command,
     problem_of_environment,

@@ -1,4 +1,4 @@
-"""The events that the launcher waits for."""
+"""Collects the events that the launcher waits for."""
 
 import os
 import select

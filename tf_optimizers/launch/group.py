@@ -1,4 +1,4 @@
-"""A group of workers: how it starts, is watched and ends."""
+"""Starts, watches and ends a group of workers."""
 
 import json
 import os

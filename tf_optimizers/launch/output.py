@@ -1,4 +1,4 @@
-"""The workers' output: whole lines, each with its worker's prefix."""
+"""Forwards the workers' output: whole lines, each with its worker's prefix."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""One worker: its processes, and their end, even if the launcher is killed."""
+"""Runs one worker, and ends it even if the launcher is killed."""
 
 import os
 import signal

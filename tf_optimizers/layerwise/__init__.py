@@ -1,1 +1,1 @@
-"""What Lamb and LANS share."""
+"""Steps Lamb and LANS."""

@@ -1,4 +1,4 @@
-"""What Lamb and LANS share: Adam's state, and steps in proportion to |w|."""
+"""Keeps Adam's state, and steps in proportion to |w|, for Lamb and LANS."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,14 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import variable_index
-from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.precision import refreshed, state_dtype
-from tf_optimizers.base.replicas import backend_variable, local_component
-from tf_optimizers.base.weight_decay import (
+from tf_optimizers.base.exclusions import (
     LAYER_ADAPTATION,
     check_exclusions,
     check_weight_decay,
 )
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.precision import refreshed, state_dtype
+from tf_optimizers.base.replicas import backend_variable, local_component
 from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,

@@ -1,4 +1,4 @@
-"""One step of Lamb or LANS on one variable, as one XLA kernel.
+"""Steps Lamb or LANS on one variable, as one XLA kernel.
 
 No weight can move before the norms of whole directions are known:
 
@@ -15,8 +15,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers.kernels.compiled import assign, read
-from tf_optimizers.kernels.moments import bias_correction, update_moments
-from tf_optimizers.kernels.norms import norms
+from tf_optimizers.kernels.norms import bias_correction, norms, update_moments
 
 
 class LayerwiseHyperparameters(NamedTuple):

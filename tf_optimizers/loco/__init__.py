@@ -1,1 +1,1 @@
-"""How SparseLoCo uses its inner optimizer."""
+"""Runs the inner optimizer of SparseLoCo."""

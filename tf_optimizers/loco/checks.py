@@ -1,4 +1,4 @@
-"""Checks of SparseLoCo's arguments and of its inner optimizer."""
+"""Checks SparseLoCo's arguments and its inner optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

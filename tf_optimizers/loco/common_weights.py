@@ -1,4 +1,4 @@
-"""What Keras's models do for SparseLoCo, before they train or are read."""
+"""Synchronizes models before they are trained or read."""
 
 import functools
 import itertools
@@ -12,8 +12,8 @@ import tensorflow as tf
 from tf_optimizers._compat.callbacks import call_first, check_saving
 from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
-from tf_optimizers.distribute.local_steps import local_steppers, steppers
-from tf_optimizers.distribute.workers import Workers
+from tf_optimizers.agreement.workers import Workers
+from tf_optimizers.distribute.optimizers import local_steppers, steppers
 from tf_optimizers.loco.checks import check_layers, check_saved
 
 # With fewer, much is still held back at the end of a run.

@@ -1,4 +1,4 @@
-"""Local steps: how far each replica's inner optimizer moves the weights."""
+"""Measures how far each replica's inner optimizer moves the weights."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

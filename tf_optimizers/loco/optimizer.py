@@ -1,4 +1,4 @@
-"""How replicas step, each by itself, and exchange what that has moved."""
+"""Steps each replica by itself, and exchanges what that has moved."""
 
 import functools
 import warnings
@@ -16,14 +16,14 @@ from tf_optimizers._compat.keras import (
     strategy_of,
     variable_index,
 )
+from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import backend_variable, own_component
-from tf_optimizers.base.weight_decay import check_exclusions
 from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.distribute.local_steps import note_local_steps
+from tf_optimizers.distribute.optimizers import note_local_steps
 from tf_optimizers.loco.checks import check_excluded, check_under, parts_of
 from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
 from tf_optimizers.loco.rounds import Choice, Rounds

@@ -1,4 +1,4 @@
-"""Rounds of local steps, which all replicas begin with the same weights.
+"""Runs rounds of local steps, which all replicas begin with the same weights.
 
     round begins         local steps              synchronization
     start <- w_i    ──   w_i <- inner step   ──   movement = start - w_i

@@ -1,1 +1,1 @@
-"""What AdamOffload keeps and computes on the host."""
+"""Keeps and computes on the host what AdamOffload keeps and computes."""

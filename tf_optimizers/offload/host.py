@@ -1,4 +1,4 @@
-"""Where the host is, and how state and gradients get there."""
+"""Places state and gradients on the host."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

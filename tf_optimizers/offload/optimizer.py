@@ -1,6 +1,6 @@
-"""State and step on the host, once per worker process."""
+"""Keeps state and steps on the host, once per worker process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -10,17 +10,20 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.averages import with_components
 from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers._compat.replicas import call_across_replicas, update_each
-from tf_optimizers.base.accumulation import Accumulators
-from tf_optimizers.base.clipping import clip
-from tf_optimizers.base.gradients import in_state_dtype
+from tf_optimizers.base.gradients import clip, in_state_dtype
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import is_half
-from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.base.replicas import (
+    Accumulators,
+    backend_variable,
+    components,
+)
 from tf_optimizers.offload.host import (
     HOST,
     Host,
     HostGradient,
     check_not_compiled,
+    is_host,
     is_on_host,
     on_host,
     variables_on_host,
@@ -194,3 +197,46 @@ def _store(variable: tf.Variable, change: tf.Tensor) -> None:
         variable.assign(change)
     else:
         variable.assign_sub(change)
+
+
+Summary = dict[str, dict[str, dict[str, int]]]
+
+
+def bytes_by_device(
+    name: str,
+    weights: Sequence[Any],
+    state: Iterable[Any],
+    master_weights: Iterable[Any],
+) -> Summary:
+    """Return {optimizer: {"device" or "host": {what: bytes}}} of this worker.
+
+    The optimizers are `name` and, for comparison, `keras.optimizers.Adam`: it
+    keeps two moments wherever there is a weight, in the weight's dtype.
+    """
+    held = _by_device(weights)
+    slots = _by_device(state)
+    masters = _by_device(master_weights)
+    return {
+        name: {
+            device: {
+                "weights": size,
+                "state": slots[device],
+                "master_weights": masters[device],
+            }
+            for device, size in held.items()
+        },
+        "keras.optimizers.Adam": {
+            device: {"weights": size, "state": 2 * size, "master_weights": 0}
+            for device, size in held.items()
+        },
+    }
+
+
+def _by_device(variables: Iterable[Any]) -> dict[str, int]:
+    """Return the bytes of all copies on the host, and of those elsewhere."""
+    sizes = {"device": 0, "host": 0}
+    for variable in variables:
+        for copy in components(variable):
+            device = "host" if is_host(copy.device) else "device"
+            sizes[device] += copy.shape.num_elements() * copy.dtype.size
+    return sizes

@@ -1,4 +1,4 @@
-"""One step of Adam on one variable, as one kernel on the host.
+"""Steps Adam on one variable, as one kernel on the host.
 
 m and v are updated in place. There is a kernel for each place that the weight
 can be in: here (`move`), elsewhere (`update`), or here in full precision and
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_optimizers.base.precision import refreshed
 from tf_optimizers.kernels.compiled import assign, read
-from tf_optimizers.kernels.moments import bias_correction, update_moments
+from tf_optimizers.kernels.norms import bias_correction, update_moments
 
 
 class AdamHyperparameters(NamedTuple):

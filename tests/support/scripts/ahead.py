@@ -13,8 +13,8 @@ from versions import KERAS
 
 import tf_optimizers as tfo
 from tf_optimizers._compat import coordination
-from tf_optimizers._compat.counted import rows_of
-from tf_optimizers._compat.look_ahead import FIRST_BATCH
+from tf_optimizers.data.look_ahead import FIRST_BATCH
+from tf_optimizers.data.notes import rows_of
 
 # Older ones draw in the function of the step.
 DRAWS_EAGERLY = KERAS >= (3, 16)

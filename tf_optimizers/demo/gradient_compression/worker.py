@@ -18,6 +18,10 @@ import keras
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.agreement.statements import (
+    check_agreement,
+    gather_statements,
+)
 from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
 from tf_optimizers.demo.gradient_compression.study import (
     FULL,
@@ -32,10 +36,6 @@ from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 from tf_optimizers.demo.tuning import tune
-from tf_optimizers.distribute.agreement import (
-    check_agreement,
-    gather_statements,
-)
 
 
 def main(task_path: str) -> None:

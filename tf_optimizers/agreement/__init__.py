@@ -1,0 +1,1 @@
+"""Checks that workers agree, outside of steps, and watches them in steps."""

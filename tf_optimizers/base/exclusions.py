@@ -1,0 +1,299 @@
+"""Excludes variables from weight decay, and finds them again after loading.
+
+Loading a model gives its variables other paths: the names of models go, and
+layers that nobody has named count on.
+
+    sequential/dense/kernel, sequential/dense_1/kernel
+    dense/kernel, dense_1/kernel
+
+It keeps their order, their own names and their shapes. So a config has the
+positions of excluded variables, and what all variables were called, by which
+another model shows. Before the optimizer is built, it has the paths of those
+that a user has chosen.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from tf_optimizers._compat.keras import path_of, variable_key
+from tf_optimizers.base import exclusions as known_again
+from tf_optimizers.checks import check_non_negative, check_patterns
+
+# The config's entry, and what is in it.
+ENTRY = "excluded_variables"
+_ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
+
+
+def search(patterns: Sequence[str] | None, variables: Sequence[Any]) -> set:
+    """Return the positions of variables that any pattern is found in.
+
+    Patterns are searched in each path, and in what is left of it after
+    loading, without the name of the model.
+    """
+    paths = list(map(path_of, variables))
+    return {
+        i
+        for i, both in enumerate(zip(paths, _without_model(paths), strict=True))
+        for pattern in patterns or ()
+        if any(re.search(pattern, path) for path in both)
+    }
+
+
+def description(variable: Any) -> tuple[str, str]:
+    """Return the path and the shape of a variable."""
+    return path_of(variable), str(tuple(variable.shape))
+
+
+def names_apart(variables: Sequence[Any]) -> list[str]:
+    """Return a name for each variable: its path, and which of that path."""
+    names: list[str] = []
+    seen: Counter[str] = Counter()
+    for path in map(path_of, variables):
+        seen[path] += 1
+        names.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return names
+
+
+@dataclasses.dataclass(frozen=True)
+class Excluded:
+    """Which of the variables that an optimizer is built with are excluded.
+
+    Args:
+        variables: All of them.
+        chosen: The positions of those that a user has chosen.
+        by_patterns: Patterns and the positions that they have found, by their
+            purpose; no purpose has no pattern.
+    """
+
+    variables: Sequence[Any] = ()
+    chosen: AbstractSet[int] = frozenset()
+    by_patterns: Mapping[str, tuple[Sequence[str], AbstractSet[int]]] = (
+        dataclasses.field(default_factory=dict)
+    )
+
+    def has(self, purpose: str, index: int) -> bool:
+        """Tell whether patterns exclude the variable at a position."""
+        return index in self.by_patterns.get(purpose, ((), ()))[1]
+
+    def entry(self) -> dict[str, Any]:
+        """Return a config's entry, empty if nothing can be excluded."""
+        if not self.chosen and not self.by_patterns:
+            return {}
+        return {
+            _ALL: list(map(_label, self.variables)),
+            _CHOSEN: sorted(self.chosen),
+            **{
+                purpose: [list(patterns), sorted(found)]
+                for purpose, (patterns, found) in self.by_patterns.items()
+            },
+        }
+
+
+def entry_of_chosen(variables: Iterable[Any]) -> dict[str, Any]:
+    """Return a config's entry of variables before `build`: `description`s."""
+    return {_PATHS: sorted(map(list, variables))}
+
+
+def recorded(
+    entry: Mapping[str, Any],
+    purpose: str,
+    patterns: Sequence[str],
+    variables: Sequence[Any],
+) -> set[int] | None:
+    """Return what patterns have found; None of other patterns or variables."""
+    saved_patterns, found = entry.get(purpose, (None, ()))
+    is_same = entry.get(_ALL) == list(map(_label, variables))
+    return set(found) if is_same and saved_patterns == list(patterns) else None
+
+
+def chosen(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:
+    """Return the positions of an entry's chosen variables, or raise."""
+    if not entry.get(_CHOSEN):
+        return {
+            _find(path, shape, variables)
+            for path, shape in entry.get(_PATHS, ())
+        }
+    labels = list(map(_label, variables))
+    if entry[_ALL] == labels:
+        return set(entry[_CHOSEN])
+    expected = [entry[_ALL][i] for i in entry[_CHOSEN]]
+    raise _not_found(f"{expected} among {entry[_ALL]}", labels)
+
+
+def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
+    """Return the position of the only variable that can be meant."""
+    described = list(map(description, variables))
+    is_there = any(other == path for other, _ in described)
+    found = [
+        i
+        for i, (other, its_shape) in enumerate(described)
+        if shape == its_shape
+        and (other == path if is_there else _may_be(path, other))
+    ]
+    if len(found) != 1:
+        paths = [other for other, _ in described]
+        raise _not_found(f"{path!r} of shape {shape}", paths)
+    return found[0]
+
+
+def _may_be(path: str, other: str) -> bool:
+    """Tell whether two paths differ by the names of models before them."""
+    one, two = f"/{path}", f"/{other}"
+    return one.endswith(two) or two.endswith(one)
+
+
+def _label(variable: Any) -> str:
+    """Return a variable's own name, without a count, and its shape."""
+    path, shape = description(variable)
+    return f"{re.sub(r'_[0-9]+$', '', path.rpartition('/')[2])} {shape}"
+
+
+def _without_model(paths: Sequence[str]) -> list[str]:
+    """Return paths without the model's name, if all begin with one."""
+    rests = [path.partition("/")[2] for path in paths]
+    names = {path.partition("/")[0] for path in paths}
+    # Of a single layer, what follows are the variables' own names.
+    is_model = len(names) == 1 and any("/" in rest for rest in rests)
+    return rests if is_model else list(paths)
+
+
+def _not_found(received: str, there: Sequence[str]) -> ValueError:
+    return ValueError(
+        "Variables that were passed to `exclude_from_weight_decay(var_list)` "
+        "must be found again where an optimizer's config is used. Received: "
+        f"{received}, for a model of {there}. Use the config for a model as "
+        "it was saved with; or build the optimizer before you save, with "
+        "`optimizer.build(model.trainable_variables)`; or make a new optimizer."
+    )
+
+
+# Biases, and scales and offsets of normalization, by the last part of a path.
+BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
+
+# What exclusions are for.
+WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusions:
+    """The variables that are not decayed, and others that patterns exclude.
+
+    Args:
+        patterns: None or regular expressions, searched in `variable.path`.
+        names: Patterns from a call of `exclude_from_weight_decay()`.
+        variables: Descriptions of the single variables of that call, by key.
+        saved: What a config says of another optimizer's variables.
+    """
+
+    patterns: Sequence[str] | None = None
+    names: Sequence[str] = ()
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def with_call(
+        self, variables: Mapping[str, Any], names: Sequence[str] | None
+    ) -> "Exclusions":
+        """Return the exclusions after a call; `variables` are by their keys."""
+        return Exclusions(
+            self.patterns,
+            tuple(map(_in_name, check_patterns("var_names", names) or ())),
+            {
+                key: known_again.description(variable)
+                for key, variable in variables.items()
+            },
+        )
+
+    def as_patterns(self) -> list[str] | None:
+        """Return the patterns, those of names too, for a config."""
+        if self.patterns is None and not self.names:
+            return None
+        return [*(self.patterns or ()), *self.names]
+
+    def find(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        others: Mapping[str, Sequence[str] | None],
+    ) -> Excluded:
+        """Return which of an optimizer's variables are excluded.
+
+        Args:
+            optimizer: Not built yet.
+            variables: That it will be built with.
+            others: Patterns for other purposes than weight decay.
+
+        Raises:
+            ValueError: If a config excludes variables that are not here.
+        """
+        patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
+        by_patterns = {
+            purpose: (each, self._found(purpose, each, variables))
+            for purpose, each in patterns.items()
+            if each
+        }
+        chosen = known_again.chosen(self.saved, variables) | {
+            i
+            for i, variable in enumerate(variables)
+            if variable_key(optimizer, variable) in self.variables
+        }
+        return Excluded(variables, chosen, by_patterns)
+
+    def _found(
+        self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
+    ) -> set[int]:
+        """Return the positions of what patterns exclude, here or when saved."""
+        saved = known_again.recorded(self.saved, purpose, patterns, variables)
+        if saved is not None:
+            return saved
+        return known_again.search(patterns, variables)
+
+    def config(self, excluded: Excluded) -> dict[str, Any]:
+        """Return patterns, and which variables these and calls exclude.
+
+        Args:
+            excluded: What `find` has returned; of no variables before that.
+        """
+        entry = self.saved
+        if excluded.variables:
+            entry = excluded.entry()
+        elif self.variables:
+            entry = known_again.entry_of_chosen(self.variables.values())
+        patterns = self.as_patterns()
+        config: dict[str, Any] = {"exclude_from_weight_decay": patterns}
+        return config | ({known_again.ENTRY: entry} if entry else {})
+
+
+def check_exclusions(
+    patterns: Sequence[str] | None, others: dict[str, Any]
+) -> Exclusions:
+    """Return what the argument `exclude_from_weight_decay` excludes.
+
+    A config may say more of it, in an entry that is removed from `others`.
+    """
+    saved = others.pop(known_again.ENTRY, None) or {}
+    patterns = check_patterns("exclude_from_weight_decay", patterns)
+    return Exclusions(patterns, saved=saved)
+
+
+def check_weight_decay(value: float | None) -> float:
+    """Return a decay as a float; None means 0."""
+    return check_non_negative("weight_decay", 0.0 if value is None else value)
+
+
+# An escaped character, a set, or an anchor.
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
+
+
+def _in_name(pattern: str) -> str:
+    """Return a pattern that searches a path after its last slash."""
+    flags = "".join(re.findall(r"^(?:\(\?[aiLmsux]+\))+", pattern))
+    body = _PARTS.sub(
+        lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
+        pattern.removeprefix(flags),
+    )
+    # Flags must come first. What matches has no slash left to cross.
+    return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"

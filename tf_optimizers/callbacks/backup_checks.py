@@ -1,0 +1,95 @@
+"""Checks the arguments of `BackupAndRestore`, and the state of a run."""
+
+import os
+from typing import Any
+
+from tf_optimizers.agreement.workers import Workers, digests
+from tf_optimizers.callbacks.state import State, Values
+from tf_optimizers.checks import check_integer
+
+
+def check_folder(path: Any) -> str:
+    """Return the path of a folder as text."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"`backup_dir` must be a path. Received: backup_dir={path!r}."
+        )
+    text = os.fspath(path)
+    if not text or "://" in str(text):
+        raise ValueError(
+            "`backup_dir` must be a folder on a local or mounted file system. "
+            f"Received: backup_dir={path!r}. Mount the storage to use it."
+        )
+    return str(text)
+
+
+def check_frequency(value: Any) -> str | int:
+    """Return a number of batches, or "epoch"."""
+    if value == "epoch":
+        return value
+    try:
+        return check_integer("save_freq", value, 1)
+    except TypeError:
+        raise TypeError(
+            '`save_freq` must be "epoch" or an integer >= 1. '
+            f"Received: save_freq={value!r}."
+        ) from None
+
+
+def check_name(value: Any) -> str | None:
+    """Return the name of a run, or None."""
+    message = (
+        f"`name` must be a non-empty string or None. Received: name={value!r}."
+    )
+    if value is not None and not isinstance(value, str):
+        raise TypeError(message)
+    if value == "":
+        raise ValueError(message)
+    return value
+
+
+def find_alike(values: Values, workers: Workers) -> set[str]:
+    """Return the names of what is equal on all replicas."""
+    if workers.replicas == 1:
+        return set(values)
+    mine = {name: digests(parts) for name, parts in values.items()}
+    everyone = workers.gather(mine)
+    return {
+        name
+        for name in values
+        if len(set().union(*(each[name] for each in everyone))) == 1
+    }
+
+
+def find_not_finite(
+    state: State, values: Values, workers: Workers
+) -> str | None:
+    """Return the path of the first variable with NaN or inf on any worker."""
+    found = workers.gather(state.first_not_finite(values))
+    first = min((i for i in found if i is not None), default=None)
+    return None if first is None else state.sections["lasting"][first].path
+
+
+def check_finite(state: State, values: Values, workers: Workers) -> None:
+    """Refuse to back up a run that has diverged."""
+    path = find_not_finite(state, values, workers)
+    if path is not None:
+        raise RuntimeError(
+            "A variable must be finite to be backed up. Received NaN or inf "
+            f"in {path}. The previous backup is kept: start again from it with "
+            "a lower learning rate or with `clipnorm`, and check the data."
+        )
+
+
+def check_weights(state: State, alike: set[str]) -> None:
+    """Raise if weights differ between replicas that have them in common."""
+    if not state.has_common_weights:
+        return
+    for i, variable in enumerate(state.sections["lasting"]):
+        if variable.trainable and f"lasting.{i}" not in alike:
+            raise RuntimeError(
+                "A weight must be the same on all replicas. Received "
+                f"different values of {variable.path}. Do not assign to "
+                "weights on one worker alone, and start again from the last "
+                "backup."
+            )

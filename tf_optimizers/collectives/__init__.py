@@ -1,0 +1,1 @@
+"""Sends values between replicas: in few messages, in one order, and watched."""

@@ -1,0 +1,173 @@
+"""Packs tensors of any dtype, and entries, as 32-bit words.
+
+Every collective takes such words."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.collectives.positions import (
+    from_bytes,
+    position_bits,
+    read_positions,
+    to_bytes,
+    write_positions,
+)
+from tf_optimizers.collectives.values import value_code
+
+_BYTES = 4
+
+
+def to_words(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the bits of a tensor as int32 [words], filled up with zeros."""
+    flat = tf.reshape(tensor, [-1])
+    if tensor.dtype.size < _BYTES:
+        per_word = _BYTES // tensor.dtype.size
+        flat = tf.pad(flat, [[0, -tf.size(flat) % per_word]])
+        flat = tf.reshape(flat, [-1, per_word])
+    return tf.reshape(tf.bitcast(flat, tf.int32), [-1])
+
+
+class WordReader:
+    """Reads tensors of several replicas back, in the order of `to_words`.
+
+    Args:
+        words: int32, of each replica equally many.
+        replicas: Their number.
+    """
+
+    def __init__(self, words: tf.Tensor, replicas: int) -> None:
+        self._words = tf.reshape(words, [replicas, -1])
+        self.replicas = replicas
+        self._next: Any = 0
+
+    def read(self, dtype: tf.DType, shape: Sequence[Any]) -> tf.Tensor:
+        """Return [replicas, *shape] of what each replica wrote next."""
+        size = math.prod(shape)
+        end = self._next + -(-size * dtype.size // _BYTES)
+        words = self._words[:, self._next : end]
+        self._next = end
+        if dtype.size > _BYTES:
+            per_element = dtype.size // _BYTES
+            words = tf.reshape(words, [self.replicas, -1, per_element])
+        flat = tf.reshape(tf.bitcast(words, dtype), [self.replicas, -1])
+        return tf.reshape(flat[:, :size], [self.replicas, *shape])
+
+
+_WORD = tf.int32.size
+
+
+class Entries(NamedTuple):
+    """Entries of a flattened tensor, equally many on every replica.
+
+    Args:
+        values: [n].
+        positions: int [n], rising; first may be some -1, with values that
+            are not sent. Of several replicas, those of one after those of
+            another, and 0 with a value of 0 for what was not sent.
+        size: Elements of the tensor.
+        code: What values are sent as, of `CODES`. They must be rounded to it.
+            None for what they are.
+    """
+
+    values: tf.Tensor
+    positions: tf.Tensor
+    size: int
+    code: str | None = None
+
+    @property
+    def code_name(self) -> str:
+        """What values are sent as."""
+        return self.code or self.values.dtype.name
+
+    def slices(self) -> tf.IndexedSlices:
+        """Return them as TensorFlow has them."""
+        return tf.IndexedSlices(
+            self.values,
+            tf.maximum(self.positions, 0),
+            tf.constant([self.size]),
+        )
+
+
+def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
+    """Return the indices, as int32 where it is known to hold them."""
+    shape = None
+    if part.dense_shape is not None:
+        shape = tf.get_static_value(part.dense_shape)
+    if shape is not None and shape[0] <= tf.int32.max:
+        return tf.cast(part.indices, tf.int32)
+    return part.indices
+
+
+def packed_bits(size: int, count: int, code: str) -> int:
+    """Return what `count` of `size` elements take, as entries."""
+    values = 8 * value_code(code).byte_size(count)
+    return values + position_bits(size, count)
+
+
+def whole_bytes(bits: Sequence[int]) -> list[int]:
+    """Return the bytes of parts that have these bits, one behind another.
+
+    The sum is what all take: whole words. A byte counts where it begins.
+    """
+    ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
+    ends[-1] += -ends[-1] % _WORD
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
+    """Return the words of each row of `pack_entries`."""
+    bits = [
+        packed_bits(e.size, e.values.shape[0] // rows, e.code_name)
+        for e in entries
+    ]
+    return sum(whole_bytes(bits)) // _WORD
+
+
+def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
+    """Return the words of entries of one code, int32 [rows, words].
+
+    Args:
+        entries: Of each tensor, those of one row after those of another.
+        rows: Their number.
+    """
+    values = [tf.reshape(e.values, [rows, -1]) for e in entries]
+    positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]
+    written = value_code(entries[0].code_name).write(values)
+    where = write_positions(positions, [e.size for e in entries])
+    data = tf.concat([written, to_bytes(tf.concat(where, 1))], 1)
+    words = packed_words(entries, rows)
+    data = tf.pad(data, [[0, 0], [0, _WORD * words - data.shape[1]]])
+    return tf.bitcast(tf.reshape(data, [rows, words, _WORD]), tf.int32)
+
+
+def unpack_entries(
+    words: tf.Tensor, entries: Sequence[Entries], rows: int = 1
+) -> list[Entries]:
+    """Return the entries of all rows that arrived, in their order.
+
+    Args:
+        words: int32 [any, words], a row of `pack_entries` in each.
+        entries: This replica's, for dtypes and shapes.
+        rows: In how many rows it has packed them.
+    """
+    sizes = [e.size for e in entries]
+    counts = [e.values.shape[0] // rows for e in entries]
+    code = value_code(entries[0].code_name)
+    data = tf.reshape(tf.bitcast(words, tf.uint8), [words.shape[0], -1])
+    first = sum(map(code.byte_size, counts))
+    bits = from_bytes(data[:, first:], sum(map(position_bits, sizes, counts)))
+    where = read_positions(bits, sizes, counts)
+    values = code.read(data[:, :first], where)
+    return [
+        e._replace(
+            values=tf.reshape(value, [-1]),
+            positions=tf.cast(
+                tf.reshape(tf.maximum(at, 0), [-1]), e.positions.dtype
+            ),
+        )
+        for value, at, e in zip(values, where, entries, strict=True)
+    ]

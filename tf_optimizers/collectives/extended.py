@@ -1,0 +1,292 @@
+"""Runs replicas of workers, and what optimizers and data ask of them."""
+
+import functools
+import itertools
+import multiprocessing.pool
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_utils,
+    distribute_utils,
+)
+
+from tf_optimizers._compat.coordination import joined_cluster
+from tf_optimizers.collectives.all_reduce import SparseCollectiveAllReduce
+from tf_optimizers.collectives.beside import Beside
+from tf_optimizers.collectives.entries import Entries
+from tf_optimizers.collectives.launcher import ranks_in
+from tf_optimizers.collectives.progress import is_in_run
+
+_numbers = itertools.count(1)
+# More than workers: the inner channel of each takes one.
+_KEYS_PER_STRATEGY = 1 << 12
+
+
+class SparseExtended(
+    collective_all_reduce_strategy.CollectiveAllReduceExtended
+):
+    """The extension of `MultiWorkerMirroredStrategy`.
+
+    A strategy does its work in such an object, which has no public name, and
+    optimizers ask it for exchanges: methods of a replica, in graphs and in
+    eager mode.
+    """
+
+    is_sparse_multi_worker = True  # See `is_sparse_multi_worker`.
+    number: int  # Of the strategies of this process, in order, from 1.
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long a collective may wait for other workers."""
+        return self._communication_options.timeout_seconds
+
+    def _use_merge_call(self) -> bool:
+        # Without merge calls, collectives may stand inside a `tf.cond`, and
+        # gradient accumulation works.
+        return False
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes one CPU; we take every logical one. With one, the
+        # two are the same.
+        devices, kind = super()._initialize_local_devices(
+            cluster_resolver, worker_device
+        )
+        if kind == "CPU":
+            own = tf.DeviceSpec.from_string(worker_device)
+            found = [
+                tf.DeviceSpec.from_string(device.name)
+                for device in tf.config.list_logical_devices("CPU")
+            ]
+            count = sum((d.job, d.task) == (own.job, own.task) for d in found)
+            devices = tuple(
+                f"{worker_device}/device:CPU:{i}" for i in range(count)
+            )
+        return devices, kind
+
+    def _initialize_local(
+        self, cluster_resolver: Any, devices: Any = None
+    ) -> None:
+        self._take_keys()
+        super()._initialize_local(cluster_resolver, devices)
+        self._replace_collectives()
+
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        self._take_keys()
+        if joined_cluster() is not None:
+            # Another strategy did: its server and its watch over peers remain.
+            self._std_server_started = True
+            self._enable_check_health = False
+        super()._initialize_multi_worker(cluster_resolver)
+        self._replace_collectives()
+
+    def _take_keys(self) -> None:
+        # All of TensorFlow's strategies start at the same group key, so one
+        # would meet the collectives of another.
+        self.number = next(_numbers)
+        self._collective_key_base += self.number * _KEYS_PER_STRATEGY
+
+    def _replace_collectives(self) -> None:
+        # There is no argument for them.
+        self._cross_device_ops = self._make_collectives(
+            self._collective_keys, self.replicas
+        )
+        # Far from the keys of all strategies' own collectives.
+        key = self._collective_key_base + (1 << 24)
+        self._side_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            self.replicas,
+        )
+        key = self._collective_key_base + (1 << 26)
+        self._input_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            self.replicas,
+        )
+        # Groups of different devices need keys of their own.
+        key = self._collective_key_base + (1 << 25) + self.worker_index
+        self._worker_channel = self._make_collectives(
+            cross_device_utils.CollectiveKeys(group_key_start=key),
+            len(self.worker_devices),
+        )
+
+    def _make_collectives(
+        self, keys: Any, replicas: int
+    ) -> SparseCollectiveAllReduce:
+        count = len(self.worker_devices)
+        is_local = replicas == count
+        return SparseCollectiveAllReduce(
+            devices=self.worker_devices,
+            group_size=replicas,
+            options=self._communication_options,
+            collective_keys=keys,
+            ranks=range(count) if is_local else ranks_in(self.tasks, count),
+            first_replica=0 if is_local else self.worker_index * count,
+        )
+
+    def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
+        """Reduce over all replicas, without waiting for other collectives.
+
+        TensorFlow runs the collectives of a group of devices one after another,
+        and has no public way to form a second group.
+        """
+        return self._side_channel.reduce(
+            tf.distribute.ReduceOp(reduce_op), value, destinations=value
+        )
+
+    def ask_ahead(
+        self,
+        summarize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        notes: Sequence[tf.Tensor],
+        before: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return what the notes of all replicas on a batch say.
+
+        Args:
+            summarize: Called with all notes, and `before`.
+            notes: One of each replica of this worker.
+            before: What those on the batch before said.
+        """
+        ask = self._ask_in_function if tf.executing_eagerly() else self._ask
+        return ask(summarize, list(notes), before)
+
+    @functools.cached_property
+    def _ask_in_function(self) -> Callable:
+        """Does so in one call, in which nothing waits for Python."""
+        return tf.function(self._ask, autograph=False)
+
+    def _ask(
+        self, summarize: Callable, notes: list[tf.Tensor], before: tf.Tensor
+    ) -> tf.Tensor:
+        return summarize(self._gather_ahead(notes), before)
+
+    def _gather_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Stack small tensors of all replicas, without waiting for others.
+
+        A gather runs beside the scalars of a step, which come at its end.
+
+        Args:
+            parts: One of each replica of this worker, of one shape.
+        """
+        if self.workers == 1:
+            return tf.stack(parts)
+
+        def gather(rank: int) -> tf.Tensor:
+            return self._input_channel.all_gather(
+                parts[rank][tf.newaxis], rank, self._communication_options
+            )
+
+        return _in_every_replica(gather, len(parts))[0]
+
+    @functools.cached_property
+    def beside(self) -> Beside:
+        """Asks the others eagerly, beside a step."""
+        return Beside(self, is_at_once=self.workers == 1)
+
+    def check_step_ended(self) -> None:
+        """Note that a step has failed, if one has not ended.
+
+        Called between steps by the main thread, which usually runs them too.
+        """
+        if any(map(is_in_run, self.channel.progress())):
+            self.channel.enter()
+
+    def in_replica(self, method: Callable, *args: Any) -> Any:
+        """Return `method(*args, local rank, options)` for the calling replica.
+
+        Args:
+            method: Of the collectives of some channel.
+            *args: Nests, in which tensors are this replica's.
+        """
+        context = tf.distribute.get_replica_context()
+        options = self._communication_options
+        count = len(self.worker_devices)
+        if not tf.executing_eagerly():
+            rank = tf.get_static_value(context.replica_id_in_sync_group) % count
+            return method(*args, rank, options)
+
+        def call_all(strategy: Any, args: Any) -> Any:
+            def call(rank: int) -> Any:
+                own = distribute_utils.select_replica(rank, args)
+                return method(*own, rank, options)
+
+            results = _in_every_replica(call, count)
+            return distribute_utils.regroup(tuple(results))
+
+        return context.merge_call(call_all, args=(args,))
+
+    def exchange(
+        self, entries: Sequence[Entries], values: Sequence[Any]
+    ) -> tuple[list[Entries], list[Any]]:
+        """Return the entries of all replicas, and the sums of other values."""
+        return self.in_replica(
+            self.channel.exchange, list(entries), list(values)
+        )
+
+    def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
+        """Send every replica a row of [N, ...]; return those that came."""
+        return self.in_replica(self.channel.all_to_all, rows)
+
+    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum tensors over the replicas of this process, in each of them.
+
+        A replica's public `all_reduce` covers the replicas of all workers.
+        """
+        total = tf.distribute.ReduceOp.SUM
+        return self.in_replica(
+            self._worker_channel.all_reduce, total, list(values)
+        )
+
+    @property
+    def channels(self) -> list[SparseCollectiveAllReduce]:
+        """All collectives that workers meet in."""
+        return [
+            self._cross_device_ops,
+            self._side_channel,
+            self._input_channel,
+        ]
+
+    @property
+    def channel(self) -> SparseCollectiveAllReduce:
+        """The collectives of all replicas; no public accessor."""
+        return self._cross_device_ops
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers."""
+        return self._num_replicas_in_sync
+
+    @property
+    def workers(self) -> int:
+        """The number of worker processes; no public accessor."""
+        return self._num_workers
+
+    @property
+    def worker_index(self) -> int:
+        """This process's rank among the workers; the chief's is 0."""
+        return self._id_in_cluster
+
+    @property
+    def tasks(self) -> list[str]:
+        """TensorFlow's names of the workers; no public accessor."""
+        cluster = self._cluster_spec
+        return [
+            f"/job:{job}/replica:0/task:{task}"
+            for job in ("chief", "worker")
+            if job in cluster.jobs
+            for task in cluster.task_indices(job)
+        ]
+
+
+def _in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
+    """Return `function(local rank)` of each of this worker's replicas."""
+    ranks = range(count)
+    if not tf.executing_eagerly():
+        return list(map(function, ranks))
+    # All at the same time: one after another, the first would wait for the
+    # next for ever.
+    with multiprocessing.pool.ThreadPool(count) as pool:
+        return pool.map(function, ranks)

@@ -1,0 +1,261 @@
+"""Notes the rows of each batch, and of the next, on a worker's elements.
+
+With two replicas on a worker, which take turns, and three elements:
+
+    element            a        b        c        c'       c'
+    has one, rows      1, 4     1, 4     1, 2     0, 0     0, 0   ...
+    two later          1, 2     0, 0     0, 0     0, 0     0, 0
+
+c' is the first row of c. A worker whose data have ended goes on with it for as
+long as others have some, as few layers take a batch without rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, values
+
+from tf_optimizers.data.parts import blank, rows_in, rows_of_type, take_rows
+
+# AutoGraph takes longer to read these functions than they take to run.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+def note_next(
+    dataset: tf.data.Dataset,
+    replicas: int,
+    end: Sequence[int],
+    is_endless: bool = False,
+) -> tf.data.Dataset:
+    """Add to the note on every element that on what its replica has next.
+
+    An element comes when the one that is `replicas` later is there, too.
+
+    Args:
+        dataset: That of a worker: pairs of an element and a note, an int32
+            vector.
+        replicas: How many draw from it, in turn.
+        end: The note on what comes after the last element.
+        is_endless: Whether to go on after that with the first row of the last
+            element, none of which counts.
+
+    Returns:
+        Elements, each with an int32 [1, 2, size of a note].
+    """
+    spec, _ = dataset.element_spec
+
+    @_as_it_is
+    def close(element: Any, note: tf.Tensor) -> Any:
+        return _close(element), _has_rows(element), note
+
+    def nothing() -> Any:
+        return _close(blank(spec)), tf.constant(False), tf.constant(end)
+
+    @_as_it_is
+    def add_later(state: Any, last: Any) -> Any:
+        full, (box, has_rows, here), *others = state
+        # What there is to repeat a row of.
+        full = tf.cond(has_rows, lambda: box, lambda: full)
+        notes = tf.stack([here, last[2]])[tf.newaxis]
+        return (full, *others, last), (full, has_rows, notes)
+
+    @_as_it_is
+    def open_box(box: tf.Tensor, has_rows: tf.Tensor, notes: tf.Tensor) -> Any:
+        def repeated() -> tf.Tensor:
+            return _close(_first_row(_open(box, spec), spec))
+
+        return _open(tf.cond(has_rows, lambda: box, repeated), spec), notes
+
+    @_as_it_is
+    def end_with(_: tf.Tensor) -> Any:
+        return nothing()
+
+    ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
+    return (
+        dataset.map(close)
+        .concatenate(ends.map(end_with))
+        .scan((nothing()[0], *[nothing()] * replicas), add_later)
+        .skip(replicas)
+        .map(open_box)
+    )
+
+
+def _has_rows(element: Any) -> tf.Tensor:
+    """Tell an element with rows from an empty one, which few layers take."""
+    rows = [rows_in(value) for value in tf.nest.flatten(element)]
+    counts = [count for count in rows if count is not None]
+    return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
+
+
+def _first_row(element: Any, spec: Any) -> Any:
+    """Return the first row, but of what must have some number all of them."""
+    return tf.nest.map_structure(
+        lambda value, kind: (
+            value if rows_of_type(kind) else take_rows(value, 0, 1)
+        ),
+        element,
+        spec,
+    )
+
+
+def _close(element: Any) -> tf.Tensor:
+    """Return one tensor that holds an element.
+
+    `Dataset.scan` keeps no `tf.experimental.Optional` (TensorFlow 2.21), but
+    it does keep what is in one. The element is copied: a step may write into
+    its tensors, which may be arrays of the user's, or files.
+    """
+    leaves = tf.nest.flatten(element, expand_composites=True)
+    return tf.raw_ops.OptionalFromValue(
+        components=[_copy(leaf) for leaf in leaves if leaf is not None]
+    )
+
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+    # A variant holds what nobody writes into, and cannot be copied.
+    is_variant = tensor.dtype == tf.variant
+    return tensor if is_variant else tf.raw_ops.DeepCopy(x=tensor)
+
+
+def _open(box: tf.Tensor, spec: Any) -> Any:
+    """Return the element in a box."""
+    leaves = tf.nest.flatten(spec, expand_composites=True)
+    specs = [leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec)]
+    tensors = iter(
+        tf.raw_ops.OptionalGetValue(
+            optional=box,
+            output_types=[leaf.dtype for leaf in specs],
+            output_shapes=[leaf.shape for leaf in specs],
+        )
+    )
+    # The others stand for None, in which there is nothing.
+    values = [
+        next(tensors) if isinstance(leaf, tf.TensorSpec) else None
+        for leaf in leaves
+    ]
+    return tf.nest.pack_sequence_as(spec, values, expand_composites=True)
+
+
+class Rows(NamedTuple):
+    """How many rows of a batch replicas have; scalars of int32.
+
+    A replica whose part is empty holds a row all the same, since few layers
+    take none. It counts for nothing, and is not counted here.
+
+    Attributes:
+        total: Of all replicas.
+        own: Of each replica of this worker, by its local rank.
+    """
+
+    total: tf.Tensor
+    own: tuple[tf.Tensor, ...]
+
+
+class Parts(values.PerReplica):
+    """Each replica's part of what has been drawn, of a type that all share.
+
+    Parts themselves may say more, such as that this one has two rows. A step
+    that were traced for that would not be the one of a replica with one row.
+    """
+
+    def __init__(self, parts: Any, spec: tf.TypeSpec | None = None) -> None:
+        super().__init__(parts)
+        self._spec = spec
+
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        return self._spec or PartsSpec(*self._own_specs())
+
+    def _own_specs(self) -> list[tf.TypeSpec]:
+        return [tf.type_spec_from_value(part) for part in self.values]
+
+
+class PartsSpec(values.PerReplicaSpec):
+    """The type of `Parts`."""
+
+    value_type = property(lambda self: Parts)
+
+    def _from_components(self, components: Any) -> Parts:
+        return Parts(components, self)
+
+
+class Counted(Parts):
+    """Parts of a batch, and how many rows there are.
+
+    `strategy.run` hands each replica its own part, and there is no public way
+    to tell it anything about the whole.
+    """
+
+    def __init__(
+        self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
+    ) -> None:
+        super().__init__(parts, spec)
+        self.rows = rows
+
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        return self._spec or CountedSpec(*self._own_specs())
+
+
+class CountedSpec(values.PerReplicaSpec):
+    """The type of a `Counted`."""
+
+    value_type = property(lambda self: Counted)
+
+    @property
+    def _component_specs(self) -> Any:
+        parts = super()._component_specs
+        return (*parts, *[tf.TensorSpec([], tf.int32)] * (1 + len(parts)))
+
+    def _to_components(self, value: Counted) -> Any:
+        total, own = value.rows
+        return (*super()._to_components(value), total, *own)
+
+    def _from_components(self, components: Any) -> Counted:
+        count = len(components) // 2
+        parts, (total, *own) = components[:count], components[count:]
+        return Counted(parts, Rows(total, tuple(own)), self)
+
+
+def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
+    """Return a batch whose first tensor says how many rows there are.
+
+    Args:
+        element: Each replica's part.
+        rows: Of these.
+        spec: The type of the batch, None if it is that of these parts.
+    """
+    leaves = tf.nest.flatten(element)
+    specs = [None] * len(leaves) if spec is None else tf.nest.flatten(spec)
+    pairs = zip(leaves[1:], specs[1:], strict=True)
+    return tf.nest.pack_sequence_as(
+        element,
+        [
+            *(Counted(leaf.values, rows, specs[0]) for leaf in leaves[:1]),
+            *(Parts(leaf.values, spec) for leaf, spec in pairs),
+        ],
+    )
+
+
+def spec_with_rows(spec: Any) -> Any:
+    """Return the specification of such batches: functions may ask for it."""
+    leaves = tf.nest.flatten(spec)
+    found = [
+        (PartsSpec if i else CountedSpec)(*leaf._value_specs)
+        for i, leaf in enumerate(leaves)
+    ]
+    return tf.nest.pack_sequence_as(spec, found)
+
+
+def regroup(parts: Sequence[Any], rows: Rows) -> Any:
+    """Return a batch of which each replica of this worker has a part."""
+    return with_rows(distribute_utils.regroup(parts, always_wrap=True), rows)
+
+
+def rows_of(arguments: Any) -> Rows | None:
+    """Return the rows of the batch among the arguments, None without one."""
+    counted = [
+        leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
+    ]
+    return counted[0].rows if counted else None

@@ -1,0 +1,169 @@
+"""Splits a global batch into the parts of replicas.
+
+Of 7 rows on 3 replicas:
+
+    rows     0 1 2   3 4   5 6
+    replica  0       1     2
+
+Of a single row, replicas 1 and 2 get it as well, since few layers take none.
+There it counts for nothing: such a part has 0 rows of its own.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
+
+_RULE = "All that has rows in a batch must have equally many, to be shared out."
+_WAY_OUT = (
+    "Repeat what is the same for all rows once for each, or let the model hold "
+    "it."
+)
+
+
+def is_split(spec: Any) -> bool:
+    """Return whether we know how to split batches of a specification."""
+    leaves = tf.nest.flatten(spec)
+    return any(_has_rows(leaf) for leaf in leaves) and all(
+        isinstance(leaf, _SPLIT | tf.OptionalSpec) or _is_none(leaf)
+        for leaf in leaves
+    )
+
+
+def _has_rows(spec: Any) -> bool:
+    return isinstance(spec, _SPLIT) and spec.shape.rank != 0
+
+
+def _is_none(spec: Any) -> bool:
+    return spec == tf.type_spec_from_value(None)
+
+
+def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
+    """Return some replicas' parts of a batch, each with its number of rows.
+
+    Args:
+        batch: A nest, of which `is_split` holds.
+        places: Of the replicas whose parts are returned, among all.
+        replicas: The number of all.
+    """
+    rows = _common_rows(batch)
+    # How many rows a part has is part of its type only if it is of all parts.
+    is_even = isinstance(rows, int) and rows > 0 and not rows % replicas
+    if not is_even:
+        rows = tf.compat.v1.placeholder_with_default(rows, [])
+    return [_part(batch, rows, place, replicas) for place in places]
+
+
+def _part(batch: Any, rows: Any, place: int, replicas: int) -> tuple[Any, Any]:
+    least, extra = rows // replicas, rows % replicas
+    if isinstance(rows, int):
+        return take_rows(batch, place * least, least), least
+    own = least + tf.cast(place < extra, tf.int32)
+    begin = place * least + tf.minimum(place, extra)
+    begin = tf.where(own > 0, begin, 0)
+    return take_rows(batch, begin, tf.maximum(own, 1)), own
+
+
+def take_rows(batch: Any, begin: Any, count: Any) -> Any:
+    """Return `count` rows of a nest, from row `begin` on, or all there are."""
+    return tf.nest.map_structure(
+        lambda value: _take(value, begin, count), batch
+    )
+
+
+def _take(value: Any, begin: Any, count: Any) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        return _take_sparse(value, begin, count)
+    if rows_in(value) is None:
+        return value
+    return value[begin : begin + count]
+
+
+def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
+    shape = tf.unstack(value.dense_shape, num=value.shape.rank)
+    start = [tf.cast(begin, tf.int64)] + [tf.zeros([], tf.int64)] * (
+        len(shape) - 1
+    )
+    size = [tf.cast(count, tf.int64), *shape[1:]]
+    taken = tf.sparse.slice(value, tf.stack(start), tf.stack(size))
+    # A layer needs to know the other dimensions, which the slice has lost.
+    known = [
+        here if dim is None else tf.constant(dim, tf.int64)
+        for here, dim in zip(shape[1:], value.shape[1:], strict=True)
+    ]
+    return tf.SparseTensor(
+        taken.indices,
+        taken.values,
+        tf.stack([taken.dense_shape[0], *known]),
+    )
+
+
+def rows_in(value: Any) -> Any:
+    """Return the rows of a value, an int if they are known; None without."""
+    if isinstance(value, tf.SparseTensor):
+        return tf.cast(value.dense_shape[0], tf.int32)
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    if isinstance(value, tf.Tensor) and value.shape.rank != 0:
+        known = value.shape[0] if value.shape.rank else None
+        return tf.shape(value)[0] if known is None else known
+    return None
+
+
+def rows_of_type(spec: Any) -> int | None:
+    """Return the rows of values of a specification, None if they vary."""
+    if not _has_rows(spec) or spec.shape.rank is None:
+        return None
+    return spec.shape[0]
+
+
+def blank(spec: Any) -> Any:
+    """Return values of zeros, with one row where any number may be."""
+    return tf.nest.map_structure(_blank, spec)
+
+
+def _blank(spec: Any) -> Any:
+    if isinstance(spec, tf.OptionalSpec):
+        return tf.experimental.Optional.empty(None)
+    if not isinstance(spec, _SPLIT):
+        return None
+    dims = [None] if spec.shape.rank is None else spec.shape.as_list()
+    shape = [1 if dim is None else dim for dim in dims]
+    if isinstance(spec, tf.SparseTensorSpec):
+        indices = tf.zeros([0, len(shape)], tf.int64)
+        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), shape)
+    zeros = tf.zeros(shape, spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
+        return tf.RaggedTensor.from_tensor(
+            zeros,
+            ragged_rank=spec.ragged_rank,
+            row_splits_dtype=spec.row_splits_dtype,
+        )
+    return zeros
+
+
+def _common_rows(batch: Any) -> Any:
+    """Return the rows of all of a batch's values, or raise an error."""
+    every = list(_all_rows(batch))
+    known = [rows for rows in every if isinstance(rows, int)]
+    if len({*known}) > 1:
+        raise ValueError(f"{_RULE} Received: {known}. {_WAY_OUT}")
+    if len(every) == len(known):
+        return known[0]
+    if len(every) == 1:
+        return every[0]
+    check = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(every, every[0])),
+        [f"{_RULE} Received:", tf.stack(every), _WAY_OUT],
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(every[0])
+
+
+def _all_rows(batch: Any) -> Iterator[Any]:
+    for value in tf.nest.flatten(batch):
+        rows = rows_in(value)
+        if rows is not None:
+            yield rows

@@ -1,0 +1,215 @@
+"""Distributes data: to each replica its parts of batches, with notes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers.data import drawn
+from tf_optimizers.data.drawn import Comparison
+from tf_optimizers.data.epochs import Beginning
+from tf_optimizers.data.generators import take_shared
+from tf_optimizers.data.look_ahead import dataset_of, look_ahead
+from tf_optimizers.data.notes import Rows, note_next, regroup
+from tf_optimizers.data.order import agree_on_data, in_one_order, is_shared
+from tf_optimizers.data.parts import rows_in, split
+from tf_optimizers.data.shuffles import has_random_maps
+
+# Its methods, where the strategy's own call these functions.
+_TensorFlows = tf.distribute.Strategy
+
+
+def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
+    """Share the batches of a data set among all replicas."""
+    generator = take_shared()
+    if not _is_counted(strategy):
+        return _TensorFlows.experimental_distribute_dataset(
+            strategy, dataset, options
+        )
+    if not is_shared(dataset):
+        distributed = _TensorFlows.experimental_distribute_dataset(
+            strategy, dataset, options
+        )
+        own = dataset_of(distributed)
+        return _distribute_own(
+            strategy, lambda _: own, distributed.cardinality, options
+        )
+    extended, batches = strategy.extended, _count(dataset)
+    _agree(strategy, dataset, batches)
+    comparison = _comparison(strategy, dataset)
+    distributed = _TensorFlows.distribute_datasets_from_function(
+        strategy,
+        lambda _: share_out(
+            in_one_order(dataset),
+            _places(extended),
+            extended.replicas,
+            comparison,
+        ),
+        options,
+    )
+    begin = Beginning(strategy, dataset, generator)
+    return look_ahead(distributed, batches, begin=begin)
+
+
+def share_arguments(strategy: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Share a batch of plain arrays, which all workers have, among replicas.
+
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such a one,
+    and TensorFlow would hand all of it to every replica.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        args: What a step of a Keras model is called with.
+    """
+    leaves = tf.nest.flatten(args)
+    if len(args) != 1 or any(
+        isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves
+    ):
+        return args
+    (batch,) = tf.nest.map_structure(_as_tensor, args)
+    if all(rows_in(leaf) is None for leaf in tf.nest.flatten(batch)):
+        return args
+    extended = strategy.extended
+    parts, own = zip(
+        *split(batch, _places(extended), extended.replicas), strict=True
+    )
+    counts = tuple(tf.cast(rows, tf.int32) for rows in own)
+    return (regroup(parts, Rows(_rows_of_all(batch), counts)),)
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.constant(value) if isinstance(value, np.ndarray) else value
+
+
+def _rows_of_all(batch: Any) -> tf.Tensor:
+    rows = map(rows_in, tf.nest.flatten(batch))
+    return tf.cast(next(n for n in rows if n is not None), tf.int32)
+
+
+def _places(extended: Any) -> range:
+    """Return the places of this worker's replicas in a global batch.
+
+    Keras puts predictions in this order: the first replicas of all workers
+    come first.
+    """
+    return range(extended.worker_index, extended.replicas, extended.workers)
+
+
+def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
+    """Return how what workers draw is compared."""
+    if strategy.extended.workers == 1 or not strategy.compares_data:
+        return Comparison.NOT
+    return Comparison.SOME if has_random_maps(dataset) else Comparison.ALL
+
+
+def distribute_from_function(
+    strategy: Any, dataset_fn: Callable, options: Any
+) -> Any:
+    """Distribute data that every worker creates for itself."""
+    if not _is_counted(strategy):
+        return _TensorFlows.distribute_datasets_from_function(
+            strategy, dataset_fn, options
+        )
+    return _distribute_own(strategy, dataset_fn, None, options)
+
+
+def _distribute_own(
+    strategy: Any, make: Callable, batches: int | None, options: Any
+) -> Any:
+    replicas = len(strategy.extended.worker_devices)
+    made = []
+
+    def make_with_notes(context: Any) -> tf.data.Dataset:
+        made.append(make(context))
+        made.append(keep(made[0], replicas, is_endless=True))
+        return keep(made[0], replicas)
+
+    distributed = _TensorFlows.distribute_datasets_from_function(
+        strategy, make_with_notes, options
+    )
+    own, endless = made
+    if batches is None:
+        elements = _count(own)
+        batches = -(-elements // replicas) if elements > 0 else elements
+    _agree(strategy, None, batches)
+    return look_ahead(distributed, batches, endless)
+
+
+def _is_counted(strategy: Any) -> bool:
+    """Tell whether replicas must know each other's rows."""
+    return (
+        strategy.num_replicas_in_sync > 1
+        and tf.compat.v1.executing_eagerly_outside_functions()
+    )
+
+
+def _count(dataset: tf.data.Dataset) -> int:
+    if tf.executing_eagerly():
+        return int(dataset.cardinality())
+    return tf.data.UNKNOWN_CARDINALITY
+
+
+def _agree(strategy: Any, dataset: Any, batches: Any) -> None:
+    if strategy.extended.workers > 1 and tf.executing_eagerly():
+        agree_on_data(strategy, dataset, batches)
+
+
+def share_out(
+    dataset: tf.data.Dataset,
+    places: range,
+    replicas: int,
+    comparison: Comparison,
+) -> tf.data.Dataset:
+    """Return some replicas' parts of a data set's batches, in turn.
+
+    Args:
+        dataset: Of global batches, the same on all workers.
+        places: Of the replicas of this worker, among all.
+        replicas: The number of all.
+        comparison: How what workers draw is compared.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def parts_of(number: tf.Tensor, batch: Any) -> Any:
+        seen = drawn.digests(batch, number) if comparison else None
+        parts = tuple(
+            (part, drawn.note(rows, comparison, seen))
+            for part, rows in split(batch, places, replicas)
+        )
+        return parts if len(parts) > 1 else parts[0]
+
+    @tf.autograph.experimental.do_not_convert
+    def in_turn(*parts: Any) -> tf.data.Dataset:
+        first, *others = map(tf.data.Dataset.from_tensors, parts)
+        for other in others:
+            first = first.concatenate(other)
+        return first
+
+    parts = dataset.enumerate().map(parts_of)
+    if len(places) > 1:
+        parts = parts.flat_map(in_turn)
+    return note_next(
+        parts.prefetch(len(places)), len(places), drawn.end(comparison)
+    )
+
+
+def keep(
+    dataset: tf.data.Dataset, replicas: int, is_endless: bool = False
+) -> tf.data.Dataset:
+    """Return the elements of a data set, which replicas here take in turn."""
+    spec = dataset.element_spec
+
+    @tf.autograph.experimental.do_not_convert
+    def add_note(*parts: Any) -> Any:
+        element = parts if isinstance(spec, tuple) else parts[0]
+        counts = map(rows_in, tf.nest.flatten(element))
+        rows: Any = next((n for n in counts if n is not None), 0)
+        return element, drawn.note(rows, Comparison.NOT)
+
+    return note_next(
+        dataset.map(add_note),
+        replicas,
+        drawn.end(Comparison.NOT),
+        is_endless,
+    )
