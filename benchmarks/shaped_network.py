@@ -156,7 +156,7 @@ class HostSteps:
             start = time.perf_counter()
             self.steps[contender]()
             times.append(1e3 * (time.perf_counter() - start))
-        # What a step has sent may still be on its way out when it ends.
+        # What a step has sent may still be on its hint when it ends.
         time.sleep(SECONDS_TO_SEND)
         return {"step_ms": times, "bytes": hosts.sent() - before}
 

@@ -1,4 +1,4 @@
-"""Checks of arguments. Errors have one form: rule, received value, way out."""
+"""Checks of arguments. Errors have one form: rule, received value, hint."""
 
 import math
 import re
@@ -92,11 +92,11 @@ def check_unused(
     owner: str, arguments: dict[str, Any], ways_out: dict[str, str]
 ) -> None:
     """Refuse arguments of the base class that an optimizer does not use."""
-    for name, way_out in ways_out.items():
+    for name, hint in ways_out.items():
         if arguments.get(name) is not None:
             raise ValueError(
                 f"`{owner}` takes no `{name}`. Received: "
-                f"{name}={arguments[name]!r}. {way_out}"
+                f"{name}={arguments[name]!r}. {hint}"
             )
 
 

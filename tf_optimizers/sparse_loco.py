@@ -10,15 +10,15 @@ from tf_optimizers.checks import check_integer, check_number, check_positive
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.dgc_momentum import DGCMomentum
-from tf_optimizers.loco.checks import (
+from tf_optimizers.local_updates.checks import (
     check_averaged,
     check_inner,
     check_outside,
     check_saved,
 )
-from tf_optimizers.loco.common_weights import watch_models
-from tf_optimizers.loco.optimizer import LocalOptimizer
-from tf_optimizers.loco.rounds import average
+from tf_optimizers.local_updates.common_weights import watch_models
+from tf_optimizers.local_updates.optimizer import LocalOptimizer
+from tf_optimizers.local_updates.rounds import average
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

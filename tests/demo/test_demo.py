@@ -29,7 +29,7 @@ from tf_optimizers.demo.tuning import tune
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """A folder in which the data set was made without the network."""
+    """A folder in which the dataset was made without the network."""
     folder = tmp_path_factory.mktemp("data")
 
     def refuse(*_):

@@ -26,7 +26,7 @@ def others_are_ahead(monkeypatch, by):
     monkeypatch.setattr(
         generators,
         "gather_statements",
-        lambda strategy, subject, count, way_out: [count + by, count],
+        lambda strategy, subject, count, hint: [count + by, count],
     )
 
 

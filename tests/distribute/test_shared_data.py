@@ -146,7 +146,7 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
 def agree(dataset, batches, *others):
     """Be worker 0; the others say something else of a statement."""
 
-    def gather(strategy, subject, statement, way_out):
+    def gather(strategy, subject, statement, hint):
         change = [
             [
                 value if other is None else other

@@ -286,7 +286,7 @@ RULES = [
     ),
     only("weights", {"class"}, "of classes", task={"classes"}),
     only(
-        *("steps", {"repeat"}, "only data sets repeat"),
+        *("steps", {"repeat"}, "only datasets repeat"),
         source={"tf.data", "TFRecords"},
     ),
     only(

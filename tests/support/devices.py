@@ -18,7 +18,7 @@ tf.config.set_logical_device_configuration(
 
 
 def _end_at_once(make):
-    """Return a function that makes a device's data set without autotuning.
+    """Return a function that makes a device's dataset without autotuning.
 
     The thread that tunes its iterator sleeps as long as that has lived, up to a
     minute, and misses every third end: whoever deletes the iterator waits.
@@ -28,7 +28,7 @@ def _end_at_once(make):
     return lambda *args: make(*args).with_options(options)
 
 
-# Nothing public reaches these data sets, of which each device has one.
+# Nothing public reaches these datasets, of which each device has one.
 multi_device_iterator_ops._create_device_dataset = _end_at_once(
     multi_device_iterator_ops._create_device_dataset
 )

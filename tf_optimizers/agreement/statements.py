@@ -38,7 +38,7 @@ def gather_statements(
     strategy: Any,
     subject: str,
     statement: Any,
-    way_out: str = START_ALIKE,
+    hint: str = START_ALIKE,
     rule: str | None = None,
 ) -> list[Any]:
     """Return the statements of all workers, by worker.
@@ -51,7 +51,7 @@ def gather_statements(
         subject: What the statement is about.
         statement: Anything that JSON can hold; for other values in it, the
             name of their class is sent.
-        way_out: What to do if a worker does not reach the subject.
+        hint: What to do if a worker does not reach the subject.
         rule: How an error begins; None means that all must reach the subject.
 
     Raises:
@@ -64,23 +64,23 @@ def gather_statements(
     note = json.dumps(
         [subject, statement], default=lambda value: type(value).__name__
     )
-    notes = _gather(strategy, note, f"{subject}. {way_out}")
+    notes = _gather(strategy, note, f"{subject}. {hint}")
     absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
     rule = rule or f"All workers must reach {subject}."
     if absent:
         raise RuntimeError(
             f"{rule} Received nothing from {', '.join(absent)} in "
-            f"{strategy.agreement_seconds:g} s. {way_out} If it is only late, "
+            f"{strategy.agreement_seconds:g} s. {hint} If it is only late, "
             "raise the strategy's `agreement_seconds`."
         )
-    heard = [json.loads(note) for note in notes if note is not None]
-    for other, (others_subject, _) in enumerate(heard):
-        if others_subject != heard[0][0]:
+    received = [json.loads(note) for note in notes if note is not None]
+    for other, (others_subject, _) in enumerate(received):
+        if others_subject != received[0][0]:
             raise_together(
-                f"{rule} Received: worker 0 has reached {heard[0][0]}, worker "
-                f"{other} has reached {others_subject}. {way_out}"
+                f"{rule} Received: worker 0 has reached {received[0][0]}, "
+                f"worker {other} has reached {others_subject}. {hint}"
             )
-    return [statement for _, statement in heard]
+    return [statement for _, statement in received]
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
@@ -112,8 +112,8 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     if wait_for("worker 0", "0", 0, until) is None:
         return [None]
     until = time.monotonic() + timeout + _LISTENING_SECONDS
-    told = wait_for("all workers", "all", 0, until)
-    return [None] if told is None else json.loads(told)
+    answer = wait_for("all workers", "all", 0, until)
+    return [None] if answer is None else json.loads(answer)
 
 
 def _wait(
@@ -138,7 +138,7 @@ def check_agreement(
     strategy: Any,
     subject: str,
     statement: dict[str, Any],
-    way_out: str = START_ALIKE,
+    hint: str = START_ALIKE,
     rule: str | None = None,
     shown: dict[str, str] | None = None,
 ) -> None:
@@ -148,14 +148,14 @@ def check_agreement(
     each value to it, and `shown` such names to those that this worker's user
     knows.
     """
-    statements = gather_statements(strategy, subject, statement, way_out, rule)
-    check_alike(subject, statements, way_out, rule, shown)
+    statements = gather_statements(strategy, subject, statement, hint, rule)
+    check_alike(subject, statements, hint, rule, shown)
 
 
 def check_alike(
     subject: str,
     statements: list[dict[str, Any]],
-    way_out: str = START_ALIKE,
+    hint: str = START_ALIKE,
     rule: str | None = None,
     shown: dict[str, str] | None = None,
 ) -> None:
@@ -169,7 +169,7 @@ def check_alike(
                 raise_together(
                     f"{rule} Received: {called}={first.get(name)!r} on worker "
                     f"0, {called}={other.get(name)!r} on worker {worker}. "
-                    f"{way_out}"
+                    f"{hint}"
                 )
 
 

@@ -4,8 +4,8 @@
     worker 1     sum of 5    sum of 5    sum of 6   waits
 
 Both have begun their third collective, and they are not the same: neither will
-ever end. A worker that stands still tells so through the coordination service,
-and looks at what the next one has told, so that among all workers some two
+ever end. A worker that stands still writes so to the coordination service,
+and looks at what the next one has written, so that among all workers some two
 that differ compare. It also ends a collective that has waited for longer than
 the strategy's `timeout_seconds`.
 """
@@ -28,7 +28,7 @@ _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
 
 
-class Standstill:
+class Watchdog:
     """What the thread of one worker, for one strategy, has seen.
 
     Args:
@@ -38,12 +38,12 @@ class Standstill:
     def __init__(self, extended: Any) -> None:
         # It must not keep the strategy alive.
         self._channels = extended.channels
-        self._place = f"tf_optimizers/standstill/{extended.number}"
+        self._place = f"tf_optimizers/watchdog/{extended.number}"
         self._worker, self._workers = extended.worker_index, extended.workers
         self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []
         self._since: dict[int, float] = {}
-        self._told: dict[int, list[int]] = {}
+        self._written: dict[int, list[int]] = {}
         self._agreed: dict[int, list[int]] = {}
 
     def look(self) -> str | None:
@@ -82,14 +82,14 @@ class Standstill:
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Tell the others; return what the next one has told, if anything."""
-        told = self._told.get(i)
-        if told != now:
-            if told:
-                coordination.delete(self._key(i, told[0], self._worker))
+        """Write for the others; return what the next one has written, or None."""
+        written = self._written.get(i)
+        if written != now:
+            if written:
+                coordination.delete(self._key(i, written[0], self._worker))
             key = self._key(i, now[0], self._worker)
             coordination.write(key, json.dumps(now))
-            self._told[i] = now
+            self._written[i] = now
         next_worker = (self._worker + 1) % self._workers
         note = coordination.read(
             self._key(i, now[0], next_worker), _READING_SECONDS
@@ -112,12 +112,12 @@ class Standstill:
 
 def watch(extended: Any) -> None:
     """Look after a strategy's collectives, in a thread, until it is gone."""
-    standstill, ended = Standstill(extended), threading.Event()
+    watchdog, ended = Watchdog(extended), threading.Event()
 
     def look() -> None:
         while not ended.wait(_LOOKING_SECONDS):
             try:
-                message = standstill.look()
+                message = watchdog.look()
             except tf.errors.OpError:
                 return  # Another worker has died, of which TensorFlow tells.
             if message:
@@ -130,7 +130,7 @@ def watch(extended: Any) -> None:
         ended.set()
         if threading.current_thread() is not thread:
             # What it tells has no timeout, and no end once the worker that
-            # keeps what all have told is gone.
+            # keeps what all have written is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()

@@ -70,14 +70,14 @@ class Archive:
         check_finite(self._state, values, self._workers)
         alike = find_alike(values, self._workers)
         check_weights(self._state, alike)
-        told = self._together(
+        received = self._together(
             lambda: [
                 self._folder.next_generation(),
                 self._is_joined(),
                 global_seed(),
             ]
         )
-        generation, is_joined, _ = told[0]
+        generation, is_joined, _ = received[0]
         if is_joined:
             raise RuntimeError(
                 "`backup_dir` must be of one run at a time. Received: "
@@ -95,7 +95,7 @@ class Archive:
             "replicas": self._workers.replicas,
             "alike": sorted(alike),
             "parts": parts,
-            "seeds": [seed for *_, seed in told],
+            "seeds": [seed for *_, seed in received],
             "sparse_gradients": self._state.sparse_gradients,
             **self._state.describe(),
         }

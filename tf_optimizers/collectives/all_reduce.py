@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops
 
+from tf_optimizers._compat.distribution import CollectiveAllReduce
 from tf_optimizers._compat.replicas import in_xla
 from tf_optimizers.collectives.entries import Entries
 from tf_optimizers.collectives.launcher import KeyedLauncher
@@ -34,7 +34,7 @@ from tf_optimizers.collectives.message import (
 )
 
 
-class SparseCollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
+class SparseCollectiveAllReduce(CollectiveAllReduce):
     """Collectives that pack sparse values, and dense ones of any dtype.
 
     The results are those of TensorFlow's own, which needs three all-gathers

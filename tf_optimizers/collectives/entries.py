@@ -1,6 +1,7 @@
 """Packs tensors of any dtype, and entries, as 32-bit words.
 
-Every collective takes such words."""
+Every collective takes such words.
+"""
 
 import itertools
 import math

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import (
-    collective_all_reduce_strategy,
-    cross_device_utils,
-    distribute_utils,
-)
 
 from tf_optimizers._compat.coordination import joined_cluster
+from tf_optimizers._compat.distribution import (
+    CollectiveAllReduceExtended,
+    CollectiveKeys,
+    regroup,
+    select_replica,
+)
 from tf_optimizers.collectives.all_reduce import SparseCollectiveAllReduce
 from tf_optimizers.collectives.beside import Beside
 from tf_optimizers.collectives.entries import Entries
@@ -25,9 +26,7 @@ _numbers = itertools.count(1)
 _KEYS_PER_STRATEGY = 1 << 12
 
 
-class SparseExtended(
-    collective_all_reduce_strategy.CollectiveAllReduceExtended
-):
+class SparseExtended(CollectiveAllReduceExtended):
     """The extension of `MultiWorkerMirroredStrategy`.
 
     A strategy does its work in such an object, which has no public name, and
@@ -98,18 +97,18 @@ class SparseExtended(
         # Far from the keys of all strategies' own collectives.
         key = self._collective_key_base + (1 << 24)
         self._side_channel = self._make_collectives(
-            cross_device_utils.CollectiveKeys(group_key_start=key),
+            CollectiveKeys(group_key_start=key),
             self.replicas,
         )
         key = self._collective_key_base + (1 << 26)
         self._input_channel = self._make_collectives(
-            cross_device_utils.CollectiveKeys(group_key_start=key),
+            CollectiveKeys(group_key_start=key),
             self.replicas,
         )
         # Groups of different devices need keys of their own.
         key = self._collective_key_base + (1 << 25) + self.worker_index
         self._worker_channel = self._make_collectives(
-            cross_device_utils.CollectiveKeys(group_key_start=key),
+            CollectiveKeys(group_key_start=key),
             len(self.worker_devices),
         )
 
@@ -210,11 +209,11 @@ class SparseExtended(
 
         def call_all(strategy: Any, args: Any) -> Any:
             def call(rank: int) -> Any:
-                own = distribute_utils.select_replica(rank, args)
+                own = select_replica(rank, args)
                 return method(*own, rank, options)
 
             results = _in_every_replica(call, count)
-            return distribute_utils.regroup(tuple(results))
+            return regroup(tuple(results))
 
         return context.merge_call(call_all, args=(args,))
 

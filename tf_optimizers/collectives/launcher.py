@@ -7,7 +7,7 @@ it sends many messages, so that a gather goes in two levels there: to a group of
 neighbors, and then to one replica of each other group.
 
 Workers that want to exchange different things wait for each other for ever.
-So each notes what it has come to, for `distribute/standstill.py` to compare.
+So each notes what it has come to, for `agreement/watchdog.py` to compare.
 """
 
 import math
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_utils
 
+from tf_optimizers._compat.distribution import CollectiveReplicaLauncher
 from tf_optimizers.collectives.instance_keys import (
     ALL_TO_ALL,
     GATHER,
@@ -84,7 +84,7 @@ def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
     ]
 
 
-class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
+class KeyedLauncher(CollectiveReplicaLauncher):
     """Runs a replica's collectives under fixed numbers, on flat tensors.
 
     Args:
@@ -249,7 +249,7 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
     def _timeout(self, options: Any, is_noted: bool) -> float | None:
         """Return the seconds after which TensorFlow is to end a collective.
 
-        None if `distribute/standstill.py` does so, which watches the strategy's
+        None if `agreement/watchdog.py` does so, which watches the strategy's
         timeout. TensorFlow (2.21) frees what a collective still uses, so that
         the process may die of it, and keeps a thread for each timeout.
         """
@@ -272,7 +272,7 @@ class KeyedLauncher(cross_device_utils.CollectiveReplicaLauncher):
             key = instance_key(group, elements, layout)
             if self.progress.is_guarded:
                 # An assertion could not wait here: TensorFlow lets those of
-                # one replica wait for those of another. `standstill.py` sees
+                # one replica wait for those of another. `watchdog.py` sees
                 # this collective wait, and ends it.
                 key = tf.where(may_begin, key, lone_key(self._rank))
             key = tf.convert_to_tensor(key, tf.int32)

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
+
+from tf_optimizers._compat.replicas import plain_variable
 
 _IDLE, _ALONE, _RUN, _IN_RUN, _FAILED = range(5)
 
@@ -67,7 +68,7 @@ class Progress:
     def __init__(self, device: str, is_guarded: bool) -> None:
         self.is_guarded = is_guarded
         with tf.init_scope(), tf.device(device):
-            self._variable = resource_variable_ops.ResourceVariable(
+            self._variable = plain_variable(
                 tf.zeros([5], tf.int64), trainable=False
             )
 

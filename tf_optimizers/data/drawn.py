@@ -48,7 +48,7 @@ __all__ = ["blank"]  # Which iterators ask for here, too.
 # The summary of notes before the first.
 UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
 _RULE = "All workers must draw the same batches of data that they share."
-_WAY_OUT = (
+_HINT = (
     "Workers may shuffle, filter or augment by random numbers of their own, or "
     "one may have drawn some alone, from Python's or NumPy's generator, or by "
     "looking at a batch: give what draws a seed or a generator of its own, and "
@@ -196,7 +196,7 @@ def check(known: tf.Tensor) -> Any:
         "Received: the end of the data on some workers only.",
         "Received: batches that differ between workers.",
     )
-    message = tf.strings.join([_RULE, received, _WAY_OUT], " ")
+    message = tf.strings.join([_RULE, received, _HINT], " ")
     if tf.executing_eagerly():  # Where an assertion would cut the message.
         if verdict != Verdict.SAME:
             text = message.numpy().decode()

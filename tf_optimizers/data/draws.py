@@ -1,6 +1,6 @@
 """Counts how often shuffles have drawn their seeds.
 
-Each iterator over a shuffled data set draws a pair of seeds, so one that only
+Each iterator over a shuffled dataset draws a pair of seeds, so one that only
 a single worker has made gives all later epochs another order there. TensorFlow
 tells nobody how often that was, but saves it with an iterator.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import shuffle_op
 
+from tf_optimizers._compat.distribution import ShuffleDataset
 from tf_optimizers._compat.patches import replace
 
 # A shuffle that has drawn more often than this is not followed.
@@ -119,7 +119,7 @@ class Draws:
 
 
 def count_draws(dataset: Any) -> Any:
-    """Return a shuffled data set that tells its draws: see `draws_of`.
+    """Return a shuffled dataset that tells its draws: see `draws_of`.
 
     Args:
         dataset: What `Dataset.shuffle` has returned. It keeps the generator of
@@ -127,7 +127,7 @@ def count_draws(dataset: Any) -> Any:
     """
     if (
         not tf.executing_eagerly()
-        or not isinstance(dataset, shuffle_op._ShuffleDataset)
+        or not isinstance(dataset, ShuffleDataset)
         or not dataset._reshuffle_each_iteration
     ):
         return dataset
@@ -148,10 +148,10 @@ def count_draws(dataset: Any) -> Any:
 
 
 def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
-    """Return the draws of all shuffles in a data set, in a fixed order.
+    """Return the draws of all shuffles in a dataset, in a fixed order.
 
     Those in functions are not reached. TensorFlow has no public way to list the
-    parts of a data set.
+    parts of a dataset.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
     for part in dataset._inputs():

@@ -18,7 +18,7 @@ from tf_optimizers.data.order import align_generators, generators_of_host
 from tf_optimizers.data.shuffles import comes_from_python
 
 _SUBJECT = "the beginning of an epoch"
-_WAY_OUT = "Iterate over shared data on every worker."
+_HINT = "Iterate over shared data on every worker."
 
 
 class Beginning:
@@ -26,7 +26,7 @@ class Beginning:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        dataset: The data set, the same on all workers.
+        dataset: The dataset, the same on all workers.
         generator: What Keras has made it of, if that was one.
     """
 
@@ -53,23 +53,23 @@ class Beginning:
         generators = generators_of_host() if self._is_python else []
         # These have drawn for the iterator: only then can they be set.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
-        heard = self._gather([generators, states])
+        received = self._gather([generators, states])
         if self._is_python:
-            align_generators([generators for generators, _ in heard])
-        if all(states == heard[0][1] for _, states in heard):
+            align_generators([generators for generators, _ in received])
+        if all(states == received[0][1] for _, states in received):
             return iterator
         return self._catch_up(iterator, make)
 
     def _gather(self, statement: Any) -> list[Any]:
-        return gather_statements(self._strategy, _SUBJECT, statement, _WAY_OUT)
+        return gather_statements(self._strategy, _SUBJECT, statement, _HINT)
 
     def _catch_up(self, iterator: Any, make: Callable[[], Any]) -> Any:
         """Return an iterator in the order of who has drawn most often."""
-        heard = self._gather([draws.count() for draws in self._draws])
-        most = [max(numbers) for numbers in zip(*heard, strict=True)]
-        if any(number < 0 for numbers in heard for number in numbers):
+        received = self._gather([draws.count() for draws in self._draws])
+        most = [max(numbers) for numbers in zip(*received, strict=True)]
+        if any(number < 0 for numbers in received for number in numbers):
             return iterator  # If batches differ, all workers are told so.
-        if any(numbers != heard[0] for numbers in heard):
+        if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
         else:
             _set(self._draws, most)

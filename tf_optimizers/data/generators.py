@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_optimizers.agreement.statements import gather_statements
 
 _SUBJECT = "the data of a generator"
-_WAY_OUT = "Pass generators to Keras on every worker."
+_HINT = "Pass generators to Keras on every worker."
 
 
 class _State:
@@ -81,7 +81,7 @@ class SharedGenerator:
         state = self._state
         with state.lock:
             state.turn = None
-        counts = gather_statements(strategy, _SUBJECT, state.count, _WAY_OUT)
+        counts = gather_statements(strategy, _SUBJECT, state.count, _HINT)
         if min(counts) == max(counts):
             return
         self._draw_some(max(counts) - state.count)

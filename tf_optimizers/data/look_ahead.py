@@ -1,7 +1,7 @@
 """Looks one batch ahead, so that no step waits to hear of the next.
 
 Before every step TensorFlow asks all workers whether anybody has a batch, and
-the step waits for the answer. The iterator of these data sets asks during the
+the step waits for the answer. The iterator of these datasets asks during the
 step before, and for more than that.
 """
 
@@ -11,9 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_lib
-from tensorflow.python.eager import context
 
+from tf_optimizers._compat.distribution import (
+    DistributedDatasetsFromFunction,
+    DistributedDatasetsFromFunctionSpec,
+    DistributedIterator,
+    DistributedIteratorSpec,
+    anonymous_name,
+    async_wait,
+    create_per_replica,
+)
 from tf_optimizers._compat.replicas import plain_variable
 from tf_optimizers.data import drawn
 from tf_optimizers.data.notes import Rows, spec_with_rows, with_rows
@@ -22,7 +29,7 @@ from tf_optimizers.data.notes import Rows, spec_with_rows, with_rows
 FIRST_BATCH = "first_batch"
 
 
-class AheadIterator(input_lib.DistributedIterator):
+class AheadIterator(DistributedIterator):
     """Draws elements that come with what is known of two batches.
 
     An element's note is an int32 [1, 2, n]: of its batch and of the one after
@@ -77,7 +84,7 @@ class AheadIterator(input_lib.DistributedIterator):
         if tf.executing_eagerly() and is_main:
             # The others wait in the step, where nobody who waits here comes.
             self._strategy.extended.check_step_ended()
-        element, notes = input_lib._create_per_replica(
+        element, notes = create_per_replica(
             self._parts(iterator), self._strategy
         )
         this, following = zip(
@@ -172,7 +179,7 @@ class AheadIterator(input_lib.DistributedIterator):
         )
 
 
-class AheadIteratorSpec(input_lib.DistributedIteratorSpec):
+class AheadIteratorSpec(DistributedIteratorSpec):
     """The type of an `AheadIterator`: functions take it as an argument."""
 
     value_type = property(lambda self: AheadIterator)
@@ -200,7 +207,7 @@ class AheadIteratorSpec(input_lib.DistributedIteratorSpec):
         return iterator
 
 
-class AheadDataset(input_lib.DistributedDatasetsFromFunction):
+class AheadDataset(DistributedDatasetsFromFunction):
     """Batches on which all workers agree one step ahead."""
 
     batches: int  # How many, or TensorFlow's constant for unknown, infinite.
@@ -243,7 +250,7 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
         iterator.variable, iterator.known = self._last, self._last.handle
         # TensorFlow does so, too: a function may be called before the
         # variable is there, if ops are run asynchronously.
-        context.async_wait()
+        async_wait()
         return iterator
 
     def _iterate(self, datasets: Any) -> AheadIterator:
@@ -261,7 +268,7 @@ class AheadDataset(input_lib.DistributedDatasetsFromFunction):
         return iterator
 
 
-class AheadDatasetSpec(input_lib.DistributedDatasetsFromFunctionSpec):
+class AheadDatasetSpec(DistributedDatasetsFromFunctionSpec):
     """The type of an `AheadDataset`: functions take it as an argument."""
 
     value_type = property(lambda self: AheadDataset)
@@ -276,16 +283,16 @@ def look_ahead(
     endless: tf.data.Dataset | None = None,
     begin: Callable[[Callable], Any] = lambda make: make(),
 ) -> AheadDataset:
-    """Let a distributed data set agree on every batch one step ahead.
+    """Let a distributed dataset agree on every batch one step ahead.
 
-    Only TensorFlow makes such data sets, and offers no place to do so.
+    Only TensorFlow makes such datasets, and offers no place to do so.
 
     Args:
         distributed: What `distribute_datasets_from_function` has returned for
-            data sets of pairs of an element and notes on it: see
+            datasets of pairs of an element and notes on it: see
             `AheadIterator`.
         batches: How many there are.
-        endless: What goes on when the data set of this worker has ended. In a
+        endless: What goes on when the dataset of this worker has ended. In a
             function it does not do: that waits until its iterators are through.
         begin: Called before an epoch with what makes an iterator, which it
             returns.
@@ -307,7 +314,7 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
 
 
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set that is not tuned, unless the user says so.
+    """Return a dataset that is not tuned, unless the user says so.
 
     The thread that tunes sleeps for as long again as an iterator has lived, a
     minute at most, and often does not hear that it may end (TensorFlow 2.21).
@@ -336,14 +343,14 @@ def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
         dtype=tf.int32,
         shape=[len(value)],
         # By this name, TensorFlow knows those that nobody else shares.
-        shared_name=context.anonymous_name(),
+        shared_name=anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
     return handle
 
 
 def _raise_end() -> tf.Tensor:
-    """Raise what says that data have ended: here, those of another data set."""
+    """Raise what says that data have ended: here, those of another dataset."""
     nothing = iter(tf.data.Dataset.range(0))
     with tf.control_dependencies([nothing.get_next()]):
         return tf.constant(0)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils, values
 
+from tf_optimizers._compat.distribution import PerReplica, PerReplicaSpec
+from tf_optimizers._compat.distribution import regroup as regroup_values
 from tf_optimizers.data.parts import blank, rows_in, rows_of_type, take_rows
 
 # AutoGraph takes longer to read these functions than they take to run.
@@ -152,7 +153,7 @@ class Rows(NamedTuple):
     own: tuple[tf.Tensor, ...]
 
 
-class Parts(values.PerReplica):
+class Parts(PerReplica):
     """Each replica's part of what has been drawn, of a type that all share.
 
     Parts themselves may say more, such as that this one has two rows. A step
@@ -171,7 +172,7 @@ class Parts(values.PerReplica):
         return [tf.type_spec_from_value(part) for part in self.values]
 
 
-class PartsSpec(values.PerReplicaSpec):
+class PartsSpec(PerReplicaSpec):
     """The type of `Parts`."""
 
     value_type = property(lambda self: Parts)
@@ -198,7 +199,7 @@ class Counted(Parts):
         return self._spec or CountedSpec(*self._own_specs())
 
 
-class CountedSpec(values.PerReplicaSpec):
+class CountedSpec(PerReplicaSpec):
     """The type of a `Counted`."""
 
     value_type = property(lambda self: Counted)
@@ -250,7 +251,7 @@ def spec_with_rows(spec: Any) -> Any:
 
 def regroup(parts: Sequence[Any], rows: Rows) -> Any:
     """Return a batch of which each replica of this worker has a part."""
-    return with_rows(distribute_utils.regroup(parts, always_wrap=True), rows)
+    return with_rows(regroup_values(parts, always_wrap=True), rows)
 
 
 def rows_of(arguments: Any) -> Rows | None:

@@ -1,6 +1,6 @@
 """Checks that shared data have one order, and one length, on all workers.
 
-Under TensorFlow, every worker goes through all of a data set, and keeps its
+Under TensorFlow, every worker goes through all of a dataset, and keeps its
 share of each batch. If workers shuffle differently, an epoch misses some rows
 and sees others twice. If they count different numbers of batches, they wait for
 each other forever.
@@ -52,7 +52,7 @@ class _ShuffleSeed:
     def next(self) -> int | None:
         """Return a seed that no other shuffle has, unless the user has one.
 
-        Rows of two data sets that are shuffled alike would come in pairs.
+        Rows of two datasets that are shuffled alike would come in pairs.
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
@@ -130,7 +130,7 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 
 
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set whose order is the same on all who share it.
+    """Return a dataset whose order is the same on all who share it.
 
     The order in which parallel parts are done, which
     `options.deterministic=False` allows, differs between workers.
@@ -147,19 +147,19 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        dataset: The data set that workers share, or None if each has its own.
+        dataset: The dataset that workers share, or None if each has its own.
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown one.
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []
-    heard = gather_statements(
+    received = gather_statements(
         strategy,
         "the distribution of data",
         [int(batches), seeds, propose_seeds()],
         "`fit`, `evaluate` and `predict` must be called on every worker.",
     )
-    lengths, shuffles, proposals = zip(*heard, strict=True)
+    lengths, shuffles, proposals = zip(*received, strict=True)
     if len(set(lengths)) > 1:
         told = [_BATCHES.get(length, length) for length in lengths]
         raise_together(
@@ -171,7 +171,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         raise_together(
             "All workers must shuffle shared data alike. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
-            "on every worker, and let all make the same data sets; or, if "
+            "on every worker, and let all make the same datasets; or, if "
             "workers share files or nothing, set "
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."
@@ -182,7 +182,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
 
 
 def is_shared(dataset: Any) -> bool:
-    """Return whether every worker goes through the whole data set."""
+    """Return whether every worker goes through the whole dataset."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy

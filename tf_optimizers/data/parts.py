@@ -17,7 +17,7 @@ import tensorflow as tf
 _SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 _RULE = "All that has rows in a batch must have equally many, to be shared out."
-_WAY_OUT = (
+_HINT = (
     "Repeat what is the same for all rows once for each, or let the model hold "
     "it."
 )
@@ -149,14 +149,14 @@ def _common_rows(batch: Any) -> Any:
     every = list(_all_rows(batch))
     known = [rows for rows in every if isinstance(rows, int)]
     if len({*known}) > 1:
-        raise ValueError(f"{_RULE} Received: {known}. {_WAY_OUT}")
+        raise ValueError(f"{_RULE} Received: {known}. {_HINT}")
     if len(every) == len(known):
         return known[0]
     if len(every) == 1:
         return every[0]
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(every, every[0])),
-        [f"{_RULE} Received:", tf.stack(every), _WAY_OUT],
+        [f"{_RULE} Received:", tf.stack(every), _HINT],
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(every[0])

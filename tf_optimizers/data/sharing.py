@@ -21,7 +21,7 @@ _TensorFlows = tf.distribute.Strategy
 
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
-    """Share the batches of a data set among all replicas."""
+    """Share the batches of a dataset among all replicas."""
     generator = take_shared()
     if not _is_counted(strategy):
         return _TensorFlows.experimental_distribute_dataset(
@@ -161,7 +161,7 @@ def share_out(
     replicas: int,
     comparison: Comparison,
 ) -> tf.data.Dataset:
-    """Return some replicas' parts of a data set's batches, in turn.
+    """Return some replicas' parts of a dataset's batches, in turn.
 
     Args:
         dataset: Of global batches, the same on all workers.
@@ -197,7 +197,7 @@ def share_out(
 def keep(
     dataset: tf.data.Dataset, replicas: int, is_endless: bool = False
 ) -> tf.data.Dataset:
-    """Return the elements of a data set, which replicas here take in turn."""
+    """Return the elements of a dataset, which replicas here take in turn."""
     spec = dataset.element_spec
 
     @tf.autograph.experimental.do_not_convert

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import map_op, shuffle_op
-from tensorflow.python.eager import context
 
+from tf_optimizers._compat.distribution import MAPS, ShuffleDataset, global_seed
 from tf_optimizers._compat.patches import replace
 from tf_optimizers.data.draws import count_draws
 
@@ -18,16 +17,16 @@ _SAME = {"Assert", "ReadVariableOp"}
 
 def tensorflow_seed() -> int | None:
     """Return what `tf.random.set_seed` was given; there is no public getter."""
-    return context.global_seed()
+    return global_seed()
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Return the seeds of all shuffles in a data set, in a fixed order.
+    """Return the seeds of all shuffles in a dataset, in a fixed order.
 
-    TensorFlow has no public way to list the parts of a data set or their seeds.
+    TensorFlow has no public way to list the parts of a dataset or their seeds.
     """
     seeds = []
-    if isinstance(dataset, shuffle_op._ShuffleDataset):
+    if isinstance(dataset, ShuffleDataset):
         seeds.append([int(dataset._seed), int(dataset._seed2)])
     for function in dataset._functions():
         seeds += [
@@ -41,15 +40,13 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 def has_random_maps(dataset: tf.data.Dataset) -> bool:
-    """Tell whether what is in a data set's rows may differ between workers.
+    """Tell whether what is in a dataset's rows may differ between workers.
 
     So it may where a `map` draws random numbers, or calls Python, and where
     rows come from Python. TensorFlow has no public way to list the parts of a
-    data set.
+    dataset.
     """
-    is_map = isinstance(
-        dataset, map_op._MapDataset | map_op._ParallelMapDataset
-    )
+    is_map = isinstance(dataset, MAPS)
     for function in dataset._functions():
         graph = function.function.graph
         if _is_random(graph) if is_map else _has_random_maps(graph):
@@ -58,9 +55,9 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
 
 
 def comes_from_python(dataset: tf.data.Dataset) -> bool:
-    """Tell whether any of a data set's rows come from a Python function.
+    """Tell whether any of a dataset's rows come from a Python function.
 
-    TensorFlow has no public way to list the parts of a data set.
+    TensorFlow has no public way to list the parts of a dataset.
     """
     return any(
         op.type in ("PyFunc", "EagerPyFunc")
@@ -75,7 +72,7 @@ def _is_random(graph: Any) -> bool:
 
 
 def _has_random_maps(graph: Any) -> bool:
-    """Tell whether a function makes data sets with such maps."""
+    """Tell whether a function makes datasets with such maps."""
 
     def makes_rows(op: Any) -> bool:
         return "Map" in op.type and "FlatMap" not in op.type

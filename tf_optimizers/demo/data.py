@@ -77,7 +77,7 @@ def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def prepare(data_dir: Path) -> SklearnDigits:
-    """Write the data set below `data_dir`, or find it there."""
+    """Write the dataset below `data_dir`, or find it there."""
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -89,7 +89,7 @@ def prepare(data_dir: Path) -> SklearnDigits:
             # If another process was faster, the complete folder is there.
             if not builder.data_path.exists():
                 raise
-    # A new builder that finds the data set knows what is in it.
+    # A new builder that finds the dataset knows what is in it.
     return SklearnDigits(data_dir=data_dir)
 
 
@@ -102,11 +102,11 @@ def load_splits(data_dir: Path) -> dict[str, tf.data.Dataset]:
 def read_splits(
     builder: tfds.core.DatasetBuilder, parts: dict[str, str], max_pixel: int
 ) -> dict[str, tf.data.Dataset]:
-    """Return parts of a prepared data set, as `load_splits` does.
+    """Return parts of a prepared dataset, as `load_splits` does.
 
     Args:
-        builder: The data set's builder.
-        parts: The name of each split in the data set.
+        builder: The dataset's builder.
+        parts: The name of each split in the dataset.
         max_pixel: The pixel value that becomes 1.
     """
 

@@ -32,7 +32,7 @@ def fetch(data_dir: Path, limit: float = 120.0) -> str:
     """Download MNIST or, failing that, prepare scikit-learn's digits.
 
     Args:
-        data_dir: Where to write or find the data set.
+        data_dir: Where to write or find the dataset.
         limit: Seconds that the download may take.
 
     Returns:

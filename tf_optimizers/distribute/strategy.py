@@ -142,11 +142,13 @@ class SparseMultiWorkerMirroredStrategy(
             **versions(),
         }
         subject = "the strategy"
-        heard = gather_statements(self, subject, [statement, propose_seeds()])
-        statements = [statement for statement, _ in heard]
+        received = gather_statements(
+            self, subject, [statement, propose_seeds()]
+        )
+        statements = [statement for statement, _ in received]
         check_versions(statements)
         check_alike(subject, statements)
-        adopt_seeds([proposal for _, proposal in heard])
+        adopt_seeds([proposal for _, proposal in received])
         watch(self.extended)
 
     def experimental_distribute_dataset(

@@ -120,10 +120,10 @@ def _count(text: str, minimum: int = 1) -> int:
     except ValueError:
         count = minimum - 1
     if count < minimum:
-        way_out = "Start with one per core." if minimum else "0 means never."
+        hint = "Start with one per core." if minimum else "0 means never."
         raise argparse.ArgumentTypeError(
             f"must be an integer of at least {minimum}. Received: {text}. "
-            f"{way_out}"
+            f"{hint}"
         )
     return count
 

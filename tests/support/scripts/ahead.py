@@ -23,7 +23,7 @@ BATCH = 19
 
 
 def batches():
-    """Return a data set of global batches."""
+    """Return a dataset of global batches."""
     data = (training.ROWS, training.CLASSES)
     return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
 
@@ -131,7 +131,7 @@ def endless(strategy):
 
 
 def asks_for_the_spec(strategy):
-    """Return sums by a function of the data set's own `element_spec`."""
+    """Return sums by a function of the dataset's own `element_spec`."""
     data = strategy.experimental_distribute_dataset(
         tf.data.Dataset.range(7).batch(4)
     )

@@ -485,7 +485,7 @@ def counts():
 
 
 def looked_at():
-    """Return data sets, each with the part that somebody looks at alone."""
+    """Return datasets, each with the part that somebody looks at alone."""
     unseeded, seeded = (pairs().shuffle(24, seed=seed) for seed in (None, 3))
     halves = [pairs().take(12), pairs().skip(12).shuffle(12, seed=4)]
     kept = pairs().shuffle(24).cache()

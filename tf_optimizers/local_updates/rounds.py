@@ -1,7 +1,7 @@
 """Runs rounds of local steps, which all replicas begin with the same weights.
 
     round begins         local steps              synchronization
-    start <- w_i    ──   w_i <- inner step   ──   movement = start - w_i
+    start <- w_i    ──   w_i <- inner step   ──   pseudo-gradient = start - w_i
                          (as many times           w_i <- start
                          as a round has)          exchange; update w_i alike
 
@@ -139,16 +139,16 @@ class Rounds:
         """Return how far this replica's chosen weights moved; undo that."""
         chosen = itertools.compress(self._starts, choice)
         starts = [own_component(start) for _, start in chosen]
-        movements = []
+        pseudo_gradients = []
         for start, weight in zip(starts, weights, strict=True):
             with tf.device(start.device):
-                movements.append(start - weight)
+                pseudo_gradients.append(start - weight)
         for start, weight in zip(starts, weights, strict=True):
             weight.assign(start)
         own_component(self._taken).assign(0)
         moved = own_component(self._moved)
         moved.assign(tf.zeros_like(moved))
-        return movements
+        return pseudo_gradients
 
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
         """Apply constraints, but of the variables of a step.

@@ -14,7 +14,7 @@ from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.distribute.optimizers import local_steppers, steppers
-from tf_optimizers.loco.checks import check_layers, check_saved
+from tf_optimizers.local_updates.checks import check_layers, check_saved
 
 # With fewer, much is still held back at the end of a run.
 _ENOUGH = 100

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.alone import (
-    alone,
+from tf_optimizers._compat.keras import built_variables
+from tf_optimizers._compat.lazy import replica_variables_on
+from tf_optimizers._compat.outside_strategy import (
     named_like,
+    outside_strategy,
     replaced,
     unconstrained,
 )
-from tf_optimizers._compat.keras import built_variables
-from tf_optimizers._compat.lazy import replica_variables_on
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import Increment
-from tf_optimizers.loco.checks import parts_of
+from tf_optimizers.local_updates.checks import parts_of
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.optimizer import HostOptimizer
 
@@ -92,7 +92,7 @@ class LocalSteps:
             for variable, weight in zip(moved, weights, strict=True)
         ]
         switched_off = unconstrained(shown)
-        with self._alone(moved), replaced(switched_off):
+        with self._outside_strategy(moved), replaced(switched_off):
             for part in parts:
                 part.iterations.assign(updates)
             for part in parts[1:] or parts:
@@ -104,7 +104,7 @@ class LocalSteps:
                         [gradients[i] for i in own], [shown[i] for i in own]
                     )
 
-    def movements(
+    def pseudo_gradients(
         self,
         gradients: Sequence[tf.Tensor],
         weights: Sequence[tf.Variable],
@@ -134,7 +134,7 @@ class LocalSteps:
         return changes
 
     @contextlib.contextmanager
-    def _alone(self, variables: Sequence[Any]) -> Iterator[None]:
+    def _outside_strategy(self, variables: Sequence[Any]) -> Iterator[None]:
         """Show the optimizer only this replica."""
         moved = [v for v in variables if isinstance(v, keras.Variable)]
         own = [
@@ -143,13 +143,13 @@ class LocalSteps:
         ]
         with (
             replaced(self._names),
-            alone(parts_of(self._optimizer), own),
+            outside_strategy(parts_of(self._optimizer), own),
         ):
             yield
 
 
-class Movement(NamedTuple):
-    """What is accumulated and applied of a variable's movements."""
+class PseudoGradient(NamedTuple):
+    """What is accumulated and applied of a variable's pseudo-gradients."""
 
     decay: float  # Multiplies the residual in every step.
     replicas: int
@@ -158,7 +158,7 @@ class Movement(NamedTuple):
     def increment(
         self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
     ) -> Increment:
-        """Return what a worker's movement, summed over devices, adds."""
+        """Return what a worker's pseudo-gradient, summed over devices, adds."""
         del weight, rate
         parts = self.devices * self.replicas
         return Increment(_share, (parts,), (gradient,), decay=self.decay)
@@ -166,7 +166,7 @@ class Movement(NamedTuple):
     def update(
         self, total: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the mean of the movements from their sum."""
+        """Return the mean of the pseudo-gradients from their sum."""
         del weight, rate
         return total / self.replicas
 

@@ -15,7 +15,7 @@ Attribute = tuple[Any, str, Any]
 
 
 @contextlib.contextmanager
-def alone(
+def outside_strategy(
     optimizers: Sequence[Any],
     variables: Iterable[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:

@@ -7,8 +7,8 @@ import types
 import pytest
 
 from tf_optimizers._compat import coordination
-from tf_optimizers.agreement import watchdog as standstill
-from tf_optimizers.agreement.watchdog import Standstill
+from tf_optimizers.agreement import watchdog as watchdog
+from tf_optimizers.agreement.watchdog import Watchdog
 from tf_optimizers.collectives.instance_keys import group_of
 
 SUM = group_of("CollectiveReduceV2", "float32")
@@ -21,7 +21,7 @@ class Worker:
     def __init__(self, index, workers, timeout=None):
         self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
         channel = types.SimpleNamespace(progress=lambda: list(self.far))
-        self.standstill = Standstill(
+        self.watchdog = Watchdog(
             types.SimpleNamespace(
                 channels=[channel],
                 number=1,
@@ -47,7 +47,7 @@ def look(workers, times=3):
         message
         for _ in range(times)
         for worker in workers
-        if (message := worker.standstill.look())
+        if (message := worker.watchdog.look())
     ]
 
 
@@ -115,7 +115,7 @@ def test_worker_that_is_through_with_a_collective_waits_for_nobody(notes):
 
 def test_collective_times_out_and_nothing_else_does(notes, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(standstill.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
     worker = Worker(0, 2, timeout=5.0)
 
     def look_for(seconds):
@@ -155,9 +155,9 @@ def test_end_waits_for_nobody_who_is_gone(monkeypatch):
 
     gc.collect()  # Strategies of other tests, which would end below.
     monkeypatch.setattr(coordination, "write", write)
-    monkeypatch.setattr(standstill, "_LOOKING_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "_LOOKING_SECONDS", 0.01)
     extended = [Extended()]
-    standstill.watch(extended[0])
+    watchdog.watch(extended[0])
     assert told.wait(30)
 
     ending = threading.Thread(target=extended.clear)

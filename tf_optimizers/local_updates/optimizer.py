@@ -24,9 +24,17 @@ from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.distribute.optimizers import note_local_steps
-from tf_optimizers.loco.checks import check_excluded, check_under, parts_of
-from tf_optimizers.loco.movement import LocalSteps, Movement, worker_means
-from tf_optimizers.loco.rounds import Choice, Rounds
+from tf_optimizers.local_updates.checks import (
+    check_excluded,
+    check_under,
+    parts_of,
+)
+from tf_optimizers.local_updates.pseudo_gradients import (
+    LocalSteps,
+    PseudoGradient,
+    worker_means,
+)
+from tf_optimizers.local_updates.rounds import Choice, Rounds
 
 # Arguments that the inner optimizer takes in the wrapper's place.
 _OF_THE_INNER = (
@@ -61,9 +69,9 @@ class LocalOptimizer(Optimizer):
     def __init__(
         self, inner_optimizer: keras.optimizers.Optimizer, **kwargs: Any
     ) -> None:
-        way_out = "Give it to the inner optimizer."
+        hint = "Give it to the inner optimizer."
         check_unused(
-            type(self).__name__, kwargs, dict.fromkeys(_OF_THE_INNER, way_out)
+            type(self).__name__, kwargs, dict.fromkeys(_OF_THE_INNER, hint)
         )
         # Of a config; an optimizer of Keras keeps none in its own.
         names = kwargs.pop(_NAMES, None)
@@ -123,7 +131,9 @@ class LocalOptimizer(Optimizer):
             )
         self._compressor.build(strategy)
         wire = self._compressor.wire
-        movement = Movement(self.residual_decay, wire.replicas, wire.devices)
+        pseudo_gradient = PseudoGradient(
+            self.residual_decay, wire.replicas, wire.devices
+        )
         masters = self._masters.in_place_of(variables)
         excluded = [w for i, w in enumerate(masters) if not self._is_decayed(i)]
         if excluded:
@@ -134,7 +144,7 @@ class LocalOptimizer(Optimizer):
         with self._steps.variables_beside_state():
             for variable in variables:
                 if not is_overwritten(self, variable):
-                    self._compressor.add(self, variable, movement)
+                    self._compressor.add(self, variable, pseudo_gradient)
             if self.sync_every > 1:
                 note_local_steps(self)
                 self._rounds = Rounds(self, variables, masters, self.sync_every)
@@ -142,7 +152,7 @@ class LocalOptimizer(Optimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step locally and, at the end of a round, exchange movements."""
+        """Step locally; at the end of a round, exchange pseudo-gradients."""
         sends_all = self._rounds is not None
         gradients = self._compressor.prepare(
             *(self, gradients, variables, sends_all)
@@ -152,9 +162,9 @@ class LocalOptimizer(Optimizer):
         weights = self._weights(variables)
         step = means, weights, indices, tf.convert_to_tensor(self.iterations)
         if self._rounds is None:
-            movements = self._steps.movements(*step)
+            pseudo_gradients = self._steps.pseudo_gradients(*step)
             send = functools.partial(self._send, variables)
-            self._compressor.at_stage(self, movements, send)
+            self._compressor.at_stage(self, pseudo_gradients, send)
             return
         self._rounds.begin(
             self._weights(self._rounds.variables), stepped=variables
@@ -186,10 +196,12 @@ class LocalOptimizer(Optimizer):
         ) -> None:
             variables = rounds.chosen(choice)
             weights = self._weights(variables)
-            movements = rounds.end(weights, choice)
+            pseudo_gradients = rounds.end(weights, choice)
             self._store(variables, weights)
             # Before it is known what is not compressed, all is sent.
-            self._send(variables, sparsity if is_known else None, movements)
+            self._send(
+                variables, sparsity if is_known else None, pseudo_gradients
+            )
             rounds.constrain(stepped, choice)
 
         for choice, is_due in due:
@@ -200,11 +212,17 @@ class LocalOptimizer(Optimizer):
         self,
         variables: list[tf.Variable],
         sparsity: float | None,
-        movements: list[Gradient],
+        pseudo_gradients: list[Gradient],
     ) -> None:
-        """Exchange movements, and apply what all replicas have sent."""
+        """Exchange pseudo-gradients, and apply what all replicas have sent."""
         updates = self._compressor.exchange(
-            *(self, sparsity, movements, variables, self._weights(variables))
+            *(
+                self,
+                sparsity,
+                pseudo_gradients,
+                variables,
+                self._weights(variables),
+            )
         )
         rate = tf.constant(self.outer_learning_rate, tf.float64)
         self._step_at(rate, updates, variables)
