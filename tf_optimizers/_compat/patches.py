@@ -106,7 +106,7 @@ PATCHES = (
         "how often they have been drawn from.",
         without="Workers draw different rows, which is an error.",
         until="`tf.data.Options` has a seed for shuffles without one.",
-        test="distribute/test_shared_data.py::"
+        test="data/test_shared_data.py::"
         "test_tf_data_are_in_the_order_of_the_seed",
     ),
     Patch(
@@ -119,7 +119,7 @@ PATCHES = (
         without="Workers draw different rows, which is an error; from 3.16 on, "
         "each epoch has the same order.",
         until="`fit` has a seed for `shuffle=True`.",
-        test="distribute/test_shared_data.py::"
+        test="data/test_shared_data.py::"
         "test_arrays_are_in_the_order_of_the_seed",
     ),
     Patch(

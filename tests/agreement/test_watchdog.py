@@ -7,7 +7,7 @@ import types
 import pytest
 
 from tf_optimizers._compat import coordination
-from tf_optimizers.agreement import watchdog as watchdog
+from tf_optimizers.agreement import watchdog
 from tf_optimizers.agreement.watchdog import Watchdog
 from tf_optimizers.collectives.instance_keys import group_of
 
