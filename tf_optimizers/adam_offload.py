@@ -1,7 +1,7 @@
 """AdamOffload: Adam with its state and arithmetic on the host."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -22,19 +22,24 @@ from tf_optimizers.checks import (
     check_epsilon,
 )
 from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers.kernels.norms import bias_correction, update_moments
 from tf_optimizers.offload.host import is_on_host
 from tf_optimizers.offload.optimizer import (
     HostOptimizer,
     Summary,
     bytes_by_device,
 )
-from tf_optimizers.offload.step import (
-    AdamHyperparameters,
-    move,
-    move_master,
-    step_size,
-    update,
-)
+from tf_optimizers.offload.step import move, move_master, update
+
+
+class AdamHyperparameters(NamedTuple):
+    """The constants of a variable's step."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    nesterov: bool
+    weight_decay: float
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -154,7 +159,7 @@ class AdamOffload(HostOptimizer):
         hyperparameters = self._hyperparameters(index)
 
         def run(kernel: Any, *weights: tf.Tensor) -> Any:
-            function = compiled(kernel, gradient, hyperparameters)
+            function = compiled(kernel, gradient, adam, hyperparameters)
             slots = self._momentums[index], self._velocities[index]
             handles = [slot.value.handle for slot in slots]
             return function(*handles, gradient, learning_rate, *weights)
@@ -221,3 +226,32 @@ class AdamOffload(HostOptimizer):
             self.nesterov,
             self._decay_of(index),
         )
+
+
+def step_size(
+    beta_1: float, beta_2: float, learning_rate: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """Return learning_rate sqrt(1 - beta_2^step) / (1 - beta_1^step)."""
+    correction = tf.sqrt(bias_correction(beta_2, step))
+    return learning_rate * correction / bias_correction(beta_1, step)
+
+
+def adam(
+    hyperparameters: AdamHyperparameters,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    size: tf.Tensor,
+    weight: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return what to subtract from the weight, the new m, and the new v.
+
+    `size` is what `step_size` returns. `weight` is only read if it is decayed.
+    """
+    beta_1, beta_2, epsilon, nesterov, weight_decay = hyperparameters
+    if weight_decay:
+        gradient += weight_decay * weight
+    m, v = update_moments(beta_1, beta_2, gradient, m, v)
+    ahead = beta_1 * m + (1 - beta_1) * gradient if nesterov else m
+    # epsilon is added before the bias correction, which is part of `size`.
+    return size * ahead / (tf.sqrt(v) + epsilon), m, v

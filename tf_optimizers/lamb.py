@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
+from tf_optimizers.layerwise.step import (
+    Corrections,
+    LayerwiseHyperparameters,
+    Rule,
+)
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -101,3 +107,22 @@ class Lamb(LayerwiseOptimizer):
             upper_bound=upper_bound,
             **kwargs,
         )
+
+    def _rule(self) -> Rule:
+        return Rule(lamb)
+
+
+def lamb(
+    hyperparameters: LayerwiseHyperparameters,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    corrections: Corrections,
+) -> list[tf.Tensor]:
+    """Return u of the formula; m and v are new."""
+    del gradient  # It is in m and v.
+    # Two roots, since the quotient can overflow where they do not.
+    root = tf.sqrt(v) * corrections.root_of_v
+    m_over_root = m * corrections.m * (1.0 / (root + hyperparameters.epsilon))
+    return [m_over_root + hyperparameters.weight_decay * weight]

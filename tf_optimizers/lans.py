@@ -11,7 +11,11 @@ from tf_optimizers.base.gradients import clip_elements
 from tf_optimizers.checks import TINY, check_positive
 from tf_optimizers.kernels.norms import scaling
 from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
-from tf_optimizers.layerwise.step import Rule
+from tf_optimizers.layerwise.step import (
+    Corrections,
+    LayerwiseHyperparameters,
+    Rule,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +152,23 @@ class LANS(LayerwiseOptimizer):
 
     def _rule(self) -> Rule:
         return Rule(
+            lans,
             shares=(self.beta_1, 1 - self.beta_1),
             prepare=Normalize(self.clip_normalized_gradient),
         )
+
+
+def lans(
+    hyperparameters: LayerwiseHyperparameters,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    corrections: Corrections,
+) -> list[tf.Tensor]:
+    """Return a and c of the formula; `gradient` is g~, and m and v are new."""
+    # Two roots, since the quotient can overflow where they do not.
+    root = tf.sqrt(v) * corrections.root_of_v
+    inverse = 1.0 / (root + hyperparameters.epsilon)
+    decay = hyperparameters.weight_decay * weight
+    return [m * corrections.m * inverse + decay, gradient * inverse + decay]

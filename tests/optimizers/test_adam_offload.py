@@ -11,8 +11,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.offload import step as host_step
-from tf_optimizers.offload.step import AdamHyperparameters, adam, step_size
+from tf_optimizers.adam_offload import AdamHyperparameters, adam, step_size
 
 GOLDEN = [
     "default",
@@ -263,7 +262,7 @@ def test_traces_once(place, monkeypatch):
         traces.append("kernel")
         return adam(*args)
 
-    monkeypatch.setattr(host_step, "adam", counted)
+    monkeypatch.setattr("tf_optimizers.adam_offload.adam", counted)
     with tf.device(place):
         variables = cases.make_variables()
     # An epsilon of its own: kernels are shared with other tests.

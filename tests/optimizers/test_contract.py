@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 
 import cases
 import keras
@@ -15,7 +16,6 @@ import tf_optimizers as tfo
 from tf_optimizers import schedules
 from tf_optimizers._compat.keras import average
 from tf_optimizers.kernels import compiled, norms
-from tf_optimizers.layerwise import step as layerwise
 
 pytestmark = pytest.mark.parametrize(
     "case", cases.CASES.values(), ids=cases.CASES.keys()
@@ -210,13 +210,15 @@ def test_traces_once(case, monkeypatch):
     needs_trust_ratio(case)
     traces = []
 
-    directions = layerwise.directions
+    optimizer = type(case.make())
+    module, name = sys.modules[optimizer.__module__], optimizer.__name__.lower()
+    directions = getattr(module, name)
 
     def counted(*args):
         traces.append("directions")
         return directions(*args)
 
-    monkeypatch.setattr(layerwise, "directions", counted)
+    monkeypatch.setattr(module, name, counted)
     variables = cases.make_variables()
     optimizer = case.make(epsilon=2e-6)  # Of no kernel that there is.
     optimizer.build(variables)

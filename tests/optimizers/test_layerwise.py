@@ -13,12 +13,13 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.lamb import lamb as lamb_directions
 from tf_optimizers.lans import Normalize
+from tf_optimizers.lans import lans as lans_directions
 from tf_optimizers.layerwise.step import (
     LayerwiseHyperparameters,
     bias_correction,
     corrections_at,
-    directions,
     trust_ratios,
     update_moments,
 )
@@ -58,10 +59,15 @@ def test_naive_bias_correction_would_lose_digits():
 def test_directions_match_formula():
     w, g, m, v = tensors(4)
     corrections = corrections_at(0.9, 0.999, tf.constant(3.0, "float64"))
-    actual = directions(HYPERPARAMETERS, w, [m, g], v, corrections)
-    for x, direction in zip((m, g), actual, strict=True):
-        expected = x / (np.sqrt(v / (1 - 0.999**3)) + 1e-6) + 0.05 * w
-        np.testing.assert_allclose(direction, expected, rtol=1e-12)
+    arguments = HYPERPARAMETERS, w, g, m, v, corrections
+    root = np.sqrt(v / (1 - 0.999**3)) + 1e-6
+    along_m = m / (1 - 0.9**3) / root + 0.05 * w
+    along_g = g / root + 0.05 * w
+    for actual, expected in (
+        (lamb_directions(*arguments), [along_m]),
+        (lans_directions(*arguments), [along_m, along_g]),
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=1e-13)
 
 
 def test_normalize_clips_after_it_normalizes():

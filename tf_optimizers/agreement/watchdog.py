@@ -82,7 +82,7 @@ class Watchdog:
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Write for the others; return what the next one has written, or None."""
+        """Write for others; return what the next one has written, or None."""
         written = self._written.get(i)
         if written != now:
             if written:

@@ -102,7 +102,8 @@ class LayerwiseOptimizer(Optimizer):
         }
 
     def _rule(self) -> Rule:
-        return Rule()
+        """Return what distinguishes the optimizer's steps from others'."""
+        raise NotImplementedError
 
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
         return LayerwiseHyperparameters(
@@ -187,7 +188,10 @@ def trust_ratio(
     index = variable_index(optimizer, variable)
     if not optimizer._is_adapted(index):
         return tf.ones([], weight.dtype)
-    ratio = compiled(momentum_ratio, weight, optimizer._hyperparameters(index))
+    ratio = compiled(
+        *(momentum_ratio, weight, optimizer._rule()),
+        optimizer._hyperparameters(index),
+    )
     return ratio(
         weight,
         tf.convert_to_tensor(optimizer._momentums[index]),

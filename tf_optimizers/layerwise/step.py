@@ -9,7 +9,7 @@ No weight can move before the norms of whole directions are known:
 The move computes the directions again, which costs less than storing them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -39,13 +39,15 @@ class Corrections(NamedTuple):
 class Rule(NamedTuple):
     """What distinguishes layerwise optimizers; equal rules share one kernel.
 
-    The step goes along the direction of m^ and, if there are two shares, along
-    that of the gradient, each by its share of the learning rate.
+    `directions(hyperparameters, weight, gradient, m, v, corrections)` returns
+    those that the step goes along, each by its share of the learning rate;
+    that of m^ comes first. It gets whole tensors, or blocks of them.
     `prepare(norm)` takes the float64 norm of the gradient; it returns a
     function from blocks of the gradient to those to follow, or is None if that
     is the gradient itself.
     """
 
+    directions: Callable[..., list[tf.Tensor]]
     shares: tuple[float, ...] = (1.0,)
     prepare: Callable[[tf.Tensor], Callable] | None = None
 
@@ -72,8 +74,8 @@ def layerwise_step(
     state = (w, gradient, new_m, new_v)
 
     def along(w: tf.Tensor, g: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list:
-        followed = [m * corrections.m, follow(g)][: len(rule.shares)]
-        return directions(hyperparameters, w, followed, v, corrections)
+        state = w, follow(g), m, v
+        return rule.directions(hyperparameters, *state, corrections)
 
     rates = [learning_rate for _ in rule.shares]
     if adapted:
@@ -96,22 +98,8 @@ def corrections_at(
     return Corrections(1.0 / bias_correction(beta_1, step), 1.0 / root)
 
 
-def directions(
-    hyperparameters: LayerwiseHyperparameters,
-    weight: tf.Tensor,
-    followed: Sequence[tf.Tensor],
-    v: tf.Tensor,
-    corrections: Corrections,
-) -> list[tf.Tensor]:
-    """Return x / (sqrt(v^) + epsilon) + weight_decay w for each x followed."""
-    # Two roots, since the quotient can overflow where they do not.
-    root = tf.sqrt(v) * corrections.root_of_v
-    inverse = 1.0 / (root + hyperparameters.epsilon)
-    decay = hyperparameters.weight_decay * weight
-    return [x * inverse + decay for x in followed]
-
-
 def momentum_ratio(
+    rule: Rule,
     hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
     m: tf.Tensor,
@@ -121,8 +109,9 @@ def momentum_ratio(
     """Return the trust ratio of the direction of m^."""
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
-        followed = [m * corrections.m]
-        return [w, *directions(hyperparameters, w, followed, v, corrections)]
+        # The gradient is in the other direction only.
+        state = w, m, m, v
+        return [w, rule.directions(hyperparameters, *state, corrections)[0]]
 
     return trust_ratios(hyperparameters, *norms(vectors, weight, m, v))[0]
 
