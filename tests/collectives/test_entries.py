@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_optimizers.collectives.chunks import CHUNK
 from tf_optimizers.collectives.entries import (
     Entries,
     pack_entries,
@@ -23,7 +24,7 @@ from tf_optimizers.collectives.positions import (
     to_planes,
     write_positions,
 )
-from tf_optimizers.collectives.values import CHUNK, CODES
+from tf_optimizers.collectives.values import CODES
 
 SIZES = [0, 1, 7, 8, 9, 64, 1000]
 

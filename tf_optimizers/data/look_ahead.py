@@ -7,21 +7,16 @@ step before, and for more than that.
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_optimizers._compat.distribution import (
-    DistributedDatasetsFromFunction,
-    DistributedDatasetsFromFunctionSpec,
     DistributedIterator,
     DistributedIteratorSpec,
-    anonymous_name,
-    async_wait,
     create_per_replica,
 )
-from tf_optimizers._compat.replicas import plain_variable
 from tf_optimizers.data import drawn
 from tf_optimizers.data.notes import Rows, spec_with_rows, with_rows
 
@@ -205,148 +200,6 @@ class AheadIteratorSpec(DistributedIteratorSpec):
         )
         iterator.known, iterator.is_argument = known, True
         return iterator
-
-
-class AheadDataset(DistributedDatasetsFromFunction):
-    """Batches on which all workers agree one step ahead."""
-
-    batches: int  # How many, or TensorFlow's constant for unknown, infinite.
-    _datasets: Any
-    endless: tf.data.Dataset | None  # What is drawn from, but in functions.
-    begin: Callable[[Callable], Any]  # Makes an iterator of an epoch, eagerly.
-    _last: tf.Variable | None = None
-
-    @property
-    def cardinality(self) -> int:
-        """How many batches there are; what it draws from has no end."""
-        return self.batches
-
-    @property
-    def element_spec(self) -> Any:
-        """The specification of a batch, without the note on it."""
-        return spec_with_rows(self._element_spec[0])
-
-    @property
-    def _type_spec(self) -> tf.TypeSpec:
-        return AheadDatasetSpec(
-            self._input_workers,
-            self._element_spec,
-            self._strategy,
-            self._options,
-        )
-
-    def __iter__(self) -> AheadIterator:
-        """Return an iterator that knows nothing of its first batch."""
-        if not tf.executing_eagerly():
-            iterator = self._iterate(self._datasets)
-            iterator.known = _variable_of_function(drawn.UNKNOWN)
-            return iterator
-        endless = None if self.endless is None else [self.endless]
-        iterator = self.begin(lambda: self._iterate(endless or self._datasets))
-        self._strategy.extended.beside.wait()
-        with tf.device("CPU:0"):
-            known = drawn.start(self._last)
-            self._last = plain_variable(known, trainable=False)
-        iterator.variable, iterator.known = self._last, self._last.handle
-        # TensorFlow does so, too: a function may be called before the
-        # variable is there, if ops are run asynchronously.
-        async_wait()
-        return iterator
-
-    def _iterate(self, datasets: Any) -> AheadIterator:
-        finite = self._datasets
-        self._datasets = [_untuned(dataset) for dataset in datasets]
-        try:
-            iterator = super().__iter__()
-        finally:
-            self._datasets = finite
-        _leave_devices_untuned(iterator)
-        iterator.__class__ = AheadIterator
-        iterator._cardinality = self.batches
-        has_end = self.batches != tf.data.INFINITE_CARDINALITY
-        iterator._enable_get_next_as_optional = has_end and datasets is finite
-        return iterator
-
-
-class AheadDatasetSpec(DistributedDatasetsFromFunctionSpec):
-    """The type of an `AheadDataset`: functions take it as an argument."""
-
-    value_type = property(lambda self: AheadDataset)
-
-    def _from_components(self, components: Any) -> AheadDataset:
-        return look_ahead(super()._from_components(components))
-
-
-def look_ahead(
-    distributed: Any,
-    batches: int = tf.data.UNKNOWN_CARDINALITY,
-    endless: tf.data.Dataset | None = None,
-    begin: Callable[[Callable], Any] = lambda make: make(),
-) -> AheadDataset:
-    """Let a distributed dataset agree on every batch one step ahead.
-
-    Only TensorFlow makes such datasets, and offers no place to do so.
-
-    Args:
-        distributed: What `distribute_datasets_from_function` has returned for
-            datasets of pairs of an element and notes on it: see
-            `AheadIterator`.
-        batches: How many there are.
-        endless: What goes on when the dataset of this worker has ended. In a
-            function it does not do: that waits until its iterators are through.
-        begin: Called before an epoch with what makes an iterator, which it
-            returns.
-    """
-    distributed.__class__ = AheadDataset
-    distributed.batches, distributed.begin = batches, begin
-    distributed.endless = endless
-    return distributed
-
-
-def dataset_of(distributed: Any) -> tf.data.Dataset:
-    """Return what this worker draws from, with what TensorFlow has added.
-
-    Args:
-        distributed: What `experimental_distribute_dataset` has returned.
-    """
-    (dataset,) = distributed._cloned_datasets
-    return dataset
-
-
-def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset that is not tuned, unless the user says so.
-
-    The thread that tunes sleeps for as long again as an iterator has lived, a
-    minute at most, and often does not hear that it may end (TensorFlow 2.21).
-    Who drops the iterator waits for it: an epoch would take up to twice its
-    time. Untuned, what is left to be tuned has a thread for each core.
-    """
-    options = tf.data.Options()
-    if dataset.options().autotune.enabled is None:
-        options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-def _leave_devices_untuned(iterator: Any) -> None:
-    """Let devices draw likewise; TensorFlow offers no options for these."""
-    (worker,) = iterator._iterators
-    made = worker._iterator
-    for i, each in enumerate(made._device_iterators):
-        # Nothing has been drawn yet.
-        with tf.device(made._devices[i]):
-            made._device_iterators[i] = iter(_untuned(each._dataset))
-
-
-def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
-    """Return the handle of a variable that every call of a function makes."""
-    handle = tf.raw_ops.VarHandleOp(
-        dtype=tf.int32,
-        shape=[len(value)],
-        # By this name, TensorFlow knows those that nobody else shares.
-        shared_name=anonymous_name(),
-    )
-    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
-    return handle
 
 
 def _raise_end() -> tf.Tensor:

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.data import drawn
+from tf_optimizers.data.ahead_dataset import dataset_of, look_ahead
 from tf_optimizers.data.drawn import Comparison
 from tf_optimizers.data.epochs import Beginning
 from tf_optimizers.data.generators import take_shared
-from tf_optimizers.data.look_ahead import dataset_of, look_ahead
 from tf_optimizers.data.notes import Rows, note_next, regroup
 from tf_optimizers.data.order import agree_on_data, in_one_order, is_shared
 from tf_optimizers.data.parts import rows_in, split

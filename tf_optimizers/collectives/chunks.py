@@ -1,0 +1,242 @@
+"""Codes values in a few bits, with a scale for each chunk of them.
+
+A chunk is 64 consecutive entries of a tensor, of those that one device sends.
+It has a scale, and each entry a few bits:
+
+    int4   one of 15 equally spaced values from -7 to 7 times the scale, which
+           is a seventh of the chunk's largest magnitude
+    int2   a sign, and whether a magnitude is below the mean of the chunk, or
+           not; there is a scale for either, their own mean
+
+Scales are bfloat16, which has float32's range: whatever learning rate or layer
+values come from, they are rounded alike. float16 would need a unit, and have no
+more to offer, since the steps are a hundred times coarser than either. A chunk
+in which a value is not finite has inf for a scale. Then all its codes say what
+is not finite, and 0 for the others, which are sent in a later step.
+"""
+
+import abc
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+CHUNK = 64
+
+# Smaller scales count as 0: some threads take denormal numbers for 0, some do
+# not, and all must read the same.
+_LEAST = 2.0**-120
+# Seven times this, which is a bfloat16, is a float32; not so the next one.
+_LARGEST_STEP = 73 * 2.0**119
+_NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))
+
+
+class Chunks(abc.ABC):
+    """Values as codes of a few bits, and scales of chunks.
+
+    Subclasses have:
+        width: Bits of a code.
+        scales: How many a chunk has.
+    """
+
+    width: int
+    scales: int
+
+    @abc.abstractmethod
+    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return uint8 codes of chunks of values, and [chunks, scales]."""
+
+    @abc.abstractmethod
+    def decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the values of chunks of codes, 0 where there is no entry."""
+
+    def byte_size(self, count: int) -> int:
+        """Return the bytes of the scales, and of the codes."""
+        scales = self.scales * tf.bfloat16.size * -(-count // CHUNK)
+        return scales + self._padded(count) * self.width // 8
+
+    def round(
+        self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return float32 values as they arrive.
+
+        To round these, or to write them, changes nothing more: the largest
+        magnitude of a chunk, and the mean of equal ones, are its scales.
+        """
+        codes, scales = self._encode(_fill(values))
+        return self._decode(codes, scales, positions)
+
+    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the bytes of scales, then those of codes."""
+        rows = values[0].shape[0]
+        codes, scales = self._encode(_fill(values))
+        counts = [self._padded(part.shape[1]) for part in values]
+        codes = tf.concat(_strip(codes, rows, counts), 1)
+        data = tf.reshape(tf.bitcast(scales, tf.uint8), [rows, -1])
+        return tf.concat([data, self._together(codes)], 1)
+
+    def read(
+        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return the values that were written."""
+        counts = [self._padded(part.shape[1]) for part in positions]
+        size = sum(counts) * self.width // 8
+        codes = tf.split(self._apart(data[:, -size:]), counts, axis=1)
+        pairs = tf.reshape(data[:, :-size], [-1, self.scales, 2])
+        scales = tf.bitcast(pairs, tf.bfloat16)
+        return self._decode(_fill(codes), scales, positions)
+
+    def _padded(self, count: int) -> int:
+        """Return the codes of so many values, which are whole bytes."""
+        return count + -count % (8 // self.width)
+
+    def _together(self, codes: tf.Tensor) -> tf.Tensor:
+        """Return bytes, of which each has a code of each part of a row."""
+        parts = tf.split(codes, 8 // self.width, axis=1)
+        # A sum, of bits apart.
+        return tf.add_n(
+            [part * (1 << self.width * i) for i, part in enumerate(parts)]
+        )
+
+    def _apart(self, data: tf.Tensor) -> tf.Tensor:
+        """Return the codes of `_together`."""
+        base = 1 << self.width
+        parts = [data // base**i % base for i in range(8 // self.width)]
+        return tf.concat(parts, 1)
+
+    def _encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return codes of chunks of values, and bfloat16 scales."""
+        is_broken = tf.reduce_any(
+            ~tf.math.is_finite(values), axis=1, keepdims=True
+        )
+        codes, scales = self.encode(values)
+        scales = tf.where(is_broken, float("inf"), scales)
+        codes = tf.cond(
+            tf.reduce_any(is_broken),
+            lambda: tf.where(is_broken, _kinds(values), codes),
+            lambda: codes,
+        )
+        return codes, tf.cast(scales, tf.bfloat16)
+
+    def _decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        scales = tf.cast(scales, tf.float32)
+        is_broken = tf.math.is_inf(scales[:, :1])
+        values = self.decode(codes, scales, positions)
+        values = tf.cond(
+            tf.reduce_any(is_broken),
+            lambda: tf.where(is_broken, _of_kinds(codes), values),
+            lambda: values,
+        )
+        rows, counts = positions[0].shape[0], [p.shape[1] for p in positions]
+        return _strip(values, rows, counts)
+
+
+class Steps(Chunks):
+    """One of 15 equally spaced values, of which the middle is 0."""
+
+    width, scales = 4, 1
+
+    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return uint8 codes of chunks of values, and [chunks, 1] scales."""
+        largest = tf.reduce_max(tf.abs(values), axis=1, keepdims=True)
+        scale = _in_range(tf.minimum(largest / 7.0, _LARGEST_STEP))
+        steps = tf.round(tf.math.divide_no_nan(values, scale))
+        return tf.cast(steps + 7.0, tf.uint8), scale
+
+    def decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the values of chunks of codes, 0 where there is no entry."""
+        del positions  # Zeros are sent as such.
+        # Exact: a step has 3 bits, and a scale 8.
+        return (tf.cast(codes, tf.float32) - 7.0) * scales
+
+
+class Means(Chunks):
+    """A sign, and one of two magnitudes: either is a mean."""
+
+    width, scales = 2, 2
+
+    def encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return uint8 codes of chunks of values, and [chunks, 2] scales."""
+        magnitudes = tf.abs(values)
+        largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
+        # Shares of it have a sum, whatever the magnitudes. Zeros do not count.
+        share = tf.math.divide_no_nan(magnitudes, largest)
+        is_high = share >= _mean(share)
+        means = [
+            _mean(tf.where(is_high, 0.0, share)),
+            _mean(tf.where(is_high, share, 0.0)),
+        ]
+        scales = tf.concat(means, 1) * largest
+        codes = tf.cast(is_high, tf.uint8) + 2 * tf.cast(values < 0, tf.uint8)
+        return codes, _in_range(scales)
+
+    def decode(
+        self,
+        codes: tf.Tensor,
+        scales: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return the values of chunks of codes, 0 where there is no entry."""
+        values = tf.where(codes % 2 == 1, scales[:, 1:], scales[:, :1])
+        values = tf.where(codes < 2, values, -values)
+        return tf.where(_fill(positions) < 0, 0.0, values)
+
+
+def _in_range(scales: tf.Tensor) -> tf.Tensor:
+    """Return scales as bfloat16 has them, in float32."""
+    scales = tf.minimum(scales, tf.cast(tf.bfloat16.max, tf.float32))
+    scales = tf.where(scales < _LEAST, 0.0, scales)
+    return tf.cast(tf.cast(scales, tf.bfloat16), tf.float32)
+
+
+def _mean(shares: tf.Tensor) -> tf.Tensor:
+    """Return the mean of each chunk's numbers above 0; 0 if there are none."""
+    count = tf.reduce_sum(tf.sign(shares), axis=1, keepdims=True)
+    total = tf.reduce_sum(shares, axis=1, keepdims=True)
+    return tf.math.divide_no_nan(total, count)
+
+
+def _kinds(values: tf.Tensor) -> tf.Tensor:
+    """Return which of `_NOT_FINITE` values are; 0 of those that are finite."""
+    kinds = tf.where(values > 0, 2, tf.where(values < 0, 3, 1))
+    kinds = tf.where(tf.math.is_finite(values), 0, kinds)
+    return tf.cast(kinds, tf.uint8)
+
+
+def _of_kinds(codes: tf.Tensor) -> tf.Tensor:
+    """Return the values of `_kinds`."""
+    kinds = tf.cast(codes % len(_NOT_FINITE), tf.int32)
+    return tf.gather(tf.constant(_NOT_FINITE), kinds)
+
+
+def _fill(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the chunks of tensors, [all, CHUNK], each filled up with zeros."""
+    filled = []
+    for part in parts:
+        rows, count = part.shape
+        filled += [part, tf.zeros([rows, -count % CHUNK], part.dtype)]
+    return tf.reshape(tf.concat(filled, 1), [-1, CHUNK])
+
+
+def _strip(
+    chunks: tf.Tensor, rows: int, counts: Sequence[int]
+) -> list[tf.Tensor]:
+    """Return what `_fill` has filled up, so much of each tensor."""
+    sizes = []
+    for count in counts:
+        sizes += [count, -count % CHUNK]
+    return tf.split(tf.reshape(chunks, [rows, -1]), sizes, axis=1)[::2]
