@@ -115,7 +115,3 @@ def test_flow_is_what_a_step_runs(optimizer, request):
     assert not missing
     order = [called.index(place) for place in listed]
     assert order == sorted(order)
-
-
-def test_page_is_short():
-    assert len(PAGE.read_text().splitlines()) <= 100
