@@ -5,10 +5,11 @@ of the model, in lists and dicts too, those of compiled parts, as of a GAN, and
 those of the user's own objects.
 """
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 
@@ -34,11 +35,10 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
     return {name: found for name, found, _ in _optimizers_in(model)}
 
 
-def parts_of(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and those it wraps, from the outermost inwards."""
-    yield optimizer
-    for inner in _wrapped_by(optimizer):
-        yield from parts_of(inner)
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those it wraps, from the outermost inwards."""
+    inner = map(parts_of, _wrapped_by(optimizer))
+    return [optimizer, *itertools.chain(*inner)]
 
 
 def is_wrapper(optimizer: Any) -> bool:
@@ -151,16 +151,29 @@ def note_local_steps(optimizer: Any) -> None:
     _local.append(weakref.ref(optimizer))
 
 
-def steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of a model, inside of other optimizers too.
+@runtime_checkable
+class Stepper(Protocol):
+    """An optimizer whose replicas may have weights of their own: `SparseLoCo`.
 
-    It has `sync_every`, `is_synchronized`, and `synchronize`.
+    Attributes:
+        sync_every: After how many steps replicas have common weights again.
+        is_synchronized: Whether they have now.
     """
+
+    sync_every: int
+    is_synchronized: bool
+
+    def synchronize(self, statistics: Sequence[Any] = ()) -> None:
+        """Give all replicas the same weights."""
+
+
+def steppers(model: keras.Model) -> list[Any]:
+    """Return each `Stepper` of a model, inside of other optimizers too."""
     found = {
         id(part): part
         for optimizer in optimizers_of(model).values()
         for part in parts_of(optimizer)
-        if hasattr(part, "sync_every")
+        if isinstance(part, Stepper)
     }
     return list(found.values())
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.keras import strategy_of
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.optimizer import HostOptimizer
 
 _OF_THE_OUTER = (
@@ -22,11 +23,6 @@ _ABSOLUTE = tuple(
     for name in ("Ftrl", "ScheduleFreeAdamW")
     if hasattr(keras.optimizers, name)
 )
-
-
-def parts_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer and the optimizers that it delegates to, if any."""
-    return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
 def check_inner(value: Any, refused: tuple[type, ...]) -> Any:

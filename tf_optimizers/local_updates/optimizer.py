@@ -23,11 +23,10 @@ from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.checks import check_unused
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.distribute.optimizers import note_local_steps
+from tf_optimizers.distribute.optimizers import note_local_steps, parts_of
 from tf_optimizers.local_updates.checks import (
     check_excluded,
     check_under,
-    parts_of,
 )
 from tf_optimizers.local_updates.pseudo_gradients import (
     LocalSteps,

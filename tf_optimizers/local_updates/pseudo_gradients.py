@@ -18,7 +18,7 @@ from tf_optimizers._compat.outside_strategy import (
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import Increment
-from tf_optimizers.local_updates.checks import parts_of
+from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.optimizer import HostOptimizer
 
