@@ -281,7 +281,7 @@ class DGCMomentum(CompressedMomentum):
         regularizer = config.get("regularizer")
         if isinstance(regularizer, dict):
             regularizer = keras.regularizers.deserialize(regularizer)
-        # Once there was no other rule.
+        # Configs of older versions do not have it.
         rule = {"rate_in_momentum": False}
         return super().from_config(
             rule | config | {"regularizer": regularizer}, custom_objects

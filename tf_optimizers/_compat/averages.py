@@ -53,7 +53,7 @@ def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
         or isinstance(average.value, shared)  # Of `SparseLoCo` around it.
     ):
         return average
-    # Imported here, since without a strategy nobody needs the module.
+    # Imported here: the module is not needed without a strategy.
     from tensorflow.python.distribute import values
 
     return values.MirroredVariable(

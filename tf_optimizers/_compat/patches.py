@@ -21,7 +21,7 @@ class Patch(NamedTuple):
         names: Where they are.
         features: What needs it, as a user knows it.
         why: What the original does not do.
-        without: What would be wrong if nobody called the replacement.
+        without: What would be wrong if the replacement were not called.
         until: What upstream would have to offer for it to go.
         test: Sees the effect: its file in tests/, and its name.
     """

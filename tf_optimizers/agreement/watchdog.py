@@ -105,8 +105,8 @@ class Watchdog:
             "All workers must exchange values of the same sizes and dtypes, "
             f"in the same order. Received: {describe(*now[1:])} on worker "
             f"{self._worker}, {describe(*other[1:])} on worker {next_worker}, "
-            f"as collective {now[0]}. Let what is reduced or gathered have "
-            "one shape on all workers, whatever their batches."
+            f"as collective {now[0]}. Reduce and gather "
+            "values of one shape on all workers, whatever their batches."
         )
 
 

@@ -1,7 +1,7 @@
 """Excludes variables from weight decay, and finds them again after loading.
 
 Loading a model gives its variables other paths: the names of models go, and
-layers that nobody has named count on.
+layers without names of the user's are numbered on.
 
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel

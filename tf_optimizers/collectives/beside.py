@@ -1,7 +1,7 @@
 """Asks other workers beside a step, where steps are called eagerly.
 
 A function does this by itself: nothing in it waits for the answer. Between
-functions a thread asks, and whoever is next to ask waits for it, so that all
+functions a thread asks, and the next question waits for it, so that all
 workers ask in one order.
 """
 
@@ -21,7 +21,7 @@ class Beside:
 
     Args:
         owner: For what it does so: an object that ends with it, or with Python.
-        is_at_once: Whether there is nobody to wait for. It can be set later,
+        is_at_once: Whether there is no other worker. It can be set later,
             where functions may come in between without any notice here.
     """
 
@@ -56,7 +56,7 @@ class Beside:
             raise self._errors.pop()
 
     def _end(self) -> None:
-        """End what nobody waits for, which TensorFlow does not survive."""
+        """End a thread that is left; TensorFlow does not survive one."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return

@@ -11,7 +11,7 @@ A number may come again, in a step as in the next, since collectives of a
 replica run one after another (by the ordering token), in one order on all
 workers (or they would exchange different things), and each ends only when all
 that it sends has been taken and all that it receives has come. A worker that
-is ahead finds nobody under the number, and waits.
+is ahead finds no partner under the number, and waits.
 """
 
 from typing import Any

@@ -51,8 +51,8 @@ def failure(place: str) -> str:
         "All workers must end a step before they begin the next. Received: a "
         f"step that has failed on {place}, whose first error says why. The "
         "weights of others may have moved on: start all workers again, from "
-        "a backup. To leave out a batch, let all workers do so: sum what each "
-        "has found, and decide by the sum."
+        "a backup. To skip a batch, skip it on all workers: sum a flag over "
+        "replicas, and test the sum."
     )
 
 

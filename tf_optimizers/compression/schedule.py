@@ -135,7 +135,7 @@ def recommended(steps: Any, sync_every: int = 1) -> dict[str, Any]:
 
     A stage of the way up is a fortieth of it, and so is one of the way down.
     The last one lets a replica send every entry twice, on average: what comes
-    seldomer is out of date. It exchanges in one of `sync_every` steps.
+    more rarely is out of date. It exchanges in one of `sync_every` steps.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(

@@ -94,7 +94,7 @@ class ShardedExchange(Exchange):
             [tf.reshape(part.values, [replicas, -1]) for part in received], 1
         )
         every = self.shards.every_address(received)
-        # That of zeros, which nobody has sent, is none.
+        # Zeros, which no replica has sent, do not count.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))

@@ -152,7 +152,7 @@ def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
     handle = tf.raw_ops.VarHandleOp(
         dtype=tf.int32,
         shape=[len(value)],
-        # By this name, TensorFlow knows those that nobody else shares.
+        # TensorFlow takes a variable of this name for one that is not shared.
         shared_name=anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))

@@ -2,7 +2,7 @@
 
 Each iterator over a shuffled dataset draws a pair of seeds, so one that only
 a single worker has made gives all later epochs another order there. TensorFlow
-tells nobody how often that was, but saves it with an iterator.
+does not tell how often that was, but saves it with an iterator.
 """
 
 import functools
@@ -47,7 +47,7 @@ class _Probe:
         return tf.io.serialize_tensor(state).numpy()
 
     def load(self, saved: bytes) -> None:
-        """Go on as if nobody had drawn since this was saved."""
+        """Go on as if nothing had been drawn since this was saved."""
         tf.raw_ops.DeserializeIterator(
             resource_handle=self._iterator,
             serialized=tf.io.parse_tensor(saved, tf.variant),

@@ -34,7 +34,7 @@ class AheadIterator(DistributedIterator):
     been drawn is a batch of `Counted` and others.
     """
 
-    variable: Any  # Who has the iterator has it; it ends with its object.
+    variable: Any  # Kept alive by the iterator: it ends with its object.
     known: tf.Tensor  # The handle of the variable.
     is_argument: bool = False  # Of a function.
 
@@ -77,7 +77,8 @@ class AheadIterator(DistributedIterator):
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
-            # The others wait in the step, where nobody who waits here comes.
+            # A worker that waits here would not reach the step in which the
+            # others wait.
             self._strategy.extended.check_step_ended()
         element, notes = create_per_replica(
             self._parts(iterator), self._strategy
@@ -132,7 +133,7 @@ class AheadIterator(DistributedIterator):
             )
 
         def ask_for_next() -> None:
-            # Nobody asks at the end: the error that says so cancels whatever
+            # No worker asks at the end: the error that says so cancels whatever
             # is under way, and what had been sent would stay behind, and be
             # taken for part of the next exchange.
             with tf.device("CPU:0"):

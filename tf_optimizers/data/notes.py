@@ -114,7 +114,7 @@ def _close(element: Any) -> tf.Tensor:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    # A variant holds what nobody writes into, and cannot be copied.
+    # What a variant holds is never written to, and cannot be copied.
     is_variant = tensor.dtype == tf.variant
     return tensor if is_variant else tf.raw_ops.DeepCopy(x=tensor)
 

@@ -96,13 +96,13 @@ class CompressedMomentum(Optimizer):
         self._store_weight(variable, weight)
 
     def save_own_variables(self, store: Any) -> None:
-        """Write all variables, and by which rule u and v were made."""
+        """Write all variables, and whether u and v contain the rate."""
         super().save_own_variables(store)
         if self.rate_in_momentum:
             write_mark(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Read all variables, if u and v were made by the same rule."""
+        """Read all variables, if u and v contain the rate as here."""
         super().load_own_variables(without_mark(store, self.rate_in_momentum))
 
     @property

@@ -71,7 +71,7 @@ def with_updated(
 def build_optimizers(model: keras.Model) -> list[str]:
     """Build the optimizers of `compile`; return the names of those that remain.
 
-    Of others nobody but the user knows which variables they are for.
+    Only the user knows which variables others are for.
     """
     unbuilt = []
     for name, optimizer, owner in list(_optimizers_in(model)):

@@ -20,7 +20,7 @@ class Share:
 
     Args:
         own: The replica's, 0 if its only row is there for the sake of layers.
-        total: Those of all replicas. If nobody has any, as in data that are no
+        total: Those of all replicas. If none has any, as in data that are no
             batches, all replicas count alike.
         kept: The replica's variable.
     """

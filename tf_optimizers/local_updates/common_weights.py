@@ -95,7 +95,7 @@ class EnoughRounds(keras.callbacks.Callback):
         self._rounds += self._rounds_of(self._updates - updates)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn of a run that was too short, if nobody could know before."""
+        """Warn of a run that was too short, if that was not known before."""
         if not self._is_checked:
             self._check(self._rounds)
 
