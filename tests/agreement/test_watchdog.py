@@ -9,7 +9,7 @@ import pytest
 from tf_optimizers._compat import coordination
 from tf_optimizers.agreement import watchdog
 from tf_optimizers.agreement.watchdog import Watchdog
-from tf_optimizers.collectives.instance_keys import group_of
+from tf_optimizers.collectives.progress import group_of
 
 SUM = group_of("CollectiveReduceV2", "float32")
 GATHER = group_of("CollectiveGatherV2", "int32")

@@ -39,7 +39,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers import _compat
 from tf_optimizers._compat.batches import step_of
-from tf_optimizers._compat.callbacks import call_first
+from tf_optimizers._compat.hooks import call_first
 from tf_optimizers._compat.keras import (
     VARIABLES,
     global_seed,
@@ -47,8 +47,12 @@ from tf_optimizers._compat.keras import (
     set_global_seed,
     start_at_epoch,
 )
-from tf_optimizers._compat.lazy import LazyZeros, lazy_zeros
-from tf_optimizers._compat.replicas import in_xla, plain_variable
+from tf_optimizers._compat.replicas import (
+    LazyZeros,
+    in_xla,
+    lazy_zeros,
+    plain_variable,
+)
 
 COMPAT = pathlib.Path(_compat.__file__).parent
 METHODS = [

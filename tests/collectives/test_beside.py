@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from tf_optimizers.collectives import beside
-from tf_optimizers.collectives.beside import Beside
+from tf_optimizers.collectives import runs as beside
+from tf_optimizers.collectives.runs import Beside
 
 
 class Owner:

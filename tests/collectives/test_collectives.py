@@ -14,14 +14,14 @@ from tf_optimizers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 from tf_optimizers.collectives.extended import SparseExtended
-from tf_optimizers.collectives.instance_keys import (
+from tf_optimizers.collectives.launcher import Group, levels, ranks_in
+from tf_optimizers.collectives.progress import (
     _KINDS,
     DTYPES,
     describe,
     group_of,
     instance_key,
 )
-from tf_optimizers.collectives.launcher import Group, levels, ranks_in
 
 
 @pytest.fixture

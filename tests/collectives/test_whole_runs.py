@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_optimizers.collectives.progress import Progress, has_failed
-from tf_optimizers.collectives.whole_runs import run_whole
+from tf_optimizers.collectives.runs import run_whole
 
 FAILED = "It would wait alone"
 

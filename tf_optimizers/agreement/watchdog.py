@@ -19,8 +19,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import coordination
-from tf_optimizers.collectives.instance_keys import describe
-from tf_optimizers.collectives.progress import failure, has_failed, is_waiting
+from tf_optimizers.collectives.progress import (
+    describe,
+    failure,
+    has_failed,
+    is_waiting,
+)
 
 # A worker is looked at this often; it stands still if nothing has changed.
 _LOOKING_SECONDS = 3.0

@@ -1,4 +1,4 @@
-"""Describes the workers of a strategy, and gathers their statements."""
+"""Tells our strategy from others."""
 
 import hashlib
 from collections.abc import Iterable
@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.agreement.kind import is_sparse_multi_worker
 from tf_optimizers.agreement.statements import gather_statements
+
+
+def is_sparse_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether it is a `SparseMultiWorkerMirroredStrategy`."""
+    return getattr(strategy.extended, "is_sparse_multi_worker", False)
 
 
 class Workers:

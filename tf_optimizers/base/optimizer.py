@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.adoption import adopt
+from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras import (
     OptimizerHooks,
     built_variables,
@@ -16,12 +16,12 @@ from tf_optimizers._compat.keras import (
     variable_index,
     variable_key,
 )
-from tf_optimizers._compat.loss_scaling import agree_on_overflow
 from tf_optimizers._compat.replicas import (
     call_across_replicas,
     switch_across_replicas,
     update_each,
 )
+from tf_optimizers._compat.strategies import adopt
 from tf_optimizers.base.exclusions import WEIGHT_DECAY, Excluded, Exclusions
 from tf_optimizers.base.gradients import (
     as_gradient,

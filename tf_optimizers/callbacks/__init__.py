@@ -1,9 +1,11 @@
 """Callbacks: monitors, and backups of training on several workers."""
 
 from tf_optimizers.callbacks.backup import BackupAndRestore
-from tf_optimizers.callbacks.compression_monitor import CompressionMonitor
 from tf_optimizers.callbacks.monitors import OffloadMonitor
-from tf_optimizers.callbacks.trust_ratio_monitor import TrustRatioMonitor
+from tf_optimizers.callbacks.optimizer_monitors import (
+    CompressionMonitor,
+    TrustRatioMonitor,
+)
 
 __all__ = [
     "BackupAndRestore",

@@ -1,4 +1,8 @@
-"""Checks the arguments of `BackupAndRestore`, and the state of a run."""
+"""Checks the arguments of `BackupAndRestore`, and the state of a run.
+
+Each worker calls the same functions in the same order, and all get the same
+result.
+"""
 
 import os
 from typing import Any

@@ -16,10 +16,10 @@ from tf_optimizers._compat.distribution import (
     select_replica,
 )
 from tf_optimizers.collectives.all_reduce import SparseCollectiveAllReduce
-from tf_optimizers.collectives.beside import Beside
 from tf_optimizers.collectives.entries import Entries
 from tf_optimizers.collectives.launcher import ranks_in
 from tf_optimizers.collectives.progress import is_in_run
+from tf_optimizers.collectives.runs import Beside
 
 _numbers = itertools.count(1)
 # More than workers: the inner channel of each takes one.

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat.distribution import CollectiveReplicaLauncher
-from tf_optimizers.collectives.instance_keys import (
+from tf_optimizers.collectives.progress import (
     ALL_TO_ALL,
     GATHER,
     REDUCE,
+    Progress,
     group_of,
     instance_key,
     lone_key,
 )
-from tf_optimizers.collectives.progress import Progress
 
 # TensorFlow (2.21) writes two ranks as one number: from 1 to 11 as from 11 to
 # 1. A process that has both of them aborts, or would take one for the other.

@@ -1,6 +1,19 @@
 """Codes positions of entries in as few bits as can be.
 
-Tensors are [rows, ...], each row for itself.
+The low bits of a position are sent as they are. The others say which block it
+is in: as positions rise, a 1 for each entry and a 0 where a block ends tell
+that (the code of Elias and Fano). With 3 low bits, and blocks of 8:
+
+    positions     4    8    11   29
+    addresses     5    9    12   30     0 is for an entry that is none
+    low bits     101  001  100  110
+    blocks        0    1    1    3      1 0  1 1 0  0  1 0
+
+An entry of a thousandth of all takes 12 bits, one of 64 takes 8. Where every
+fourth element is an entry, or more, it is fewer bits to say of each element
+whether it is one. Size and number of the entries alone decide.
+
+Bits are booleans, or bytes: the first of eight is the lowest of a byte.
 """
 
 import itertools

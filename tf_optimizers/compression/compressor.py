@@ -27,10 +27,13 @@ from tf_optimizers._compat.keras import (
     path_of,
     variable_index,
 )
-from tf_optimizers._compat.lazy import lazy_zeros
-from tf_optimizers._compat.replicas import in_xla, switch_across_replicas
-from tf_optimizers.agreement.kind import is_sparse_multi_worker
+from tf_optimizers._compat.replicas import (
+    in_xla,
+    lazy_zeros,
+    switch_across_replicas,
+)
 from tf_optimizers.agreement.statements import gather_statements
+from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.collectives.values import CODES
 from tf_optimizers.compression.exchanges import choose_exchange

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.lazy import LazyZeros
+from tf_optimizers._compat.replicas import LazyZeros
 from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Selection, Wire, position_dtype

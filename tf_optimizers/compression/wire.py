@@ -16,7 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.agreement.kind import is_sparse_multi_worker
+from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.collectives.entries import (
     narrow_indices,

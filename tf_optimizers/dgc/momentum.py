@@ -1,6 +1,8 @@
 """Accumulates momentum u, every replica of its own gradients.
 
-A regularizer is a gradient, too, which is added there.
+A regularizer is a gradient, too, which is added there. With the rate in the
+momentum, u and v are changes of weights, without it sums of gradients; saved
+state of one kind is not read as the other.
 """
 
 import math

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
-from tf_optimizers.agreement.kind import is_sparse_multi_worker
+from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.distribute.share import Share, replica
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.adoption import bring_in
 from tf_optimizers._compat.keras import micro_steps, strategy_of
-from tf_optimizers.agreement.kind import is_sparse_multi_worker
+from tf_optimizers._compat.strategies import bring_in
 from tf_optimizers.agreement.statements import check_agreement
-from tf_optimizers.agreement.workers import digests
+from tf_optimizers.agreement.workers import digests, is_sparse_multi_worker
 from tf_optimizers.distribute.optimizers import (
     has_common_weights,
     is_wrapper,

@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.adoption import adopt_optimizers_of_keras
-from tf_optimizers._compat.building import build_from_specs
-from tf_optimizers._compat.loss_scaling import agree_on_overflow
+from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
 from tf_optimizers._compat.patches import STRATEGY, check_names
+from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
 from tf_optimizers.agreement.cluster import (
     check_cluster,
     check_in_time,
@@ -17,15 +16,15 @@ from tf_optimizers.agreement.cluster import (
     check_versions,
     versions,
 )
-from tf_optimizers.agreement.kind import is_sparse_multi_worker
 from tf_optimizers.agreement.statements import (
     check_agreement,
     check_alike,
     gather_statements,
 )
 from tf_optimizers.agreement.watchdog import watch
+from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.collectives.extended import SparseExtended
-from tf_optimizers.collectives.whole_runs import after_its_arguments, run_whole
+from tf_optimizers.collectives.runs import after_its_arguments, run_whole
 from tf_optimizers.data.draws import share_generators
 from tf_optimizers.data.generators import peek_at_shared
 from tf_optimizers.data.order import adopt_seeds, propose_seeds

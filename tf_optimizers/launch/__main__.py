@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from tf_optimizers.launch.child import (
+from tf_optimizers.launch.command import (
     USAGE,
     problem_of_command,
     problem_of_environment,

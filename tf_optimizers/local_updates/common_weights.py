@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.callbacks import call_first, check_saving
+from tf_optimizers._compat.hooks import call_first, check_saving
 from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.agreement.workers import Workers

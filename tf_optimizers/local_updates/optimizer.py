@@ -9,13 +9,13 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.adoption import adopt
 from tf_optimizers._compat.averages import show_averages
 from tf_optimizers._compat.keras import (
     is_overwritten,
     strategy_of,
     variable_index,
 )
+from tf_optimizers._compat.strategies import adopt
 from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.optimizer import Optimizer

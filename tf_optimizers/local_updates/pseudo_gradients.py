@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables
-from tf_optimizers._compat.lazy import replica_variables_on
-from tf_optimizers._compat.outside_strategy import (
+from tf_optimizers._compat.replicas import replica_variables_on
+from tf_optimizers._compat.strategies import (
     named_like,
     outside_strategy,
     replaced,

@@ -1,0 +1,154 @@
+"""Hooks into models, callbacks and loss scaling of Keras; see `patches.py`."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.distribute import values
+
+from tf_optimizers._compat.patches import REPLICAS, check_names, replace
+
+
+@functools.cache
+def build_from_specs(
+    is_for: Callable[[tf.distribute.Strategy], bool],
+) -> None:
+    """Let Keras build models of some strategies by what it knows of the data.
+
+    From now on in this process. Keras draws a batch before `fit` and
+    `evaluate`, to build the model by its mean over replicas. So a generator
+    loses batches, each worker draws different ones ahead, and data that cannot
+    be averaged fail. A model without `call` is built by its first step, as
+    without a strategy.
+    """
+
+    def without_batch(build: Callable) -> Callable:
+        @functools.wraps(build)
+        def build_without_batch(
+            self: Any, iterator: Any = None, data_batch: Any = None
+        ) -> None:
+            if not is_for(self.distribute_strategy):
+                build(self, iterator=iterator, data_batch=data_batch)
+                return
+            if type(self).call is keras.Model.call:
+                # Its `train_step` calls parts, and builds them.
+                return
+            if iterator is not None:
+                spec = iterator._distributed_dataset.element_spec
+                data_batch = tf.nest.map_structure(_symbol, spec)
+                iterator = None
+            build(self, iterator=iterator, data_batch=data_batch)
+
+        return build_without_batch
+
+    replace("_maybe_symbolic_build", without_batch)
+
+
+def _symbol(spec: Any) -> keras.KerasTensor | None:
+    """Return what Keras builds with in place of a value, None of None."""
+    if isinstance(spec, values.PerReplicaSpec):
+        spec = spec._value_specs[0]  # Of a worker's first replica.
+    if not hasattr(spec, "shape"):
+        return None
+    dtype = keras.backend.standardize_dtype(spec.dtype)
+    return keras.KerasTensor(spec.shape, dtype)
+
+
+def call_first(
+    kind: type[keras.callbacks.Callback],
+    is_for: Callable[[keras.Model], bool],
+) -> None:
+    """Let the callbacks of some models begin with one of a kind.
+
+    From now on in this process. `fit`, `evaluate` and `predict` hand their
+    callbacks to a list, which is told the model; a model and an optimizer have
+    no way to add some.
+    """
+
+    def adding(set_model: Callable) -> Callable:
+        @functools.wraps(set_model)
+        def add_and_set_model(self: Any, model: keras.Model) -> None:
+            is_there = any(isinstance(each, kind) for each in self.callbacks)
+            if model and not is_there and is_for(model):
+                self.callbacks.insert(0, kind())
+            set_model(self, model)
+
+        return add_and_set_model
+
+    replace("CallbackList.set_model", adding)
+
+
+def check_saving(check: Callable[[keras.Model], None]) -> None:
+    """Let methods that save models begin with a check of the model.
+
+    From now on in this process.
+    """
+    for name in ("save", "save_weights", "export"):
+        replace(f"Model.{name}", functools.partial(_checked, check))
+
+
+def _checked(check: Callable[[keras.Model], None], method: Callable) -> Any:
+    @functools.wraps(method)
+    def check_and_call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        check(self)
+        return method(self, *args, **kwargs)
+
+    return check_and_call
+
+
+@functools.cache
+def agree_on_overflow() -> None:
+    """Let replicas skip a step together in Keras's dynamic loss scaling.
+
+    Keras (3.15) asks one replica whether its gradients are finite, before they
+    are summed: the first; or, where replicas do not merge, each itself, in a
+    `tf.cond` of its own in which `iterations` cannot be assigned to, even
+    with one replica. `compile` wraps optimizers in this class by itself and
+    takes no other, so that its method must be replaced, from now on in this
+    process. Without a strategy nothing changes.
+    """
+
+    def together(apply_alone: Callable) -> Callable:
+        @functools.wraps(apply_alone)
+        def apply(
+            optimizer: Any,
+            grads: Sequence[Any],
+            trainable_variables: Any = None,
+        ) -> None:
+            replica = tf.distribute.get_replica_context()
+            if replica is None or not tf.distribute.has_strategy():
+                apply_alone(optimizer, grads, trainable_variables)
+            else:
+                _apply_together(replica, optimizer, grads, trainable_variables)
+
+        return apply
+
+    check_names(REPLICAS)
+    replace("_tf_apply", together)
+
+
+def _apply_together(
+    replica: Any, optimizer: Any, grads: Sequence[Any], trainable_variables: Any
+) -> None:
+    """Apply gradients if they are finite on all replicas."""
+
+    def overflow(grads: Sequence[Any]) -> tf.Tensor:
+        return tf.cast(~optimizer.check_finite(grads), tf.float32)
+
+    def merged(strategy: Any, grads: Any, variables: Any) -> None:
+        extended = strategy.extended
+        every = extended.call_for_each_replica(overflow, args=(grads,))
+        total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
+        keras.ops.cond(
+            strategy.experimental_local_results(total)[0] == 0,
+            # All replicas in one branch: they may exchange and assign there.
+            lambda: extended.call_for_each_replica(
+                optimizer._stateful_handle_finite_grads,
+                args=(grads, variables),
+            ),
+            optimizer._stateful_handle_non_finite_grads,
+        )
+
+    replica.merge_call(merged, args=(grads, trainable_variables))
