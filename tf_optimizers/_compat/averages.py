@@ -56,9 +56,10 @@ def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
     # Imported here: the module is not needed without a strategy.
     from tensorflow.python.distribute import values
 
+    copies = strategy_of(optimizer).experimental_local_results(variable)
     return values.MirroredVariable(
         strategy_of(optimizer),
-        [_Share(average.value, i == 0) for i in range(len(variable.values))],
+        [_Share(average.value, i == 0) for i in range(len(copies))],
         tf.VariableAggregation.NONE,
     )
 

@@ -22,7 +22,6 @@ from tensorflow.python.distribute.input_lib import (
     DistributedDatasetsFromFunctionSpec,
     DistributedIterator,
     DistributedIteratorSpec,
-    _create_per_replica,
 )
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 from tensorflow.python.eager import context
@@ -42,7 +41,6 @@ __all__ = [
     "DistributedDatasetsFromFunctionSpec",
     "DistributedIterator",
     "DistributedIteratorSpec",
-    "create_per_replica",
     # Each replica's part of a batch, which is to say more.
     "PerReplica",
     "PerReplicaSpec",
@@ -56,7 +54,6 @@ __all__ = [
     "async_wait",
 ]
 
-create_per_replica = _create_per_replica
 MAPS = (_MapDataset, _ParallelMapDataset)
 ShuffleDataset = _ShuffleDataset
 global_seed = context.global_seed

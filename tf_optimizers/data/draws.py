@@ -118,24 +118,26 @@ class Draws:
             self._own.load(self._saved[number - 1])
 
 
-def count_draws(dataset: Any) -> Any:
+def count_draws(
+    dataset: Any, source: tf.data.Dataset, size: Any, reshuffles: bool | None
+) -> Any:
     """Return a shuffled dataset that tells its draws: see `draws_of`.
 
     Args:
         dataset: What `Dataset.shuffle` has returned. It keeps the generator of
             its seeds to itself; this gives it another with the same seeds.
+        source: What is shuffled.
+        size: Of the buffer.
+        reshuffles: Whether each iteration has another order; None means so.
     """
-    if (
-        not tf.executing_eagerly()
-        or not isinstance(dataset, ShuffleDataset)
-        or not dataset._reshuffle_each_iteration
-    ):
+    is_known = isinstance(dataset, ShuffleDataset) and reshuffles is not False
+    if not is_known or not tf.executing_eagerly():
         return dataset
     with tf.device("CPU:0"):
         draws = Draws(dataset._seed, dataset._seed2)
         variant = tf.raw_ops.ShuffleDatasetV3(
-            input_dataset=dataset._input_dataset._variant_tensor,
-            buffer_size=dataset._buffer_size,
+            input_dataset=tf.data.experimental.to_variant(source),
+            buffer_size=tf.cast(size, tf.int64),
             seed=dataset._seed,
             seed2=dataset._seed2,
             seed_generator=draws.generator[0],

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_optimizers._compat.distribution import (
     DistributedIterator,
     DistributedIteratorSpec,
-    create_per_replica,
+    regroup,
 )
 from tf_optimizers.data import drawn
 from tf_optimizers.data.notes import Rows, spec_with_rows, with_rows
@@ -80,9 +80,7 @@ class AheadIterator(DistributedIterator):
             # A worker that waits here would not reach the step in which the
             # others wait.
             self._strategy.extended.check_step_ended()
-        element, notes = create_per_replica(
-            self._parts(iterator), self._strategy
-        )
+        element, notes = regroup(self._parts(iterator), always_wrap=True)
         this, following = zip(
             *(tf.unstack(note[0]) for note in notes.values), strict=True
         )

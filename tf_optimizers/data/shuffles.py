@@ -119,10 +119,15 @@ def replace_shuffles(
     def seeding(shuffle: Callable) -> Callable:
         @functools.wraps(shuffle)
         def seeded(
-            dataset: Any, size: Any, seed: Any = None, *args: Any, **kwargs: Any
+            source: Any,
+            size: Any,
+            seed: Any = None,
+            reshuffles: bool | None = None,
+            **kwargs: Any,
         ) -> tf.data.Dataset:
             seed = choose_seed() if seed is None else seed
-            return count_draws(shuffle(dataset, size, seed, *args, **kwargs))
+            dataset = shuffle(source, size, seed, reshuffles, **kwargs)
+            return count_draws(dataset, source, size, reshuffles)
 
         return seeded
 
