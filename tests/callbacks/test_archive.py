@@ -18,10 +18,10 @@ from backups import (
 )
 
 from tf_optimizers.agreement.workers import Workers
-from tf_optimizers.callbacks import files
-from tf_optimizers.callbacks.archive import Archive
-from tf_optimizers.callbacks.files import Folder, digest
-from tf_optimizers.callbacks.state import State
+from tf_optimizers.callbacks.backup.archive import Archive
+from tf_optimizers.callbacks.backup import files
+from tf_optimizers.callbacks.backup.files import Folder, digest
+from tf_optimizers.callbacks.backup.state import State
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")

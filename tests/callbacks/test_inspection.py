@@ -18,8 +18,8 @@ from backups import (
 )
 
 from tf_optimizers.agreement.workers import Workers
-from tf_optimizers.callbacks.backup_checks import find_not_finite
-from tf_optimizers.callbacks.state import State
+from tf_optimizers.callbacks.backup.checks import find_not_finite
+from tf_optimizers.callbacks.backup.state import State
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

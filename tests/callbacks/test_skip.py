@@ -20,7 +20,7 @@ from backups import (
 
 import tf_optimizers as tfo
 from tf_optimizers.agreement.workers import Workers
-from tf_optimizers.callbacks.files import Folder
+from tf_optimizers.callbacks.backup.files import Folder
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

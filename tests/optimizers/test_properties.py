@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tf_optimizers as tfo
-from tf_optimizers.callbacks.files import DamagedError, Folder
-from tf_optimizers.callbacks.state import shares
+from tf_optimizers.callbacks.backup.files import DamagedError, Folder
+from tf_optimizers.callbacks.backup.state import shares
 
 # CI always tries the same, so that no change of ours fails by chance.
 common = {

@@ -1,6 +1,6 @@
 """Callbacks: monitors, and backups of training on several workers."""
 
-from tf_optimizers.callbacks.backup import BackupAndRestore
+from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.monitors import OffloadMonitor
 from tf_optimizers.callbacks.optimizer_monitors import (
     CompressionMonitor,

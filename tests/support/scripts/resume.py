@@ -19,7 +19,7 @@ from real_workers import report
 from scripts.training import OPTIMIZERS
 
 import tf_optimizers as tfo
-from tf_optimizers.callbacks.state import State
+from tf_optimizers.callbacks.backup.state import State
 
 # Rounds end neither with epochs nor with backups.
 ROUNDS = {

@@ -14,15 +14,15 @@ import numpy as np
 
 from tf_optimizers._compat.keras import global_seed, set_global_seed
 from tf_optimizers.agreement.workers import Workers
-from tf_optimizers.callbacks.backup_checks import (
+from tf_optimizers.callbacks.backup.checks import (
     check_finite,
     check_weights,
     find_alike,
     find_not_finite,
 )
-from tf_optimizers.callbacks.files import DamagedError, Folder
-from tf_optimizers.callbacks.resuming import Reader
-from tf_optimizers.callbacks.state import State, Values, shares
+from tf_optimizers.callbacks.backup.files import DamagedError, Folder
+from tf_optimizers.callbacks.backup.resuming import Reader
+from tf_optimizers.callbacks.backup.state import State, Values, shares
 
 # The errors that files cause; any other is a bug.
 _TROUBLE = (OSError, DamagedError)

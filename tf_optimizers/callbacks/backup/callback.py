@@ -11,14 +11,16 @@ import keras
 
 from tf_optimizers._compat.keras import start_at_epoch
 from tf_optimizers.agreement.workers import Workers
-from tf_optimizers.callbacks.archive import Archive
-from tf_optimizers.callbacks.backup_checks import (
+from tf_optimizers.callbacks.backup.archive import Archive
+from tf_optimizers.callbacks.backup.checks import (
     check_folder,
     check_frequency,
     check_name,
+    warnings_of_lengths,
+    warnings_of_others,
 )
-from tf_optimizers.callbacks.files import Folder
-from tf_optimizers.callbacks.resuming import (
+from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.resuming import (
     Rates,
     Skip,
     cancel_undoing,
@@ -26,7 +28,7 @@ from tf_optimizers.callbacks.resuming import (
     check_executions,
     undo_before_training,
 )
-from tf_optimizers.callbacks.state import State
+from tf_optimizers.callbacks.backup.state import State
 from tf_optimizers.checks import check_boolean
 from tf_optimizers.distribute.optimizers import build_optimizers
 
@@ -176,7 +178,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._unsaved, self._skip, self._is_of_longer_run = 0, None, False
         self._resumed = self._archive.newest()
         if self._resumed is None:
-            self._warn_of_others(folder)
+            for message in warnings_of_others(folder, self.name):
+                self._warn(message)
         else:
             self._restore(self._resumed)
         state.accept_infinite()
@@ -251,7 +254,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         start_at_epoch(self.model, content["epoch"])
         undo_before_training(self.model, self._forget_start)
         epochs = params.get("epochs", math.inf)
-        self._warn_of_other_lengths(content, epochs)
+        steps = None if self._steps == _UNKNOWN else self._steps
+        for message in warnings_of_lengths(content, epochs, steps):
+            self._warn(message)
         # `fit` makes no step, and so it does not end that run.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
@@ -269,40 +274,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Let the next `fit` start at its own `initial_epoch` again."""
         cancel_undoing(self.model)
         start_at_epoch(self.model, None)
-
-    def _warn_of_other_lengths(
-        self, content: dict[str, Any], epochs: float
-    ) -> None:
-        """Warn if `fit` has nothing to do, or its batches may be others."""
-        if content["epoch"] >= epochs:
-            self._warn(
-                "A backup must be of an earlier epoch for `fit` to train. "
-                f"Received: epochs={epochs}, and a backup after epoch "
-                f"{content['epoch']}. To train on, pass more `epochs`; "
-                "for another run, pass another `name` or `backup_dir`."
-            )
-        steps = content.get("steps")
-        if content["batch"] and steps and steps != self._steps < _UNKNOWN:
-            self._warn(
-                "An epoch that is resumed in its middle must have as many "
-                f"batches as before. Received: {self._steps}, and {steps} when "
-                f"the backup was made. {content['batch']} batches are dropped "
-                "all the same, and if their size has changed, some rows are "
-                "left out of this epoch or seen twice. Pass the former batch "
-                'size, or back up with `save_freq="epoch"`.'
-            )
-
-    def _warn_of_others(self, folder: Folder) -> None:
-        """Warn of other runs' backups, unless the user has named this run."""
-        others = folder.others()
-        if others and self.name is None:
-            self._warn(
-                "A backup must be of this `fit` to be restored. Received: "
-                f"backup_dir={self.backup_dir!r}, with backups of {others}, "
-                f"while this is {folder.name!r}. They are left alone, and this "
-                "one starts from the beginning. To resume from one of them, "
-                f"pass `name={others[-1]!r}`."
-            )
 
     def _warn(self, message: str) -> None:
         if self._workers.is_first:

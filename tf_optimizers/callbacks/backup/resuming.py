@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import build_metrics
-from tf_optimizers.callbacks.files import Folder
-from tf_optimizers.callbacks.state import State
+from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.state import State
 
 
 class Reader:

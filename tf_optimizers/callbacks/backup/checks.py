@@ -5,10 +5,12 @@ result.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from tf_optimizers.agreement.workers import Workers, digests
-from tf_optimizers.callbacks.state import State, Values
+from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.state import State, Values
 from tf_optimizers.checks import check_integer
 
 
@@ -97,3 +99,45 @@ def check_weights(state: State, alike: set[str]) -> None:
                 "weights on one worker alone, and start again from the last "
                 "backup."
             )
+
+
+def warnings_of_lengths(
+    content: dict[str, Any], epochs: float, steps: int | None
+) -> Iterator[str]:
+    """Yield why `fit` has nothing to do, or may see other batches.
+
+    Args:
+        content: Of the backup.
+        epochs: Of `fit`.
+        steps: Batches of an epoch, None if unknown.
+    """
+    if content["epoch"] >= epochs:
+        yield (
+            "A backup must be of an earlier epoch for `fit` to train. "
+            f"Received: epochs={epochs}, and a backup after epoch "
+            f"{content['epoch']}. To train on, pass more `epochs`; "
+            "for another run, pass another `name` or `backup_dir`."
+        )
+    before = content.get("steps")
+    if content["batch"] and before and steps and before != steps:
+        yield (
+            "An epoch that is resumed in its middle must have as many "
+            f"batches as before. Received: {steps}, and {before} when "
+            f"the backup was made. {content['batch']} batches are dropped "
+            "all the same, and if their size has changed, some rows are "
+            "left out of this epoch or seen twice. Pass the former batch "
+            'size, or back up with `save_freq="epoch"`.'
+        )
+
+
+def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
+    """Yield a warning of other runs' backups, unless this run has a name."""
+    others = folder.others()
+    if others and name is None:
+        yield (
+            "A backup must be of this `fit` to be restored. Received: "
+            f"backup_dir={str(folder.path)!r}, with backups of {others}, "
+            f"while this is {folder.name!r}. They are left alone, and this "
+            "one starts from the beginning. To resume from one of them, "
+            f"pass `name={others[-1]!r}`."
+        )

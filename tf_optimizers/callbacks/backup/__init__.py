@@ -1,0 +1,1 @@
+"""Backs up runs, and resumes them."""
