@@ -499,6 +499,11 @@ def test_every_private_name_is_listed_here():
     assert listed <= used | own | written
 
 
+def test_private_names_do_not_grow_in_number():
+    lists = METHODS, ATTRIBUTES, VARIABLE, MODEL, LOSS_SCALING
+    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 101
+
+
 def names_in(folder):
     """Return private names of its own, those it uses, and those in texts."""
     own, used, written = set(), set(), set()
