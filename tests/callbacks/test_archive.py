@@ -18,8 +18,8 @@ from backups import (
 )
 
 from tf_optimizers.agreement.workers import Workers
-from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup import files
+from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder, digest
 from tf_optimizers.callbacks.backup.state import State
 
