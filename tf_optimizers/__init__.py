@@ -33,7 +33,7 @@ __all__ = [
 # Imported on first access: the strategy needs private modules of
 # `tf.distribute`, and the optimizers must work without them.
 _MODULES = {
-    "BIAS_AND_NORM": "base.weight_decay",
+    "BIAS_AND_NORM": "base.exclusions",
     "AdamOffload": "adam_offload",
     "DGCMomentum": "dgc_momentum",
     "LANS": "lans",
