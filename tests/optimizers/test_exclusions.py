@@ -146,7 +146,18 @@ def test_variables_stay_excluded_when_saved_before_they_are_built(
     assert decayed(loaded) == [True, True, False, True]
 
 
-@pytest.mark.parametrize("kind", ["subclassed", "equal names"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "subclassed",
+        pytest.param(
+            "equal names",
+            marks=pytest.mark.skipif(
+                keras.__version__ >= "3.16", reason="loading keeps paths there"
+            ),
+        ),
+    ],
+)
 def test_variables_that_cannot_be_told_apart_are_an_error(kind, tmp_path):
     """Their paths alone do not say which it was."""
     model = compiled(kind, tfo.Lamb())
@@ -194,10 +205,9 @@ def test_config_of_a_model_it_does_not_fit_is_an_error():
     "argument", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"]
 )
 def test_patterns_mean_the_same_when_loaded(argument, pattern, tmp_path):
-    """Those that name the model, which has another name then, too."""
+    """Those that name the model too, whose name Keras 3.15 does not load."""
     model = compiled("sequential", tfo.LANS(**{argument: [pattern]}))
     loaded = save_and_load(train(model), tmp_path)
-    assert loaded.weights[0].path != model.weights[0].path
     optimizers = [model.optimizer, loaded.optimizer]
     for index, variable in enumerate(model.weights):
         is_excluded = pattern[-6:] != "kernel" or variable.name == "kernel"
@@ -255,6 +265,7 @@ def test_names_do_not_reach_into_the_names_of_layers(name):
     copy = tfo.Lamb.from_config(optimizer.get_config())
     theirs = keras.optimizers.SGD(weight_decay=0.1)
     theirs.exclude_from_weight_decay(var_names=[name])
+    theirs.build(model.trainable_variables)
     for each in (optimizer, copy):
         each.build(model.trainable_variables)
         for i, variable in enumerate(model.trainable_variables):
