@@ -529,7 +529,8 @@ def overridden():
     """Return private names of others' classes that ours define anew."""
     found = set()
     for module in pkgutil.walk_packages(tfo.__path__, "tf_optimizers."):
-        if "__main__" in module.name:
+        # The demo has packages of its own, which may not be installed.
+        if "__main__" in module.name or ".demo" in module.name:
             continue
         for cls in vars(importlib.import_module(module.name)).values():
             if not inspect.isclass(cls) or not is_ours(cls):

@@ -13,6 +13,9 @@ from .groups import PLACES, Group
 LIMIT = 90
 # Programs that wait for their group while others run.
 AHEAD = 16
+# One process may not repeat itself: Keras's `steps_per_execution` reads weights
+# while it assigns them. What workers do is right if it does so in one of these.
+REFERENCES = 6
 
 
 class Machine:
@@ -84,13 +87,15 @@ class Machine:
         if anew:
             group.close()
         was_clean = group.is_clean
-        with self.reference() as one:
-            script = grammar.script(program, ideal=True)
-            reference = one.run(script, self._limit)[0]
-        results = []
+        reference, results = self._reference_of(program), []
         if reference is not None and not reference["error"]:
             results = group.run(grammar.script(program), self._limit)
         outcome = judge(program, reference, results)
+        for _ in range(REFERENCES - 1):
+            if outcome.kind != "differs":
+                break
+            reference = self._reference_of(program)
+            outcome = judge(program, reference, results)
         if None in results:
             outcome.detail += "\n" + group.last_words()
         if outcome.failed and not was_clean and not anew:
@@ -100,6 +105,12 @@ class Machine:
             result["cpu"] for result in [reference, *results] if result
         )
         return outcome
+
+    def _reference_of(self, program):
+        """Return what comes of a program in one process."""
+        with self.reference() as one:
+            script = grammar.script(program, ideal=True)
+            return one.run(script, self._limit)[0]
 
     def confirm(self, program, outcome):
         """Run a program that failed in a new group; return how it ends then."""
