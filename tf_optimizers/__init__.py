@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from tf_optimizers.lamb import Lamb
     from tf_optimizers.lans import LANS
+    from tf_optimizers.sharded_state import ShardedState
     from tf_optimizers.sparse_loco import SparseLoCo
 
 __version__ = "0.2.0"
@@ -24,6 +25,7 @@ __all__ = [
     "DGCMomentum",
     "LANS",
     "Lamb",
+    "ShardedState",
     "SparseLoCo",
     "SparseMultiWorkerMirroredStrategy",
     "callbacks",
@@ -38,6 +40,7 @@ _MODULES = {
     "DGCMomentum": "dgc_momentum",
     "LANS": "lans",
     "Lamb": "lamb",
+    "ShardedState": "sharded_state",
     "SparseLoCo": "sparse_loco",
     "SparseMultiWorkerMirroredStrategy": "distribute.strategy",
     "callbacks": "callbacks",
@@ -49,6 +52,7 @@ _REGISTERED = (
     "DGCMomentum",
     "LANS",
     "Lamb",
+    "ShardedState",
     "SparseLoCo",
     "schedules",
 )

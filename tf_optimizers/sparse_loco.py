@@ -19,6 +19,7 @@ from tf_optimizers.local_updates.checks import (
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.optimizer import LocalOptimizer
 from tf_optimizers.local_updates.rounds import average
+from tf_optimizers.sharded_state import ShardedState
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -269,4 +270,4 @@ class SparseLoCo(LocalOptimizer):
         }
 
 
-SparseLoCo._refused = (DGCMomentum, SparseLoCo)
+SparseLoCo._refused = (DGCMomentum, ShardedState, SparseLoCo)

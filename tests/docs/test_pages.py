@@ -16,6 +16,7 @@ PAGES = {
     "lans": tfo.LANS,
     "adam_offload": tfo.AdamOffload,
     "dgc_momentum": tfo.DGCMomentum,
+    "sharded_state": tfo.ShardedState,
     "sparse_loco": tfo.SparseLoCo,
 }
 

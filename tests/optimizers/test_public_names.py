@@ -15,6 +15,7 @@ OPTIMIZERS = {
     tfo.LANS: (),
     tfo.AdamOffload: ("memory_summary",),
     tfo.DGCMomentum: ("communication_summary", "for_steps"),
+    tfo.ShardedState: ("memory_summary",),
     tfo.SparseLoCo: (
         "communication_summary",
         "for_steps",
@@ -26,7 +27,7 @@ OPTIMIZERS = {
 
 def make(optimizer):
     """Return one of an optimizer, around another if it needs that."""
-    if optimizer is tfo.SparseLoCo:
+    if optimizer in (tfo.SparseLoCo, tfo.ShardedState):
         return optimizer(keras.optimizers.SGD())
     return optimizer(1e-3)
 

@@ -67,6 +67,11 @@ class OptimizerHooks(keras.optimizers.Optimizer):
         """Return the averages for Keras's callbacks."""
         return averages
 
+    def _checkpointed(self) -> Any:
+        """Return the optimizer whose state is saved as this one's."""
+        # A method: Keras would go through what an attribute holds.
+        return self
+
     def _check_name(self, name: str) -> None:
         """Raise if what a checkpoint has under a name must not be read."""
 
@@ -75,6 +80,8 @@ class OptimizerHooks(keras.optimizers.Optimizer):
     ) -> dict[str, Any]:
         # TensorFlow takes the names of what it writes from here; there is no
         # public way to give an attribute another one.
+        if self._checkpointed() is not self:
+            return self._checkpointed()._trackable_children(save_type, **kwargs)
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "checkpoint" and VARIABLES in children:
             children[self._variables_name] = children.pop(VARIABLES)
@@ -85,6 +92,10 @@ class OptimizerHooks(keras.optimizers.Optimizer):
     ) -> Any:
         # TensorFlow asks here for each name in a checkpoint, before any value
         # is restored, and then hands the children over.
+        if cached_dependencies and self._checkpointed() is not self:
+            return self._checkpointed()._lookup_dependency(
+                name, cached_dependencies
+            )
         if cached_dependencies:
             self._check_name(name)
         return super()._lookup_dependency(name, cached_dependencies)
@@ -125,6 +136,12 @@ def micro_steps(optimizer: Any) -> tf.Tensor:
     """Return the calls of `apply` so far; `iterations` counts the updates."""
     # `iterations` is divided by `gradient_accumulation_steps`.
     return tf.convert_to_tensor(optimizer._iterations)
+
+
+def raw_iterations(optimizer: Any) -> tf.Variable:
+    """Return the variable that counts calls of `apply`."""
+    # `iterations` is not a variable where gradients are accumulated.
+    return optimizer._iterations.value
 
 
 def accumulator(optimizer: Any, variable: Any) -> tf.Variable:

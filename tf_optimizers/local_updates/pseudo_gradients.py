@@ -4,17 +4,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import built_variables
 from tf_optimizers._compat.replicas import replica_variables_on
-from tf_optimizers._compat.strategies import (
-    named_like,
-    outside_strategy,
-    replaced,
-    unconstrained,
-)
+from tf_optimizers._compat.strategies import replaced
+from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import Increment
@@ -23,30 +17,12 @@ from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.optimizer import HostOptimizer
 
 
-class LocalSteps:
+class LocalSteps(InnerSteps):
     """Runs an inner optimizer on each replica separately.
 
     Each replica has its own state of the optimizer. Read outside of replicas,
     the state is their mean; a value assigned there is assigned to all.
-
-    Args:
-        optimizer: The inner optimizer.
-        variables: The variables it updates: the model's or, for half-precision
-            ones, their master weights.
-        likes: The model's variables, whose names and paths it is shown.
     """
-
-    def __init__(
-        self, optimizer: Any, variables: Sequence[Any], likes: Sequence[Any]
-    ) -> None:
-        self._optimizer = optimizer
-        self._variables = list(variables)
-        self._names = [
-            attribute
-            for variable, like in zip(variables, likes, strict=True)
-            if variable is not like
-            for attribute in named_like(variable, like)
-        ]
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the optimizer's state on every replica."""
@@ -85,24 +61,9 @@ class LocalSteps:
         updates: tf.Tensor,
     ) -> None:
         """Update this replica's weights; the arguments are as below."""
-        parts = parts_of(self._optimizer)
-        moved = [self._variables[i] for i in indices]
-        shown = [
-            variable if isinstance(variable, keras.Variable) else weight
-            for variable, weight in zip(moved, weights, strict=True)
-        ]
-        switched_off = unconstrained(shown)
-        with self._outside_strategy(moved), replaced(switched_off):
-            for part in parts:
-                part.iterations.assign(updates)
-            for part in parts[1:] or parts:
-                # `MultiOptimizer` takes no group without a gradient.
-                known = set(map(id, built_variables(part)))
-                own = [i for i, v in enumerate(moved) if id(v) in known]
-                if own:
-                    part.apply(
-                        [gradients[i] for i in own], [shown[i] for i in own]
-                    )
+        for part in parts_of(self._optimizer):
+            own_component(part.iterations).assign(updates)
+        self.step_on_replica(gradients, weights, indices)
 
     def pseudo_gradients(
         self,
@@ -132,20 +93,6 @@ class LocalSteps:
         for weight, old in zip(weights, before, strict=True):
             weight.assign(old)
         return changes
-
-    @contextlib.contextmanager
-    def _outside_strategy(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Show the optimizer only this replica."""
-        moved = [v for v in variables if isinstance(v, keras.Variable)]
-        own = [
-            (variable, own_component(variable))
-            for variable in [*self._optimizer.variables, *moved]
-        ]
-        with (
-            replaced(self._names),
-            outside_strategy(parts_of(self._optimizer), own),
-        ):
-            yield
 
 
 class PseudoGradient(NamedTuple):

@@ -151,6 +151,7 @@ class Archive:
                     reader.layout,
                     (count, local),
                     range(first, first + local),
+                    self._state.is_owned(variable),
                 )
                 parts = self._state.components(variable)
                 for part, value in zip(parts, values, strict=False):

@@ -16,6 +16,7 @@ from tf_optimizers.distribute.optimizers import (
     optimizers_of,
     with_updated,
 )
+from tf_optimizers.sharded_state import ShardedState
 
 # The values that a process has of every variable, by name.
 Values: TypeAlias = dict[str, list[np.ndarray]]
@@ -99,6 +100,15 @@ class State:
         )
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
+    def is_owned(self, variable: keras.Variable) -> bool:
+        """Return whether one replica may have the value, and others zeros."""
+        return any(
+            variable is slot
+            for optimizer in optimizers_of(self._model).values()
+            if isinstance(optimizer, ShardedState)
+            for slot in optimizer.variables
+        )
+
     @property
     def has_common_weights(self) -> bool:
         """Whether weights are to be equal on all replicas, as they mostly are.
@@ -167,6 +177,7 @@ def shares(
     old: tuple[int, int],
     new: tuple[int, int],
     own: Sequence[int],
+    is_owned: bool = False,
 ) -> list[np.ndarray]:
     """Return the values of some replicas, divided again if layouts differ.
 
@@ -182,16 +193,18 @@ def shares(
         old: How many workers there were, and how many replicas each had.
         new: The same of what there is now.
         own: The replicas whose values are wanted.
+        is_owned: Whether one replica has the whole value, and others zeros,
+            unless all have the same.
     """
     if old == new:
         return [read(replica) for replica in own]
     first = read(0)
     is_number = keras.backend.is_float_dtype(str(first.dtype))
-    if is_summed or (is_number and not is_alike):
+    if is_summed or ((is_owned or is_number) and not is_alike):
         total = first.astype(np.float64)
         for replica in range(1, math.prod(old)):
             total = total + read(replica)
-        parts = math.prod(new if is_summed else old)
+        parts = 1 if is_owned else math.prod(new if is_summed else old)
         first = (total / parts).astype(first.dtype)
     return [first] * len(own)
 

@@ -1,0 +1,234 @@
+"""Shared state steps as the inner optimizer does under the same strategy."""
+
+import keras
+import numpy as np
+import pytest
+import real_workers
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.callbacks.backup.state import State, shares
+
+X = np.random.default_rng(0).random((16, 6)).astype("float32")
+Y = X[:, :3]
+OPTIMIZERS = {
+    name: getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
+        *("Adafactor", "Nadam", "Ftrl", "Lion", "Lamb", "Muon"),
+        "ScheduleFreeAdamW",
+    )
+    if hasattr(keras.optimizers, name)
+} | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
+
+
+# The others are tried by the long tests.
+USUAL = ("SGD", "AdamW", "Nadam", "Muon", "tfo.Lamb")
+
+
+def make_model(strategy):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, "tanh", kernel_constraint="non_neg"),
+                keras.layers.Dense(3),
+            ]
+        )
+
+
+def trained(strategy, optimizer, epochs=10):
+    model = make_model(strategy)
+    with strategy.scope():
+        model.compile(optimizer, "mse")
+    model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def assert_alike(strategy, model, other):
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        copies = strategy.experimental_local_results(mine.value)
+        for copy in copies:
+            np.testing.assert_array_equal(copy, copies[0])
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in USUAL else pytest.mark.long)
+        for name in OPTIMIZERS
+    ],
+)
+def test_replicas_step_as_the_inner_optimizer(mirrored, name):
+    make = OPTIMIZERS[name]
+    with mirrored.scope():
+        inner, sharded = make(0.01), tfo.ShardedState(make(0.01))
+    expected = trained(mirrored, inner)
+    model = trained(mirrored, sharded)
+    assert_alike(mirrored, model, expected)
+    for mine, theirs in zip(sharded.variables, inner.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_gradients_may_be_of_several_dtypes(mirrored, dtype):
+    """Which TensorFlow's own sum over replicas does not take."""
+    with mirrored.scope():
+        variables = [
+            keras.Variable(np.ones(3), dtype=each, name=each)
+            for each in ("float32", dtype)
+        ]
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
+        sharded.build(variables)
+
+    def step():
+        gradients = [tf.ones([3], variable.dtype) for variable in variables]
+        sharded.apply(gradients, variables)
+
+    tf.function(lambda: mirrored.run(step))()
+    for variable in variables:
+        for copy in mirrored.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(tf.cast(copy, "float32"), 0.5)
+
+
+def test_one_replica_is_the_inner_optimizer():
+    strategy = tf.distribute.get_strategy()
+    settings = {"global_clipnorm": 0.1, "use_ema": True, "weight_decay": 0.1}
+    expected = trained(strategy, keras.optimizers.AdamW(0.01, **settings))
+    inner = keras.optimizers.AdamW(0.01, **settings)
+    model = trained(strategy, tfo.ShardedState(inner))
+    for mine, theirs in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"global_clipnorm": 0.05}, {"clipnorm": 0.05}]
+)
+def test_sums_are_clipped(mirrored, settings):
+    expected = trained(
+        tf.distribute.get_strategy(), keras.optimizers.SGD(0.1, **settings)
+    )
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.1, **settings))
+    assert_alike(mirrored, trained(mirrored, sharded), expected)
+
+
+def test_replicas_hold_parts_of_the_state(mirrored):
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.Adam())
+    trained(mirrored, sharded, epochs=1)
+    # 6 x 8, 3 x 8, 8 and 3: 48 | 24 + 8 + 3, of two slots in float32.
+    summary = sharded.memory_summary()
+    assert summary["owned"] == [8 * 48, 8 * 35]
+    assert summary["whole"] == 8 * 83 + summary["shared"]
+    for variable in sharded.variables[2:]:
+        parts = mirrored.experimental_local_results(variable.value)
+        assert [np.any(part.numpy()) for part in parts].count(True) <= 1
+
+
+@pytest.mark.parametrize("ending", ["keras", "weights.h5", "ckpt"])
+def test_files_are_those_of_the_inner_optimizer(mirrored, tmp_path, ending):
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.AdamW(0.01))
+        inner = keras.optimizers.AdamW(0.01)
+    model = trained(mirrored, sharded, epochs=2)
+    path = str(tmp_path / f"model.{ending}")
+    if ending == "keras":
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        assert isinstance(loaded.optimizer, tfo.ShardedState)
+    else:
+        loaded = make_model(mirrored)
+        with mirrored.scope():
+            loaded.compile(inner, "mse")
+            inner.build(loaded.trainable_variables)
+        if ending == "ckpt":
+            tf.train.Checkpoint(model=model, optimizer=sharded).write(path)
+            status = tf.train.Checkpoint(model=loaded, optimizer=inner)
+            status.read(path).assert_existing_objects_matched()
+        else:
+            model.save_weights(path)
+            loaded.load_weights(path)
+    pairs = zip(loaded.optimizer.variables, sharded.variables, strict=True)
+    for theirs, mine in pairs:
+        np.testing.assert_array_equal(theirs.numpy(), mine.numpy())
+    before = [variable.numpy() for variable in sharded.variables]
+    if ending == "ckpt":
+        tf.train.Checkpoint(model=loaded, optimizer=inner).write(path)
+        back = tf.train.Checkpoint(model=model, optimizer=sharded)
+        back.read(path).assert_existing_objects_matched()
+    elif ending == "weights.h5":
+        loaded.save_weights(path)
+        model.load_weights(path)
+    for mine, value in zip(sharded.variables, before, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tfo.DGCMomentum(0.1),
+        lambda: tfo.SparseLoCo(keras.optimizers.SGD()),
+        lambda: tfo.ShardedState(keras.optimizers.SGD()),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    ],
+)
+def test_others_that_exchange_or_wrap_are_refused(make):
+    with pytest.raises(ValueError, match="`inner_optimizer` must"):
+        tfo.ShardedState(make())
+
+
+def test_sparse_loco_refuses_shared_state():
+    with pytest.raises(ValueError, match="must leave the exchange"):
+        tfo.SparseLoCo(tfo.ShardedState(keras.optimizers.SGD()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(use_ema=True),
+        lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+        lambda: tfo.AdamOffload(),
+    ],
+)
+def test_what_replicas_cannot_share_is_refused(mirrored, make):
+    model = make_model(mirrored)
+    with mirrored.scope():
+        sharded = tfo.ShardedState(make())
+        with pytest.raises(ValueError, match="`inner_optimizer` must"):
+            sharded.build(model.trainable_variables)
+
+
+def test_large_variables_are_warned_of(mirrored):
+    with mirrored.scope():
+        variables = [keras.Variable(np.zeros([50, 9], "float32"))]
+        with pytest.warns(UserWarning, match="at most 1.5 times the mean"):
+            tfo.ShardedState(keras.optimizers.Adam()).build(variables)
+
+
+def test_workers_step_as_the_inner_optimizer(tmp_path):
+    for result in real_workers.results("sharded", tmp_path, 2):
+        assert result["wrong"] == []
+        assert result["owned"] == [8 * 48, 8 * 35]
+
+
+def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.Adam())
+    model = trained(mirrored, sharded, epochs=1)
+    state = State(model)
+    assert all(map(state.is_owned, state.slots))
+    alone = tfo.ShardedState(keras.optimizers.Adam())
+    model = trained(tf.distribute.get_strategy(), alone, epochs=1)
+    assert all(map(State(model).is_owned, alone.variables))
+    saved = [np.zeros(2, "float32"), np.array([0.1, 0.3], "float32")]
+    received = shares(
+        False, False, saved.__getitem__, (2, 1), (3, 1), [2], True
+    )
+    np.testing.assert_array_equal(received[0], saved[1])
+    (received,) = shares(
+        False, False, saved.__getitem__, (2, 1), (1, 1), [0], True
+    )
+    np.testing.assert_array_equal(received, saved[1])

@@ -1,0 +1,81 @@
+"""Compares shared state with the inner optimizer on several workers."""
+
+import keras
+import numpy as np
+from real_workers import report
+
+import tf_optimizers as tfo
+
+X = np.random.default_rng(0).random((16, 6)).astype("float32")
+Y = X[:, :3]
+MAKE = {
+    "adamw": lambda: keras.optimizers.AdamW(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "lamb": lambda: tfo.Lamb(0.01),
+    "schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.01, 20)
+    ),
+    "scaled loss": lambda: keras.optimizers.Adam(0.01, loss_scale_factor=8.0),
+    "not decayed": lambda: without_biases(
+        keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    ),
+    "mixed_float16": lambda: keras.optimizers.Adam(0.01),
+    "frozen": lambda: keras.optimizers.Adam(0.01),
+    "words": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+def without_biases(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def first_layers(name):
+    """Return layers of which some gradients are sparse, or there are none."""
+    first = keras.layers.Dense(8, "tanh", trainable=name != "frozen")
+    if name != "words":
+        return [first]
+    return [keras.layers.Embedding(2, 4), keras.layers.Flatten(), first]
+
+
+def trained(strategy, name, wrap):
+    keras.utils.set_random_seed(0)
+    is_mixed = name.startswith("mixed")
+    keras.config.set_dtype_policy(name if is_mixed else "float32")
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                *first_layers(name),
+                keras.layers.Dense(3),
+            ]
+        )
+        # Under `mixed_float16`, Keras puts a `LossScaleOptimizer` around it.
+        model.compile(wrap(MAKE[name]()), "mse")
+    # The last batch is of other sizes on the workers.
+    model.fit(X[:15], Y[:15], batch_size=8, epochs=10, verbose=0)
+    return model
+
+
+def main():
+    """Report what differs, and what replicas own."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    wrong = []
+    for name in MAKE:
+        expected = trained(strategy, name, lambda inner: inner)
+        model = trained(strategy, name, tfo.ShardedState)
+        mine = [*model.weights, *model.optimizer.variables]
+        theirs = [*expected.weights, *expected.optimizer.variables]
+        wrong += [
+            f"{name}: {one.path}"
+            for one, other in zip(mine, theirs, strict=True)
+            if not np.allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-6)
+        ]
+        if name == "adamw":
+            owned = model.optimizer.memory_summary()["owned"]
+    report({"wrong": wrong, "owned": owned})
+
+
+if __name__ == "__main__":
+    main()

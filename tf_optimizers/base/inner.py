@@ -1,0 +1,88 @@
+"""Runs an optimizer inside of another, on one replica by itself."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import built_variables
+from tf_optimizers._compat.strategies import (
+    Attribute,
+    named_like,
+    outside_strategy,
+    replaced,
+    unconstrained,
+)
+from tf_optimizers.base.replicas import own_component
+from tf_optimizers.distribute.optimizers import parts_of
+
+
+class InnerSteps:
+    """Lets an optimizer see the components of one replica alone.
+
+    Args:
+        optimizer: The inner optimizer.
+        variables: The variables it updates: the model's or, for half-precision
+            ones, their master weights.
+        likes: The model's variables, whose names and paths it is shown.
+    """
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], likes: Sequence[Any]
+    ) -> None:
+        self._optimizer = optimizer
+        self._variables = list(variables)
+        self._names = [
+            attribute
+            for variable, like in zip(variables, likes, strict=True)
+            if variable is not like
+            for attribute in named_like(variable, like)
+        ]
+
+    def step_on_replica(
+        self,
+        gradients: Sequence[tf.Tensor],
+        weights: Sequence[tf.Variable],
+        indices: Sequence[int],
+        settings: Sequence[Attribute] = (),
+    ) -> None:
+        """Update this replica's weights, but apply no constraints.
+
+        Args:
+            gradients: For the weights, dense.
+            weights: This replica's components of the variables.
+            indices: Positions of the variables among all.
+            settings: What the optimizer's attributes are meanwhile.
+        """
+        parts = parts_of(self._optimizer)
+        moved = [self._variables[i] for i in indices]
+        shown = [
+            variable if isinstance(variable, keras.Variable) else weight
+            for variable, weight in zip(moved, weights, strict=True)
+        ]
+        switched_off = [*unconstrained(shown), *settings]
+        with self._outside_strategy(moved), replaced(switched_off):
+            for part in parts[1:] or parts:
+                # `MultiOptimizer` takes no group without a gradient.
+                known = set(map(id, built_variables(part)))
+                own = [i for i, v in enumerate(moved) if id(v) in known]
+                if own:
+                    part.apply(
+                        [gradients[i] for i in own], [shown[i] for i in own]
+                    )
+
+    @contextlib.contextmanager
+    def _outside_strategy(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Show the optimizer only this replica."""
+        moved = [v for v in variables if isinstance(v, keras.Variable)]
+        own = [
+            (variable, own_component(variable))
+            for variable in [*self._optimizer.variables, *moved]
+        ]
+        with (
+            replaced(self._names),
+            outside_strategy(parts_of(self._optimizer), own),
+        ):
+            yield

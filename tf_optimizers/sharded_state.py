@@ -1,0 +1,277 @@
+"""ShardedState: shares the state of any optimizer out among replicas."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.hooks import agree_on_overflow
+from tf_optimizers._compat.keras import (
+    micro_steps,
+    raw_iterations,
+    strategy_of,
+    variable_index,
+)
+from tf_optimizers._compat.strategies import adopt, replaced, unconstrained
+from tf_optimizers.base.gradients import densify
+from tf_optimizers.base.inner import InnerSteps
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.replicas import (
+    backend_variable,
+    local_rank,
+    own_component,
+)
+from tf_optimizers.sharding.checks import check_inner, check_shared
+from tf_optimizers.sharding.exchange import exchange_of, total_squares
+from tf_optimizers.sharding.ownership import (
+    assign_owners,
+    bytes_of,
+    loads_of,
+    warn_of_uneven,
+)
+from tf_optimizers.sharding.slots import Slots
+
+
+@keras.saving.register_keras_serializable(package="tf_optimizers")
+class ShardedState(Optimizer):
+    """Shares the state of any optimizer out among all replicas (ZeRO-1).
+
+    Each variable w has one owner among N replicas, which alone has the state s
+    of w and makes its steps:
+
+        g    <- sum over replicas of their gradients, at the owner of w
+        w, s <- inner step from w and s by g, at the owner of w
+        w    <- what the owner has, on all replicas
+
+    The largest variables are given to owners first, each to the replica that
+    owns least so far. Steps are of whole variables, so that trust ratios and
+    factored moments are exact. With one replica, it is the inner optimizer.
+
+    Clipping is of the sums: `global_clipnorm` of those of all owners. Weight
+    decay, schedules, `loss_scale_factor` and constraints are as without
+    sharing. Runs under `MirroredStrategy` and
+    `tfo.SparseMultiWorkerMirroredStrategy`.
+
+    State: the inner optimizer's, of 1 / N of the parameters on each replica if
+    variables are many and small; never less than that of the largest variable.
+    Outside of replicas, and in files, it is whole, as the inner optimizer alone
+    would have saved it: all workers must save together.
+    Traffic: under our strategy, gradients in one all-to-all and weights in one
+    all-gather; together as a dense sum if replicas own equally much.
+    `global_clipnorm` takes another round trip.
+    Sparse gradients: made dense; duplicate rows are summed.
+    Not finite: as with the inner optimizer.
+
+    Args:
+        inner_optimizer: A new `keras.optimizers.Optimizer` that is built
+            variable by variable, such as `AdamW` or `tfo.Lamb`. Those that
+            exchange gradients themselves (`tfo.DGCMomentum`,
+            `tfo.SparseLoCo`) and those around others (`LossScaleOptimizer`,
+            `MultiOptimizer`, which belong outside) are refused. So are, with
+            several replicas, `tfo.AdamOffload`, `use_ema` and
+            `gradient_accumulation_steps`.
+        name: str. The optimizer's name. Defaults to `None`.
+
+    Raises:
+        TypeError: If `inner_optimizer` is not an optimizer.
+        ValueError: If it is refused.
+
+    Example:
+        >>> import keras
+        >>> import tf_optimizers as tfo
+        >>> optimizer = tfo.ShardedState(keras.optimizers.AdamW(1e-3))
+
+    Reference:
+        Rajbhandari et al., 2020, "ZeRO: Memory Optimizations Toward Training
+        Trillion Parameter Models", arXiv:1910.02054.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        name: str | None = None,
+    ) -> None:
+        check_inner(inner_optimizer, ShardedState)
+        super().__init__(0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        # Keras unscales by it before the exchange, as it would inside.
+        self.loss_scale_factor = inner_optimizer.loss_scale_factor
+        self._slots: Slots | None = None  # Of several replicas.
+
+    def __dir__(self) -> list[str]:
+        """Return the names without that of the inner optimizer.
+
+        Keras looks here for what else to save, which is in `variables`.
+        """
+        names = super().__dir__()
+        return [name for name in names if name != "inner_optimizer"]
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The inner optimizer's state."""
+        return self.inner_optimizer.variables
+
+    @property
+    def iterations(self) -> Any:
+        """The updates that the inner optimizer has made."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set `variables`."""
+        self.inner_optimizer.set_weights(weights)
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[Any] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Exclude variables from the weight decay of the inner optimizer."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Let the inner optimizer finish, as `fit` does at its end."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Choose owners, and create the inner optimizer's state with them."""
+        if self.built:
+            return
+        inner, variables = self.inner_optimizer, list(variables)
+        for part in (self, inner):
+            adopt(part, variables)
+        strategy = strategy_of(self)
+        replicas = strategy.num_replicas_in_sync
+        if replicas == 1:
+            inner.build(variables)
+        else:
+            check_shared(inner, strategy, variables)
+            agree_on_overflow()
+            sizes = list(map(bytes_of, variables))
+            self._owners = assign_owners(sizes, replicas)
+            warn_of_uneven(variables, loads_of(sizes, self._owners, replicas))
+            self._slots = Slots(strategy, self._owners)
+            with self._slots.of(variables) as watched:
+                inner.build(watched)
+            self._steps = InnerSteps(inner, variables, variables)
+        # Not ours, whose master weights the inner optimizer has if it is ours.
+        super(Optimizer, self).build(variables)
+
+    def _cast(
+        self, gradients: list[Gradient | None], variables: list[Any]
+    ) -> list[Any]:
+        """Return gradients that can be unscaled, ours in the state's dtype."""
+        if isinstance(self.inner_optimizer, Optimizer):
+            return super()._cast(gradients, variables)
+        several = strategy_of(self).num_replicas_in_sync > 1
+        if several or self.loss_scale_factor:
+            gradients = densify(gradients, variables)
+        return gradients
+
+    def _accumulate(
+        self, gradients: list[Gradient], variables: list[Any]
+    ) -> None:
+        """Step with what this replica owns, and give weights to all."""
+        inner = self.inner_optimizer
+        unscaled = (inner, "loss_scale_factor", None)
+        if self._slots is None:
+            # Constraints are applied after this, to all replicas.
+            with replaced([unscaled, *unconstrained(variables)]):
+                inner.apply(gradients, variables)
+            return
+        indices = [variable_index(self, variable) for variable in variables]
+        owners = [self._owners[i] for i in indices]
+        backends = [backend_variable(variable) for variable in variables]
+        exchange = exchange_of(strategy_of(self))
+        sums = exchange.sum_at_owners(densify(gradients, backends), owners)
+        rank = local_rank(strategy_of(self).num_replicas_in_sync)
+        own = [i for i, owner in enumerate(owners) if owner == rank]
+        self._step_own(
+            self._clipped([sums[i] for i in own]),
+            [own_component(backends[i]) for i in own],
+            [indices[i] for i in own],
+            unscaled,
+        )
+        shared = self._slots.shared  # Moved by all who have made a step.
+        exchange.spread(
+            [*backends, *shared], [*owners, *([owners[0]] * len(shared))]
+        )
+
+    def _clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Clip this replica's gradients by the norm of all replicas'."""
+        limit = self.inner_optimizer.global_clipnorm
+        if not limit:
+            return gradients
+        norm = tf.sqrt(total_squares(gradients))
+        scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+        return [
+            gradient * tf.cast(scale, gradient.dtype) for gradient in gradients
+        ]
+
+    def _step_own(
+        self,
+        gradients: list[tf.Tensor],
+        weights: list[tf.Variable],
+        indices: list[int],
+        unscaled: Any,
+    ) -> None:
+        inner = self.inner_optimizer
+        count = tf.identity(micro_steps(inner))
+        settings = [unscaled, (inner, "global_clipnorm", None)]
+        self._steps.step_on_replica(gradients, weights, indices, settings)
+        # Also on a replica that has made no step.
+        own_component(raw_iterations(inner)).assign(count + 1)
+
+    def memory_summary(self) -> dict[str, Any]:
+        """Return what replicas hold of the state, in bytes.
+
+        The result has `"owned"`, a list of what each replica alone has;
+        `"shared"`, what every replica has; and `"whole"`, what each would have
+        without sharing. It is the same on all workers.
+
+        Raises:
+            RuntimeError: If the optimizer is not built.
+        """
+        if not self.built:
+            raise RuntimeError(
+                "`memory_summary()` needs a built optimizer. Received: one "
+                "without variables. Call it after the first `fit`, or call "
+                "`build` before."
+            )
+        whole = sum(map(bytes_of, self.variables))
+        slots = [] if self._slots is None else self._slots.owned
+        owned = loads_of(
+            [bytes_of(slot.variable) for slot in slots],
+            [slot.owner for slot in slots],
+            strategy_of(self).num_replicas_in_sync,
+        )
+        shared = whole - sum(owned)
+        return {"owned": owned, "shared": shared, "whole": whole}
+
+    def _checkpointed(self) -> Any:
+        return self.inner_optimizer
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"name": self.name, "inner_optimizer": inner}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "ShardedState":
+        """Return an optimizer of what `get_config` returned."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        return cls(**config | {"inner_optimizer": inner})

@@ -1,0 +1,1 @@
+"""Shares the state of an optimizer out among replicas."""

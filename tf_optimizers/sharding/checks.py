@@ -1,0 +1,84 @@
+"""Checks the inner optimizer of `ShardedState`."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import is_overwritten
+from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.dgc.optimizer import CompressedMomentum
+from tf_optimizers.distribute.optimizers import is_wrapper, parts_of
+from tf_optimizers.local_updates.optimizer import LocalOptimizer
+from tf_optimizers.offload.optimizer import HostOptimizer
+
+
+def check_inner(value: Any, itself: type) -> None:
+    """Refuse what is not a new optimizer, or exchanges gradients itself."""
+    if not isinstance(value, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be an optimizer of Keras, such as "
+            "`keras.optimizers.AdamW(1e-3)`. Received: "
+            f"inner_optimizer={value!r}."
+        )
+    name = type(value).__name__
+    for part in parts_of(value):
+        if isinstance(part, (CompressedMomentum, LocalOptimizer, itself)):
+            raise ValueError(
+                "`inner_optimizer` must leave the exchange to `ShardedState`. "
+                f"Received: `{type(part).__name__}`, which exchanges itself. "
+                "Pass `keras.optimizers.AdamW(1e-3)`, or use "
+                f"`{type(part).__name__}` alone."
+            )
+    if isinstance(value, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`inner_optimizer` must not scale the loss. Received: "
+            "`LossScaleOptimizer`. Put it around `ShardedState`: "
+            "`LossScaleOptimizer(ShardedState(...))`."
+        )
+    if is_wrapper(value):
+        raise ValueError(
+            "`inner_optimizer` must be one optimizer. Received: "
+            f"`{name}`. Put `ShardedState` around each one inside of it."
+        )
+    if value.built:
+        raise ValueError(
+            f"`inner_optimizer` must be new. Received: `{name}`, which has "
+            f"state already. Pass `{name}.from_config(optimizer.get_config())`."
+        )
+
+
+def check_shared(
+    inner: Any, strategy: tf.distribute.Strategy, variables: list[Any]
+) -> None:
+    """Refuse what cannot be shared out among several replicas."""
+    if not isinstance(
+        strategy, tf.distribute.MirroredStrategy
+    ) and not is_sparse_multi_worker(strategy):
+        raise ValueError(
+            "`ShardedState` must be under `MirroredStrategy` or "
+            "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
+            f"{type(strategy).__name__}. Create model and optimizer in the "
+            "scope of one of these."
+        )
+    if isinstance(inner, HostOptimizer):
+        raise ValueError(
+            "`inner_optimizer` must keep its state on the devices. Received: "
+            f"`{type(inner).__name__}`, with several replicas. Use it alone, "
+            "or pass `keras.optimizers.AdamW`."
+        )
+    for argument in ("use_ema", "gradient_accumulation_steps"):
+        given = getattr(inner, argument)
+        if given:
+            raise ValueError(
+                f"`inner_optimizer` must have no `{argument}` with several "
+                f"replicas. Received: {argument}={given!r}. Leave it out, or "
+                f"use `{type(inner).__name__}` alone."
+            )
+    for variable in variables:
+        if is_overwritten(inner, variable):
+            raise ValueError(
+                "Variables must be updated by a step. Received: "
+                f"{variable.name}, which is overwritten by its gradient. "
+                f"Use `{type(inner).__name__}` alone."
+            )
