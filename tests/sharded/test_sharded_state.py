@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
+from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
@@ -212,6 +213,18 @@ def test_workers_step_as_the_inner_optimizer(tmp_path):
     for result in real_workers.results("sharded", tmp_path, 2):
         assert result["wrong"] == []
         assert result["owned"] == [8 * 48, 8 * 35]
+
+
+@pytest.mark.long
+def test_backups_go_on_with_other_workers(tmp_path):
+    """Two workers, then one, then three; and one from beginning to end."""
+    alone, folder = tf.distribute.get_strategy(), tmp_path / "backups"
+    expected = sharded_script.resumed(alone, tmp_path / "alone", 3)
+    real_workers.results("sharded", tmp_path, 2, folder, 1)
+    sharded_script.resumed(alone, folder, 2)
+    for weights in real_workers.results("sharded", tmp_path, 3, folder, 3):
+        for mine, theirs in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
 
 
 def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):

@@ -1,4 +1,9 @@
-"""Compares shared state with the inner optimizer on several workers."""
+"""Shared state on several workers: `sharded.py [BACKUPS EPOCHS]`.
+
+Without arguments, it is compared with the inner optimizer.
+"""
+
+import sys
 
 import keras
 import numpy as np
@@ -58,9 +63,33 @@ def trained(strategy, name, wrap):
     return model
 
 
+def resumed(strategy, folder, epochs):
+    """Return the weights at an epoch's end, of a training that is backed up."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)]
+        )
+        model.compile(tfo.ShardedState(MAKE["nadam"]()), "mse")
+    backup = tfo.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+    model.fit(
+        *(X, Y),
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[backup],
+    )
+    return [weight.tolist() for weight in model.get_weights()]
+
+
 def main():
-    """Report what differs, and what replicas own."""
+    """Report weights, or what differs and what replicas own."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    if sys.argv[1:]:
+        folder, epochs = sys.argv[1:]
+        report(resumed(strategy, folder, int(epochs)))
+        return
     wrong = []
     for name in MAKE:
         expected = trained(strategy, name, lambda inner: inner)
