@@ -210,3 +210,38 @@ def test_eager_error_says_all_that_one_of_a_graph_does():
     assert eager.value.message.startswith("All workers must draw the same")
     told = in_graph.value.message.replace("\\'", "'")
     assert eager.value.message in told
+
+
+@pytest.mark.parametrize("number", [0, 7])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (700, 5, 90)])
+def test_values_of_any_size_have_a_digest(shape, number):
+    number = tf.constant(number, tf.int64)
+    batch = tf.zeros(shape)
+    says, own = tf.split(drawn.digests((batch, batch), number), 2)
+    assert not np.any(says)
+    assert np.all(own[:2] != 0)
+    assert not np.any(own[2:])
+    # What is known of its shape makes no difference.
+    unknown = tf.function(
+        drawn.digests,
+        input_signature=[
+            (tf.TensorSpec(None),) * 2,
+            tf.TensorSpec([], "int64"),
+        ],
+    )
+    assert np.array_equal(unknown((batch, batch), number)[8:], own)
+
+
+def test_in_time_all_elements_count_in_digests():
+    batch = np.zeros((700, 130), "float32")
+    changed = batch.copy()
+    changed[-1, -1] = 1
+    differ = [
+        np.any(
+            drawn.digests(tf.constant(batch), number)
+            != drawn.digests(tf.constant(changed), number)
+        )
+        for number in tf.range(9, dtype=tf.int64)
+    ]
+    assert any(differ)
+    assert not all(differ)

@@ -21,8 +21,8 @@ import tensorflow as tf
 from tf_optimizers.data.parts import blank
 
 _SLOTS = 8  # What has more parts has several in some.
-_ELEMENTS = 4096
-_ROWS = 256
+# At most so many elements of so many rows are looked at.
+_ROWS, _COLUMNS = 256, 64
 # So many batches of augmented data in a row may leave open what they are.
 _PATIENCE = 64
 
@@ -82,13 +82,21 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
         batch: A nest of tensors of any kind.
         number: Of the batch; scalar of int64.
     """
-    slots: list[list[Any]] = [[] for _ in range(_SLOTS)]
-    parts = filter(None, map(_tensors, tf.nest.flatten(batch)))
-    for i, tensors in enumerate(parts):
-        slots[i % _SLOTS].append(
-            [tf.fingerprint(_sample(tensor, number)) for tensor in tensors]
-        )
-    return tf.stack([*map(_says_something, slots), *map(_digest, slots)])
+    # Few ops: a step waits for them, and a fit until they have been traced.
+    prints = [
+        [tf.fingerprint(_sample(tensor, number)) for tensor in tensors]
+        for tensors in map(_tensors, tf.nest.flatten(batch))
+        if tensors
+    ]
+    slots = [prints[i::_SLOTS] for i in range(min(len(prints), _SLOTS))]
+    if not slots:
+        return tf.zeros([2 * _SLOTS], tf.int32)
+    says = tf.stack([_says_something(slot) for slot in slots])
+    bits = tf.concat([_digest(slot) for slot in slots], 0)[:, :4]
+    # A digest is never 0, which stands for a slot without parts.
+    own = tf.bitwise.bitwise_or(tf.bitcast(bits, tf.int32), 1)
+    both = tf.stack([tf.cast(says, tf.int32), own])
+    return tf.reshape(tf.pad(both, [[0, 0], [0, _SLOTS - len(slots)]]), [-1])
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
@@ -105,32 +113,39 @@ def _tensors(value: Any) -> list[tf.Tensor]:
 
 def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return some elements of some rows, as a matrix."""
-    size, shape = (
-        function(tensor, out_type=tf.int64) for function in (tf.size, tf.shape)
-    )
-    rows = tf.concat([shape, [1]], 0)[0]
-    columns = size // tf.maximum(rows, 1)
-    matrix = tf.reshape(tensor, tf.stack([rows, columns]))
-    height = tf.clip_by_value(rows, 1, _ROWS)
-    down = 1 + (rows - 1) // height
-    right = 1 + (columns - 1) // (_ELEMENTS // height)
+    rows, columns = _rows_and_columns(tensor)
+    down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
     # In time, all elements have their turn.
-    return matrix[number % down :: down, number % right :: right]
+    return tf.reshape(tensor, [rows, columns])[
+        number % down :: down, number % right :: right
+    ]
 
 
-def _says_something(values: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return 1 if the rows of a slot are not all the same, 0 otherwise."""
-    differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in values]
-    return tf.cast(tf.reduce_any(differ) if differ else False, tf.int32)
+def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
+    """Return the sides of a tensor as a matrix: integers, if they are known."""
+    if tensor.shape.rank == 0:
+        return 1, 1
+    shape = tf.shape(tensor, out_type=tf.int64)
+    if tensor.shape.rank is None:  # It may still be a scalar.
+        shape, rows = tf.concat([shape, [1]], 0), None
+    else:
+        rows = tensor.shape[0]
+    columns = tensor.shape[1:].num_elements()
+    return (
+        shape[0] if rows is None else rows,
+        tf.reduce_prod(shape[1:]) if columns is None else columns,
+    )
 
 
-def _digest(values: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return a digest other than 0 of a slot, or 0 of an empty one."""
-    if not values:
-        return tf.constant(0)
-    prints = tf.concat(sum(values, []), 0)
-    bits = tf.fingerprint(tf.reshape(prints, [1, -1]))[0, :4]
-    return tf.bitwise.bitwise_or(tf.bitcast(bits, tf.int32), 1)
+def _says_something(slot: list[list[tf.Tensor]]) -> tf.Tensor:
+    """Tell whether the rows of a slot are not all the same."""
+    differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
+    return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
+
+
+def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
+    """Return the bytes of a digest, as a row."""
+    return tf.fingerprint(tf.reshape(tf.concat(sum(slot, []), 0), [1, -1]))
 
 
 def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
