@@ -10,7 +10,7 @@ c' is the first row of c. A worker whose data have ended goes on with it for as
 long as others have some, as few layers take a batch without rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -25,60 +25,69 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 def note_next(
     dataset: tf.data.Dataset,
+    parts_of: Callable[..., Sequence[tuple[Any, tf.Tensor]]],
     replicas: int,
     end: Sequence[int],
     is_endless: bool = False,
 ) -> tf.data.Dataset:
-    """Add to the note on every element that on what its replica has next.
+    """Return parts of elements, with what their replicas have now and next.
 
-    An element comes when the one that is `replicas` later is there, too.
+    A part comes when the one that is `replicas` later is there, too.
 
     Args:
-        dataset: That of a worker: pairs of an element and a note, an int32
-            vector.
-        replicas: How many draw from it, in turn.
-        end: The note on what comes after the last element.
+        dataset: That of a worker.
+        parts_of: Called with an element; returns its parts, of one type, each
+            with a note, an int32 vector.
+        replicas: How many draw parts, in turn.
+        end: The note on what comes after the last part.
         is_endless: Whether to go on after that with the first row of the last
-            element, none of which counts.
+            part, none of which counts.
 
     Returns:
-        Elements, each with an int32 [1, 2, size of a note].
+        Parts, each with an int32 [1, 2, size of a note].
     """
-    spec, _ = dataset.element_spec
+    # Each function that is mapped costs time, when it is traced, when an
+    # iterator is made, and in each step: so there are three.
+    spec: Any = None
 
     @_as_it_is
-    def close(element: Any, note: tf.Tensor) -> Any:
-        return _close(element), _has_rows(element), note
+    def close(*element: Any) -> Any:
+        nonlocal spec
+        parts, notes = zip(*parts_of(*element), strict=True)
+        spec = tf.nest.map_structure(tf.type_spec_from_value, parts[0])
+        closed = list(map(_close, parts)), list(map(_has_rows, parts))
+        columns = (*closed, list(notes))
+        return [tf.stack(c) if len(parts) > 1 else c[0] for c in columns]
+
+    closed = dataset.map(close)
+    if closed.element_spec[0].shape.rank:
+        closed = closed.unbatch()
 
     def nothing() -> Any:
         return _close(blank(spec)), tf.constant(False), tf.constant(end)
 
     @_as_it_is
-    def add_later(state: Any, last: Any) -> Any:
-        full, (box, has_rows, here), *others = state
-        # What there is to repeat a row of.
-        full = tf.cond(has_rows, lambda: box, lambda: full)
-        notes = tf.stack([here, last[2]])[tf.newaxis]
-        return (full, *others, last), (full, has_rows, notes)
-
-    @_as_it_is
-    def open_box(box: tf.Tensor, has_rows: tf.Tensor, notes: tf.Tensor) -> Any:
-        def repeated() -> tf.Tensor:
-            return _close(_first_row(_open(box, spec), spec))
-
-        return _open(tf.cond(has_rows, lambda: box, repeated), spec), notes
-
-    @_as_it_is
     def end_with(_: tf.Tensor) -> Any:
         return nothing()
 
+    @_as_it_is
+    def open_first(state: Any, last: Any) -> Any:
+        full, (box, has_rows, here), *others = state
+        # What there is to repeat a row of.
+        full = tf.cond(has_rows, lambda: box, lambda: full)
+        first = tf.cond(
+            has_rows,
+            lambda: box,
+            lambda: _close(_first_row(_open(full, spec), spec)),
+        )
+        notes = tf.stack([here, last[2]])[tf.newaxis]
+        return (full, *others, last), (_open(first, spec), notes)
+
     ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
     return (
-        dataset.map(close)
-        .concatenate(ends.map(end_with))
-        .scan((nothing()[0], *[nothing()] * replicas), add_later)
+        closed.concatenate(ends.map(end_with))
+        .scan((nothing()[0], *[nothing()] * replicas), open_first)
         .skip(replicas)
-        .map(open_box)
     )
 
 

@@ -170,27 +170,18 @@ def share_out(
         comparison: How what workers draw is compared.
     """
 
-    @tf.autograph.experimental.do_not_convert
     def parts_of(number: tf.Tensor, batch: Any) -> Any:
         seen = drawn.digests(batch, number) if comparison else None
-        parts = tuple(
+        return [
             (part, drawn.note(rows, comparison, seen))
             for part, rows in split(batch, places, replicas)
-        )
-        return parts if len(parts) > 1 else parts[0]
+        ]
 
-    @tf.autograph.experimental.do_not_convert
-    def in_turn(*parts: Any) -> tf.data.Dataset:
-        first, *others = map(tf.data.Dataset.from_tensors, parts)
-        for other in others:
-            first = first.concatenate(other)
-        return first
-
-    parts = dataset.enumerate().map(parts_of)
-    if len(places) > 1:
-        parts = parts.flat_map(in_turn)
     return note_next(
-        parts.prefetch(len(places)), len(places), drawn.end(comparison)
+        dataset.enumerate().prefetch(1),
+        parts_of,
+        len(places),
+        drawn.end(comparison),
     )
 
 
@@ -200,16 +191,12 @@ def keep(
     """Return the elements of a dataset, which replicas here take in turn."""
     spec = dataset.element_spec
 
-    @tf.autograph.experimental.do_not_convert
     def add_note(*parts: Any) -> Any:
         element = parts if isinstance(spec, tuple) else parts[0]
         counts = map(rows_in, tf.nest.flatten(element))
         rows: Any = next((n for n in counts if n is not None), 0)
-        return element, drawn.note(rows, Comparison.NOT)
+        return [(element, drawn.note(rows, Comparison.NOT))]
 
     return note_next(
-        dataset.map(add_note),
-        replicas,
-        drawn.end(Comparison.NOT),
-        is_endless,
+        dataset, add_note, replicas, drawn.end(Comparison.NOT), is_endless
     )
