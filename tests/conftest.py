@@ -6,6 +6,9 @@ import re
 
 import pytest
 
+# Modules with assertions that several files of tests share.
+pytest.register_assert_rewrite("contract", "dgc")
+
 # First, half a minute or more each, those whose workers need two processors,
 # by turns with those that mostly wait. Then others that take long.
 LONGEST = [

@@ -45,34 +45,6 @@ def test_what_is_not_finite_arrives_as_such(dtype):
     np.testing.assert_array_equal(rounded(values, dtype), values)
 
 
-@pytest.mark.parametrize("dtype", HALF + FEW)
-@pytest.mark.parametrize("masking", [True, False])
-def test_nothing_is_lost(mirrored, dtype, masking):
-    """Rounding alone, were it not fed back, would lose ten times as much."""
-    run = dgc.Run(
-        mirrored,
-        {str(i): np.zeros(shape) for i, shape in enumerate(SHAPES)},
-        1.0,
-        sparsity=(0.9,),
-        momentum_masking=masking,
-        value_dtype=dtype,
-    )
-    accumulated = [np.zeros(shape) for shape in SHAPES]
-    for step in range(200):
-        momentum = run.memory("momentum")
-        gradients = dgc.make_gradients(step, SHAPES, 2)
-        run.step(gradients)
-        for i, total in enumerate(accumulated):
-            for replica in range(2):
-                u = momentum[i][replica].astype("float64")
-                total += 0.9 * u + gradients[replica][i]
-    for sent, residual, total in zip(
-        run.weights(), run.memory("residual"), accumulated, strict=True
-    ):
-        kept_back = sum(r.astype("float64") for r in residual)
-        np.testing.assert_allclose(kept_back - sent, total, atol=2e-4)
-
-
 def single(mirrored, gradient, dtype, **kwargs):
     """Return a run after a step in which only the first replica learns."""
     run = dgc.Run(

@@ -1,19 +1,14 @@
 """What the contract asks of every optimizer, asked of DGCMomentum.
 
-Of small variables, that is: they are not compressed, and the reference is
-momentum SGD. test_dgc_momentum.py is about large ones. Not asked are weight
-decay, the ways of clipping that DGCMomentum refuses, and Adam's coefficients.
+Of small variables, mostly: they are not compressed, and the reference is
+momentum SGD. test_dgc_momentum.py is about large ones.
 """
 
 import cases
 import pytest
 import reference
-from compressed_contract import *  # noqa: F403
-from test_contract import (  # noqa: F401
-    test_learning_rate_of_any_number_kind_is_accepted,
-    test_save_and_load_mid_run_gives_the_same_next_step,
-    test_second_optimizer_shares_the_kernels,
-)
+from cases import with_long
+from contract import Compressed, Contract, OwnSteps
 
 import tf_optimizers as tfo
 
@@ -23,3 +18,28 @@ pytestmark = [
     pytest.mark.parametrize("case", [CASE], ids=["dgc_momentum"]),
     pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic:UserWarning"),
 ]
+
+LOSSLESS = [
+    {"value_dtype": dtype, "momentum_masking": masking}
+    for dtype in ("float32", "float16", "bfloat16", "int4", "int2")
+    for masking in (True, False)
+]
+LOSSLESS += [each | {"nesterov": True} for each in LOSSLESS[:2]]
+LONG = [LOSSLESS[i] for i in (4, 5, 10)]
+
+
+@pytest.fixture(
+    params=with_long(LOSSLESS, LONG),
+    ids=lambda case: ", ".join(map(str, case.values())),
+)
+def lossless(request):
+    return request.param
+
+
+@pytest.fixture
+def twin():
+    return lambda: tfo.DGCMomentum(1e-4)
+
+
+class TestDGCMomentum(Contract, OwnSteps, Compressed):
+    """Its own."""

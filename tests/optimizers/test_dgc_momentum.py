@@ -253,35 +253,6 @@ def test_golden_of_small_parameters(name):
     assert errors.max() < TOLERANCE
 
 
-WAYS = list(itertools.product([True, False], repeat=2))
-
-
-@pytest.mark.parametrize(
-    ("nesterov", "masking"), with_long(WAYS, [WAYS[0], WAYS[3]])
-)
-def test_nothing_is_lost(mirrored, masking, nesterov):
-    """Sum of everything sent + sum of v = sum of everything accumulated."""
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    run = dgc.Run(
-        mirrored,
-        zeros,
-        1.0,
-        sparsity=(0.9,),
-        momentum_masking=masking,
-        nesterov=nesterov,
-    )
-    accumulated = [np.zeros(shape) for shape in SHAPES.values()]
-    for step in range(100):
-        gradients = dgc.make_gradients(step, SHAPES.values(), 2)
-        run.step_and_add_up(gradients, accumulated)
-    for sent, residual, total in zip(
-        run.weights(), run.memory("residual"), accumulated, strict=True
-    ):
-        kept_back = sum(r.astype("float64") for r in residual)
-        assert np.abs(kept_back).max() > 0.1
-        np.testing.assert_allclose(kept_back - sent, total, atol=2e-4)
-
-
 def momentum_sgd(values, gradients, rate, momentum):
     """Return weights after Keras's momentum SGD, its rate outside of it."""
     variables = [keras.Variable(v, name=k) for k, v in values.items()]

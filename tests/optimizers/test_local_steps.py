@@ -1,6 +1,5 @@
 """SparseLoCo with several local steps per exchange."""
 
-import functools
 import itertools
 import warnings
 
@@ -186,29 +185,6 @@ def test_any_optimizer_makes_local_steps(mirrored, name):
     assert run.optimizer.inner_optimizer.iterations.numpy() == 5
 
 
-def test_nothing_is_lost(mirrored):
-    """Sent and held back are what both replicas' optimizers have moved."""
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    inner = around(functools.partial(keras.optimizers.SGD, momentum=0.9))
-    run = dgc.Run(mirrored, zeros, 0.1, inner, sparsity=(0.9,), sync_every=3)
-    velocity = [[np.zeros(s) for s in SHAPES.values()] for _ in range(2)]
-    moved = [np.zeros(s) for s in SHAPES.values()]
-    for step in range(250):
-        gradients = gradients_of(step, 2)
-        run.step(gradients)
-        for own, replica in zip(velocity, gradients, strict=True):
-            for i, g in enumerate(replica):
-                own[i] = 0.9 * own[i] + 0.1 * g
-                moved[i] += own[i]
-    run.optimizer.synchronize()
-    balance = {
-        "sent": [-weight for weight in run.weights()],
-        "unsent": [sum(parts) for parts in run.memory("residual")],
-        "accumulated": moved,
-    }
-    dgc.assert_nothing_is_lost([balance], atol=2e-4)
-
-
 @pytest.mark.parametrize("early", with_long([6, 7], [6]))
 def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
     """The last stage waits for a synchronization; all after it is dense."""
@@ -246,17 +222,6 @@ def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
     assert all(np.abs(m).max() > 0 for m in movement(run.weights()))
     for variable in run.variables:
         np.testing.assert_array_equal(*copies(mirrored, variable))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_trains_as_its_float32_twin(mirrored, dtype):
-    """By steps that are less than its rounding."""
-
-    def make():
-        inner = keras.optimizers.AdamW(1e-4)
-        return tfo.SparseLoCo(inner, sync_every=EVERY, min_compress_size=10**6)
-
-    dgc.check_twin(mirrored, dtype, make, [1.0, 0.25])
 
 
 def test_embedding_touched_by_one_replica_moves_by_half(mirrored):

@@ -1,8 +1,7 @@
 """What the contract asks of every optimizer, asked of SparseLoCo.
 
-Of small variables, around plain SGD: they are not compressed, and the reference
-is SGD. test_sparse_loco.py is about large ones, and about others inside. Not
-asked are weight decay, clipping and coefficients, which are those inside.
+Of small variables, mostly, around plain SGD: they are not compressed, and the
+reference is SGD. test_sparse_loco.py is about large ones, and others inside.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import cases
 import keras
 import pytest
 import reference
-from compressed_contract import *  # noqa: F403
+from contract import Compressed, Contract
 
 import tf_optimizers as tfo
 
@@ -31,3 +30,19 @@ pytestmark = [
     pytest.mark.parametrize("case", [CASE], ids=["sparse_loco"]),
     pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic:UserWarning"),
 ]
+
+
+@pytest.fixture(params=[1, 3])
+def lossless(request):
+    return {"sync_every": request.param}
+
+
+@pytest.fixture(params=[("AdamW", 1), ("Lamb", 1), ("AdamW", 4)], ids=str)
+def twin(request):
+    name, every = request.param
+    make = {"AdamW": keras.optimizers.AdamW, "Lamb": tfo.Lamb}[name]
+    return lambda: tfo.SparseLoCo(make(1e-4), sync_every=every)
+
+
+class TestSparseLoCo(Contract, Compressed):
+    """Its own."""

@@ -293,28 +293,6 @@ def test_nothing_to_train_is_no_error():
     assert optimizer.built
 
 
-def test_nothing_is_lost(mirrored):
-    """Sent and held back are what both replicas' optimizers have moved."""
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    inner = around(functools.partial(keras.optimizers.SGD, momentum=0.9))
-    run = dgc.Run(mirrored, zeros, 0.1, inner, sparsity=(0.9,))
-    velocity = [[np.zeros(s) for s in SHAPES.values()] for _ in range(2)]
-    moved = [np.zeros(s) for s in SHAPES.values()]
-    for step in range(250):
-        gradients = gradients_of(step, 2)
-        run.step(gradients)
-        for own, replica in zip(velocity, gradients, strict=True):
-            for i, g in enumerate(replica):
-                own[i] = 0.9 * own[i] + 0.1 * g
-                moved[i] += own[i]
-    balance = {
-        "sent": [-weight for weight in run.weights()],
-        "unsent": [sum(parts) for parts in run.memory("residual")],
-        "accumulated": moved,
-    }
-    dgc.assert_nothing_is_lost([balance], atol=2e-4)
-
-
 @pytest.mark.parametrize("inner", ["SGD", "AdamW"])
 def test_embedding_touched_by_one_replica_moves_by_half(mirrored, inner):
     """Its rows are large enough to be compressed, and are not."""
@@ -343,17 +321,12 @@ def test_embedding_touched_by_one_replica_moves_by_half(mirrored, inner):
     assert summary["sent_bytes"] == summary["dense_bytes"] == 800
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("inner", [keras.optimizers.AdamW, tfo.Lamb])
-def test_half_precision_trains_as_its_float32_twin(mirrored, dtype, inner):
-    """By steps that are less than its rounding."""
-
-    def make():
-        return tfo.SparseLoCo(inner(1e-4), min_compress_size=10**6)
-
-    optimizer = dgc.check_twin(mirrored, dtype, make)
-    state = optimizer.inner_optimizer.variables
-    assert state[-1].path.split("/")[-1].startswith("kernel_")
+def test_state_of_master_weights_has_the_names_of_variables(mirrored):
+    half = dict.fromkeys(SHAPES, "float16")
+    run = dgc.Run(mirrored, start(), make=around(tfo.Lamb), dtypes=half)
+    state = run.optimizer.inner_optimizer.variables[-6:]
+    names = [variable.path.split("/")[-1] for variable in state]
+    assert [name.split("_")[0] for name in names[::2]] == [*SHAPES]
 
 
 def test_clipping_is_that_of_each_replica(mirrored):

@@ -47,7 +47,9 @@ def main():
             "many steps": transport.balance(
                 strategy, value_dtype="float16", momentum_masking=False
             ),
-            "loco": transport.loco_balance(strategy, sync_every=2),
+            "loco": transport.balance(
+                strategy, **transport.PLAIN, sync_every=2
+            ),
             "two bits": transport.balance(
                 strategy, transport.MANY, value_dtype="int2"
             ),

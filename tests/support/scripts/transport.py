@@ -45,6 +45,8 @@ def around(inner, **settings):
 
 
 ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
+# It moves by gradients.
+PLAIN = {"make": around(keras.optimizers.SGD), "steps": MANY}
 HOSTED = ADAM | {"make": around(tfo.AdamOffload, epsilon=0.1)}
 
 
@@ -126,21 +128,6 @@ def balance(strategy, steps=STEPS, **settings):
     return balance_of(run, accumulated)
 
 
-def loco_balance(strategy, steps=MANY, **settings):
-    """Return the same of SparseLoCo around SGD, which moves by gradients."""
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    inner = around(keras.optimizers.SGD)
-    run = dgc.Run(strategy, zeros, 1.0, inner, **FEW | settings)
-    accumulated = [np.zeros(SHAPES[name]) for name in ("kernel", "cube")]
-    for step in range(steps):
-        gradients = make_gradients(strategy, step)
-        run.step(gradients)
-        for i, total in enumerate(accumulated):
-            for replica in run.replicas:
-                total += gradients[replica][i]
-    return balance_of(run, accumulated)
-
-
 def balance_of(run, accumulated):
     """Return what all sent, and what this worker has; bias is dense."""
     memory = [run.memory("residual"), run.memory("momentum")]
@@ -163,18 +150,18 @@ def balances(strategy, which="all"):
     """Return those of each kind."""
     found = {
         "plain": balance(strategy),
-        "loco": loco_balance(strategy),
+        "loco": balance(strategy, **PLAIN),
         "two bits": balance(strategy, MANY, value_dtype="int2"),
     }
     if which == "some":
         return found
     return found | {
-        "rounds": loco_balance(strategy, sync_every=4),
+        "rounds": balance(strategy, **PLAIN, sync_every=4),
         "rounded, not masked": balance(
             strategy, value_dtype="float16", momentum_masking=False
         ),
         "four bits": balance(strategy, MANY, value_dtype="int4"),
-        "two bits, loco": loco_balance(strategy, value_dtype="int2"),
+        "two bits, loco": balance(strategy, **PLAIN, value_dtype="int2"),
         # TensorFlow's own strategies send it densely.
         "two bits of most": balance(
             strategy, value_dtype="int2", sparsity=(0.25,)
