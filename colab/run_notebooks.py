@@ -67,7 +67,7 @@ def is_log(output: nbformat.NotebookNode) -> bool:
 
 
 def is_install(cell: nbformat.NotebookNode) -> bool:
-    """Tell the cell that installs the package, written by tools/home.py."""
+    """Tell the cell that installs the package."""
     return "install" in cell.metadata.get("tags", ())
 
 

@@ -119,7 +119,7 @@ def leads_somewhere(
 ) -> bool:
     """Tell whether a link has a target, as far as files can tell."""
     target, anchor = urldefrag(unquote(link))
-    url = re.escape(home.read().url)
+    url = re.escape(home.url())
     if ours := re.fullmatch(rf"{url}/(?:blob|tree|raw|edit)/main/(.+)", target):
         return (home.ROOT / ours[1]).exists()
     if re.match(r"\w+:|//", target):

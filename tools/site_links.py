@@ -16,12 +16,11 @@ DOCS = home.ROOT / "docs"
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     """Return a page whose links to outside of docs/ are absolute."""
     folder = pathlib.Path(page.file.abs_src_path).parent
-    address = home.read()
 
     def outside(match: re.Match[str]) -> str:
         path = (folder / match[2]).resolve()
         if path.is_relative_to(DOCS) or not path.exists():
             return match[0]  # MkDocs warns if there is none.
-        return home.absolute_links(match[0], folder, address, "main")
+        return home.absolute_links(match[0], folder, "main")
 
     return home.LINK.sub(outside, markdown)
