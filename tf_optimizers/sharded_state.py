@@ -258,7 +258,7 @@ class ShardedState(Optimizer):
         shared = whole - sum(owned)
         return {"owned": owned, "shared": shared, "whole": whole}
 
-    def _checkpointed(self) -> Any:
+    def _saved_as(self) -> Any:
         return self.inner_optimizer
 
     def get_config(self) -> dict[str, Any]:

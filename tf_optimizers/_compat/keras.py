@@ -13,92 +13,90 @@ from tf_optimizers._compat import Gradient
 VARIABLES = "_variables"
 
 
-class OptimizerHooks(keras.optimizers.Optimizer):
-    """`keras.optimizers.Optimizer` with our own names for its private steps.
+def with_hooks(cls: type) -> type:
+    """Make Keras call a class of optimizers where it has private steps only.
 
-    Subclasses implement `_accumulate` and `_overwrite_with_averages`, of lists,
-    and `_start_averages`. One whose averages Keras could not use as they are
-    replaces `_shown_averages`, and one whose variables do not always mean the
-    same `_variables_name` and `_check_name`.
+    The class has `_accumulate(gradients, variables)`; `_ema`, its `Averages`;
+    `_saved_as()`, the optimizer whose state is saved as its own;
+    `_variables_name`, what checkpoints call the list of variables; and
+    `_check_name(name)`, which raises if what a checkpoint has under a name must
+    not be read.
     """
+    for name, hook in _HOOKS.items():
+        setattr(cls, name, hook)
+    return cls
 
-    _averages: list[Any]  # Of `use_ema`.
 
-    @property
-    def _variables_name(self) -> str:
-        """What checkpoints call the list of variables."""
-        return VARIABLES
+def _accumulate(
+    self: Any, gradients: Sequence[Gradient], variables: Any
+) -> None:
+    # Keras clips, decays, accumulates and averages in here, before the
+    # replicas' gradients are summed; there is no public place between `apply`,
+    # which unscales them, and `update_step`.
+    self._accumulate(list(gradients), list(variables))
 
-    def _backend_apply_gradients(
-        self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]
-    ) -> None:
-        # Keras clips, decays, accumulates and averages in here, before the
-        # replicas' gradients are summed; there is no public place between
-        # `apply`, which unscales them, and `update_step`.
-        self._accumulate(list(grads), list(trainable_variables))
 
-    def _overwrite_model_variables_with_average_value(
-        self, trainable_variables: Sequence[Any]
-    ) -> None:
-        # `finalize_variable_values` calls this; Keras's own assigns without a
-        # cast, which fails for averages of another dtype than the variable.
-        self._overwrite_with_averages(list(trainable_variables))
+def _overwrite(self: Any, variables: Sequence[Any]) -> None:
+    # `finalize_variable_values` calls this; Keras's own assigns without a cast,
+    # which fails for averages of another dtype than the variable.
+    self._ema.overwrite(variables)
 
-    @property
-    def _model_variables_moving_average(self) -> list[Any]:
-        # `SwapEMAWeights` takes the averages from here, also before the first
-        # update; Keras makes them in `build`.
-        averages = self._averages
-        self._start_averages()
-        return self._shown_averages(averages)
 
-    @_model_variables_moving_average.setter
-    def _model_variables_moving_average(self, averages: list[Any]) -> None:
-        self._averages = averages
+def _averages(self: Any) -> list[Any]:
+    # `SwapEMAWeights` takes the averages from here, also before the first
+    # update; Keras makes them in `build`.
+    return self._ema.shown(self._averages)
 
-    def _get_current_learning_rate(self) -> Any:
-        # Keras calls any schedule with the number of micro-batches, and gives
-        # what this returns to all who ask for `learning_rate`.
-        if getattr(self._learning_rate, "counts_updates", False):
-            return self._learning_rate(self.iterations)
-        return super()._get_current_learning_rate()
 
-    def _shown_averages(self, averages: list[Any]) -> list[Any]:
-        """Return the averages for Keras's callbacks."""
-        return averages
+def _set_averages(self: Any, averages: list[Any]) -> None:
+    self._averages = averages
 
-    def _checkpointed(self) -> Any:
-        """Return the optimizer whose state is saved as this one's."""
-        # A method: Keras would go through what an attribute holds.
-        return self
 
-    def _check_name(self, name: str) -> None:
-        """Raise if what a checkpoint has under a name must not be read."""
+def _learning_rate(self: Any) -> Any:
+    # Keras calls any schedule with the number of micro-batches, and gives what
+    # this returns to all who ask for `learning_rate`.
+    if getattr(self._learning_rate, "counts_updates", False):
+        return self._learning_rate(self.iterations)
+    return keras.optimizers.Optimizer._get_current_learning_rate(self)
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        # TensorFlow takes the names of what it writes from here; there is no
-        # public way to give an attribute another one.
-        if self._checkpointed() is not self:
-            return self._checkpointed()._trackable_children(save_type, **kwargs)
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "checkpoint" and VARIABLES in children:
-            children[self._variables_name] = children.pop(VARIABLES)
-        return children
 
-    def _lookup_dependency(
-        self, name: str, cached_dependencies: dict[str, Any] | None = None
-    ) -> Any:
-        # TensorFlow asks here for each name in a checkpoint, before any value
-        # is restored, and then hands the children over.
-        if cached_dependencies and self._checkpointed() is not self:
-            return self._checkpointed()._lookup_dependency(
-                name, cached_dependencies
-            )
-        if cached_dependencies:
-            self._check_name(name)
-        return super()._lookup_dependency(name, cached_dependencies)
+def _children(
+    self: Any, save_type: str = "checkpoint", **kwargs: Any
+) -> dict[str, Any]:
+    # TensorFlow takes the names of what it writes from here; there is no public
+    # way to give an attribute another one.
+    if self._saved_as() is not self:
+        return self._saved_as()._trackable_children(save_type, **kwargs)
+    children = keras.optimizers.Optimizer._trackable_children(
+        self, save_type, **kwargs
+    )
+    if save_type == "checkpoint" and VARIABLES in children:
+        children[self._variables_name] = children.pop(VARIABLES)
+    return children
+
+
+def _dependency(
+    self: Any, name: str, cached_dependencies: dict[str, Any] | None = None
+) -> Any:
+    # TensorFlow asks here for each name in a checkpoint, before any value is
+    # restored, and then hands the children over.
+    if cached_dependencies and self._saved_as() is not self:
+        return self._saved_as()._lookup_dependency(name, cached_dependencies)
+    if cached_dependencies:
+        self._check_name(name)
+    return keras.optimizers.Optimizer._lookup_dependency(
+        self, name, cached_dependencies
+    )
+
+
+_HOOKS = {
+    "_backend_apply_gradients": _accumulate,
+    "_overwrite_model_variables_with_average_value": _overwrite,
+    "_model_variables_moving_average": property(_averages, _set_averages),
+    "_get_current_learning_rate": _learning_rate,
+    "_trackable_children": _children,
+    "_lookup_dependency": _dependency,
+}
 
 
 def path_of(variable: Any) -> str:

@@ -15,12 +15,11 @@ that a user has chosen.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from tf_optimizers._compat.keras import path_of, variable_key
-from tf_optimizers.base import exclusions as known_again
 from tf_optimizers.checks import check_non_negative, check_patterns
 
 # The config's entry, and what is in it.
@@ -93,11 +92,6 @@ class Excluded:
         }
 
 
-def entry_of_chosen(variables: Iterable[Any]) -> dict[str, Any]:
-    """Return a config's entry of variables before `build`: `description`s."""
-    return {_PATHS: sorted(map(list, variables))}
-
-
 def recorded(
     entry: Mapping[str, Any],
     purpose: str,
@@ -110,7 +104,7 @@ def recorded(
     return set(found) if is_same and saved_patterns == list(patterns) else None
 
 
-def chosen(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:
+def chosen_of(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:
     """Return the positions of an entry's chosen variables, or raise."""
     if not entry.get(_CHOSEN):
         return {
@@ -195,17 +189,23 @@ class Exclusions:
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_call(
-        self, variables: Mapping[str, Any], names: Sequence[str] | None
+        self, optimizer: Any, variables: Any, names: Sequence[str] | None
     ) -> "Exclusions":
-        """Return the exclusions after a call; `variables` are by their keys."""
-        return Exclusions(
+        """Return the exclusions after a call, or raise if it is too late."""
+        found = Exclusions(
             self.patterns,
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
-            {
-                key: known_again.description(variable)
-                for key, variable in variables.items()
-            },
+            {variable_key(optimizer, v): description(v) for v in variables},
         )
+        # In `strategy.run` the first replica builds before the next one calls.
+        if optimizer.built and found != self:
+            raise RuntimeError(
+                "`exclude_from_weight_decay()` must be called before the "
+                "optimizer is built. Received a call after `build`. Call it "
+                "before the first `fit`, or pass `exclude_from_weight_decay` "
+                "to the constructor."
+            )
+        return found
 
     def as_patterns(self) -> list[str] | None:
         """Return the patterns, those of names too, for a config."""
@@ -235,7 +235,7 @@ class Exclusions:
             for purpose, each in patterns.items()
             if each
         }
-        chosen = known_again.chosen(self.saved, variables) | {
+        chosen = chosen_of(self.saved, variables) | {
             i
             for i, variable in enumerate(variables)
             if variable_key(optimizer, variable) in self.variables
@@ -246,10 +246,10 @@ class Exclusions:
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
         """Return the positions of what patterns exclude, here or when saved."""
-        saved = known_again.recorded(self.saved, purpose, patterns, variables)
+        saved = recorded(self.saved, purpose, patterns, variables)
         if saved is not None:
             return saved
-        return known_again.search(patterns, variables)
+        return search(patterns, variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:
         """Return patterns, and which variables these and calls exclude.
@@ -261,10 +261,10 @@ class Exclusions:
         if excluded.variables:
             entry = excluded.entry()
         elif self.variables:
-            entry = known_again.entry_of_chosen(self.variables.values())
+            entry = {_PATHS: sorted(map(list, self.variables.values()))}
         patterns = self.as_patterns()
         config: dict[str, Any] = {"exclude_from_weight_decay": patterns}
-        return config | ({known_again.ENTRY: entry} if entry else {})
+        return config | ({ENTRY: entry} if entry else {})
 
 
 def check_exclusions(
@@ -274,7 +274,7 @@ def check_exclusions(
 
     A config may say more of it, in an entry that is removed from `others`.
     """
-    saved = others.pop(known_again.ENTRY, None) or {}
+    saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)
     return Exclusions(patterns, saved=saved)
 

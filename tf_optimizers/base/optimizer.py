@@ -9,19 +9,15 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras import (
-    OptimizerHooks,
+    VARIABLES,
     built_variables,
-    is_overwritten,
     strategy_of,
     variable_index,
-    variable_key,
+    with_hooks,
 )
-from tf_optimizers._compat.replicas import (
-    call_across_replicas,
-    switch_across_replicas,
-    update_each,
-)
+from tf_optimizers._compat.replicas import switch_across_replicas, update_each
 from tf_optimizers._compat.strategies import adopt
+from tf_optimizers.base.averages import Averages
 from tf_optimizers.base.exclusions import WEIGHT_DECAY, Excluded, Exclusions
 from tf_optimizers.base.gradients import (
     as_gradient,
@@ -34,19 +30,17 @@ from tf_optimizers.base.gradients import (
 )
 from tf_optimizers.base.precision import (
     MasterWeights,
-    assign_averages,
     check_floating,
-    start_averages,
     state_dtype,
     store_weight,
-    update_averages,
 )
 from tf_optimizers.base.replicas import Accumulators, Replicas, backend_variable
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.distribute.same_training import check_same_optimizer
 
 
-class Optimizer(OptimizerHooks):
+@with_hooks
+class Optimizer(keras.optimizers.Optimizer):
     """A Keras optimizer that clips, averages and rounds at the right stages.
 
     A replica's gradients flow through `apply` in this order:
@@ -55,7 +49,7 @@ class Optimizer(OptimizerHooks):
                                                                 │
               ┌─────────────────────────────────────────────────┘
               └─ `_exchange` ─ `_step`: `update_step` per variable
-                 ─ `_average` ─ (Keras: constrain)
+                 ─ averages ─ (Keras: constrain)
 
     `_exchange` combines the gradients of all replicas: it sums them, makes them
     dense and clips the sums, so that N replicas compute what one replica
@@ -81,16 +75,16 @@ class Optimizer(OptimizerHooks):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
+    _variables_name = VARIABLES  # Of the list of variables, in checkpoints.
+
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         check_base_arguments(kwargs)
-        super().__init__(
-            learning_rate=check_learning_rate(learning_rate), **kwargs
-        )
+        learning_rate = check_learning_rate(learning_rate)
+        super().__init__(learning_rate, **kwargs)
         self._exclusions = Exclusions()
         self._excluded = Excluded()
         self._where: Any = Replicas()
         self._is_agreed = False
-        self._stepped: frozenset[str] = frozenset()  # By the step traced last.
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create what every optimizer keeps for `variables`.
@@ -104,14 +98,13 @@ class Optimizer(OptimizerHooks):
         if self.built:
             return
         adopt(self, variables)
-        for variable in variables:
-            if not is_overwritten(self, variable):
-                check_floating(variable)
+        check_floating(self, variables)
         excluded = self._exclusions.find(self, variables, self._patterns())
         if strategy_of(self).num_replicas_in_sync > 1:
             agree_on_overflow()
         super().build(variables)
         self._masters = MasterWeights(self, variables)
+        self._ema = Averages(self, self._masters, self._where)
         self._excluded = excluded
 
     def add_variable(
@@ -122,8 +115,7 @@ class Optimizer(OptimizerHooks):
         **kwargs: Any,
     ) -> keras.Variable:
         """Add a variable, in float32 where the model's has half precision."""
-        if dtype is not None:
-            dtype = state_dtype(dtype)
+        dtype = None if dtype is None else state_dtype(dtype)
         return super().add_variable(
             shape, initializer=initializer, dtype=dtype, **kwargs
         )
@@ -136,8 +128,7 @@ class Optimizer(OptimizerHooks):
         """Exclude variables, in addition to those that the patterns exclude.
 
         Unlike with Keras's method of this name, the exclusions become part of
-        the config. Each call replaces the previous one. Every replica may call
-        it.
+        the config. Each call, which every replica may make, replaces the last.
 
         Args:
             var_list: Variables to exclude.
@@ -146,18 +137,9 @@ class Optimizer(OptimizerHooks):
         Raises:
             RuntimeError: If the optimizer is built with other exclusions.
         """
-        exclusions = self._exclusions.with_call(
-            {variable_key(self, v): v for v in var_list or ()}, var_names
+        self._exclusions = self._exclusions.with_call(
+            self, var_list or (), var_names
         )
-        # In `strategy.run` the first replica builds before the next one calls.
-        if self.built and exclusions != self._exclusions:
-            raise RuntimeError(
-                "`exclude_from_weight_decay()` must be called before the "
-                "optimizer is built. Received a call after `build`. Call it "
-                "before the first `fit`, or pass `exclude_from_weight_decay` "
-                "to the constructor."
-            )
-        self._exclusions = exclusions
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, Any]]
@@ -191,9 +173,8 @@ class Optimizer(OptimizerHooks):
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context()
-        # At the end of data of unknown length there is no gradient. What
-        # depends on none, such as `iterations`, could still change. The last
-        # one is there first.
+        # At the end of data of unknown length there is no gradient, and nothing
+        # must change, not even `iterations`. The last gradient is there first.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
@@ -208,13 +189,7 @@ class Optimizer(OptimizerHooks):
                 with tf.init_scope():
                     self.build(trainable_variables)
             if self.use_ema:
-                self._stepped = frozenset(
-                    variable_key(self, variable)
-                    for variable, gradient in zip(
-                        trainable_variables, grads, strict=True
-                    )
-                    if gradient is not None
-                )
+                self._ema.note(grads, trainable_variables)
             if not self._is_agreed:
                 check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
@@ -293,46 +268,7 @@ class Optimizer(OptimizerHooks):
             [learning_rate] * len(variables),
             *others,
         )
-        self._average()
-
-    def _average(self) -> None:
-        """Update the moving averages and, when due, overwrite the weights."""
-        if self.use_ema:
-            call_across_replicas(
-                lambda _: update_averages(self, self._masters, self._where)
-            )
-
-    def _start_averages(self) -> None:
-        """Let the averages be the weights, if no update has been made."""
-        if not self.use_ema:
-            return  # They are those of an optimizer around this one.
-        # Callbacks read them outside of the strategy's scope.
-        with strategy_of(self).scope():
-            start_averages(self, self._masters, self._where)
-
-    def _overwrite_with_averages(self, variables: list[Any]) -> None:
-        self._start_averages()
-        # Keras calls this after training, outside of the strategy's scope.
-        with strategy_of(self).scope():
-            assign_averages(
-                *(self, self._masters),
-                map(backend_variable, self._averaged(variables)),
-            )
-
-    def _averaged(self, variables: list[Any]) -> list[Any]:
-        """Return what of these is averaged, and what else steps have moved.
-
-        Keras passes what is not frozen now. A step that was traced before goes
-        on with what was not frozen then.
-        """
-        by_key = {variable_key(self, v): v for v in built_variables(self)}
-        listed = {variable_key(self, v) for v in variables}
-        return [
-            variable
-            for key, variable in by_key.items()
-            if key in listed
-            or (key in self._stepped and not variable.trainable)
-        ]
+        self._ema.update()
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight."""
@@ -342,16 +278,22 @@ class Optimizer(OptimizerHooks):
     # Rounds the result, after an assignment, into a half-precision variable.
     _store_weight = staticmethod(store_weight)
 
+    def _saved_as(self) -> Any:
+        """Return the optimizer whose state is saved as this one's."""
+        # A method: Keras would go through what an attribute holds.
+        return self
+
+    def _check_name(self, name: str) -> None:
+        """Raise if what a checkpoint has under a name must not be read."""
+
     def _patterns(self) -> dict[str, Sequence[str] | None]:
         """Return patterns for other purposes than weight decay."""
         return {}
 
     def _is_decayed(self, index: int) -> bool:
         """Return whether nothing excludes the variable at a position."""
-        excluded = self._excluded
-        return not (
-            index in excluded.chosen or excluded.has(WEIGHT_DECAY, index)
-        )
+        chosen, has = self._excluded.chosen, self._excluded.has
+        return not (index in chosen or has(WEIGHT_DECAY, index))
 
     def _decay_of(self, index: int) -> float:
         """Return the `weight_decay` of the variable at a position."""

@@ -1,22 +1,13 @@
-"""Keeps state, master weights and averages in full precision."""
+"""Keeps state and master weights in full precision."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
-    average,
-    built_variables,
-    is_overwritten,
-    variable_index,
-)
-from tf_optimizers.base.replicas import (
-    backend_variable,
-    local_component,
-    value_of,
-)
+from tf_optimizers._compat.keras import is_overwritten
+from tf_optimizers.base.replicas import local_component, value_of
 
 _HALF = ("float16", "bfloat16")
 _FULL = ("float32", "float64")
@@ -33,14 +24,17 @@ def state_dtype(dtype: Any) -> str:
     return "float32" if dtype in _HALF else dtype
 
 
-def check_floating(variable: Any) -> None:
+def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
     """Refuse variables that cannot be optimized."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    if dtype not in _HALF + _FULL:
-        raise TypeError(
-            "A trainable variable must be of dtype float16, bfloat16, float32 "
-            f"or float64. Received: {variable.name} of dtype {dtype}."
-        )
+    for variable in variables:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        is_right = dtype in _HALF + _FULL or is_overwritten(optimizer, variable)
+        if not is_right:
+            raise TypeError(
+                "A trainable variable must be of dtype float16, bfloat16, "
+                f"float32 or float64. Received: {variable.name} of dtype "
+                f"{dtype}."
+            )
 
 
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -108,84 +102,3 @@ def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     # Zeros are replaced by the weights in the first step. Before, a model that
     # is built in a trace has none.
     return optimizer.add_variable_from_reference(variable, "master_weight")
-
-
-def update_averages(optimizer: Any, masters: MasterWeights, where: Any) -> None:
-    """Update the averages of the weights and, when due, overwrite the weights.
-
-    Args:
-        optimizer: The optimizer that has the averages.
-        masters: Its master weights, averaged where a variable has one.
-        where: Where the averages are: `Replicas` or the host.
-    """
-    variables = _averaged(optimizer)
-
-    def update() -> None:
-        # The first update sets the averages to the weights themselves.
-        _follow(optimizer, masters, where, optimizer.iterations > 0)
-
-    where.once("average", update)
-    if frequency := optimizer.ema_overwrite_frequency:
-        tf.cond(
-            (optimizer.iterations + 1) % frequency == 0,
-            lambda: assign_averages(optimizer, masters, variables),
-            lambda: None,
-        )
-
-
-def start_averages(optimizer: Any, masters: MasterWeights, where: Any) -> None:
-    """Set the averages to the weights, until there is an update.
-
-    The arguments are those of `update_averages`.
-    """
-
-    def start() -> None:
-        tf.cond(
-            optimizer.iterations == 0,
-            lambda: _follow(optimizer, masters, where, False),
-            lambda: None,
-        )
-
-    where.once("first average", start)
-
-
-def _averaged(optimizer: Any) -> list[tf.Variable]:
-    return [
-        backend_variable(variable)
-        for variable in built_variables(optimizer)
-        if not is_overwritten(optimizer, variable)
-    ]
-
-
-def _follow(
-    optimizer: Any, masters: MasterWeights, where: Any, is_later: Any
-) -> None:
-    def follow(variable: tf.Variable) -> None:
-        mean = local_component(average(optimizer, variable), variable)
-        index = variable_index(optimizer, variable)
-        weight = value_of(masters.full_precision(index, variable))
-        momentum = optimizer.ema_momentum * tf.cast(is_later, mean.dtype)
-        mean.assign(momentum * mean + (1 - momentum) * weight)
-
-    where.update_each(_averaged(optimizer), follow)
-
-
-def assign_averages(
-    optimizer: Any, masters: MasterWeights, variables: Iterable[tf.Variable]
-) -> None:
-    """Overwrite variables, and their master weights, with their averages."""
-    extended = tf.distribute.get_strategy().extended
-
-    def assign(variable: tf.Variable) -> None:
-        mean = local_component(average(optimizer, variable), variable)
-        master = masters[variable_index(optimizer, variable)]
-        with tf.device(mean.device):
-            value = tf.cast(mean, variable.dtype)
-            if master is not None:
-                # The variable gets the rounded value.
-                local_component(master, variable).assign(mean)
-        variable.assign(value)
-
-    for variable in variables:
-        if average(optimizer, variable) is not None:
-            extended.update(variable, assign, group=False)

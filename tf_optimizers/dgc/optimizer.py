@@ -54,6 +54,7 @@ class CompressedMomentum(Optimizer):
                 "`momentum` there.",
                 stacklevel=2,
             )
+        self._variables_name = CHECKPOINT_NAMES[self.rate_in_momentum]
         self._compressor.build(strategy_of(self))
         for variable in variables:
             if not is_overwritten(self, variable):
@@ -104,10 +105,6 @@ class CompressedMomentum(Optimizer):
     def load_own_variables(self, store: Any) -> None:
         """Read all variables, if u and v contain the rate as here."""
         super().load_own_variables(without_mark(store, self.rate_in_momentum))
-
-    @property
-    def _variables_name(self) -> str:
-        return CHECKPOINT_NAMES[self.rate_in_momentum]
 
     def _check_name(self, name: str) -> None:
         for rule, of_rule in CHECKPOINT_NAMES.items():

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.averages import with_components
 from tf_optimizers._compat.replicas import in_xla, plain_variable
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.precision import is_half
@@ -57,6 +58,10 @@ class Host:
         with self.scope():
             for variable, *values in zip(variables, *args, strict=True):
                 function(variable, *values)
+
+    def shown(self, optimizer: Any, averages: list[Any]) -> list[Any]:
+        """Return moving averages as Keras's callbacks expect them."""
+        return with_components(optimizer, averages)
 
     def once(self, key: str, function: Callable) -> Any:
         """Call `function` on this worker's first replica; return it to all."""

@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.averages import with_components
 from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers._compat.replicas import call_across_replicas, update_each
 from tf_optimizers.base.gradients import clip, in_state_dtype
@@ -39,7 +38,7 @@ class HostOptimizer(Optimizer):
 
         `_cast` ─ (Keras: unscale) ─ `_exchange`
         ─> host: accumulate ─ clip ─ `update_step`
-        ─> every replica's weights ─> host: `_average`
+        ─> every replica's weights ─> host: averages
 
     with the last layer first, since its gradient is known first.
 
@@ -59,9 +58,6 @@ class HostOptimizer(Optimizer):
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
-
-    def _shown_averages(self, averages: list[Any]) -> list[Any]:
-        return with_components(self, averages)
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
@@ -172,7 +168,7 @@ class HostOptimizer(Optimizer):
     ) -> None:
         """Send the changes to every replica, then update the averages."""
         update_each(_elsewhere(variables), _store, changes)
-        self._average()
+        self._ema.update()
 
 
 def _replicas() -> int:

@@ -1,0 +1,143 @@
+"""Follows weights with the moving averages of `use_ema`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import (
+    average,
+    built_variables,
+    is_overwritten,
+    strategy_of,
+    variable_index,
+    variable_key,
+)
+from tf_optimizers._compat.replicas import call_across_replicas
+from tf_optimizers.base.precision import MasterWeights
+from tf_optimizers.base.replicas import (
+    backend_variable,
+    local_component,
+    value_of,
+)
+
+
+class Averages:
+    """Updates averages in full precision; overwrites weights with them.
+
+    Args:
+        optimizer: The optimizer that has the averages.
+        masters: Its master weights, averaged where a variable has one.
+        where: Where the averages are: `Replicas` or the host.
+    """
+
+    def __init__(
+        self, optimizer: Any, masters: MasterWeights, where: Any
+    ) -> None:
+        self._optimizer = optimizer
+        self._masters = masters
+        self._where = where
+        self._stepped: frozenset[str] = frozenset()  # By the step traced last.
+
+    def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Note which variables a step moves."""
+        self._stepped = frozenset(
+            variable_key(self._optimizer, variable)
+            for variable, gradient in zip(variables, gradients, strict=True)
+            if gradient is not None
+        )
+
+    def update(self) -> None:
+        """Update the averages and, when due, overwrite the weights."""
+        if self._optimizer.use_ema:
+            call_across_replicas(lambda _: self._update())
+
+    def _update(self) -> None:
+        optimizer = self._optimizer
+        # The first update sets the averages to the weights themselves.
+        self._where.once(
+            "average", lambda: self._follow(optimizer.iterations > 0)
+        )
+        if frequency := optimizer.ema_overwrite_frequency:
+            tf.cond(
+                (optimizer.iterations + 1) % frequency == 0,
+                lambda: self._assign(self._variables()),
+                lambda: None,
+            )
+
+    def start(self) -> None:
+        """Let the averages be the weights, if no update has been made."""
+        if not self._optimizer.use_ema:
+            return  # They are those of an optimizer around this one.
+
+        def start() -> None:
+            tf.cond(
+                self._optimizer.iterations == 0,
+                lambda: self._follow(False),
+                lambda: None,
+            )
+
+        # Callbacks read them outside of the strategy's scope.
+        with strategy_of(self._optimizer).scope():
+            self._where.once("first average", start)
+
+    def shown(self, averages: list[Any]) -> list[Any]:
+        """Return the averages for Keras's callbacks."""
+        self.start()
+        return self._where.shown(self._optimizer, averages)
+
+    def overwrite(self, variables: Sequence[Any]) -> None:
+        """Overwrite those of the variables that are averaged, after training.
+
+        And what else steps have moved: Keras passes what is not frozen now, but
+        a step that was traced before goes on with what was not frozen then.
+        """
+        self.start()
+        optimizer = self._optimizer
+        listed = {variable_key(optimizer, v) for v in variables}
+        moved = [
+            variable
+            for variable in self._variables()
+            if (key := variable_key(optimizer, variable)) in listed
+            or (key in self._stepped and not variable.trainable)
+        ]
+        # Keras calls this outside of the strategy's scope.
+        with strategy_of(optimizer).scope():
+            self._assign(moved)
+
+    def _variables(self) -> list[Any]:
+        """Return what is averaged."""
+        return [
+            variable
+            for variable in built_variables(self._optimizer)
+            if not is_overwritten(self._optimizer, variable)
+        ]
+
+    def _follow(self, is_later: Any) -> None:
+        def follow(variable: tf.Variable) -> None:
+            mean = local_component(average(self._optimizer, variable), variable)
+            index = variable_index(self._optimizer, variable)
+            weight = value_of(self._masters.full_precision(index, variable))
+            momentum = self._optimizer.ema_momentum
+            momentum *= tf.cast(is_later, mean.dtype)
+            mean.assign(momentum * mean + (1 - momentum) * weight)
+
+        variables = list(map(backend_variable, self._variables()))
+        self._where.update_each(variables, follow)
+
+    def _assign(self, variables: Sequence[Any]) -> None:
+        """Overwrite variables, and their master weights."""
+
+        def assign(variable: tf.Variable) -> None:
+            mean = local_component(average(self._optimizer, variable), variable)
+            master = self._masters[variable_index(self._optimizer, variable)]
+            with tf.device(mean.device):
+                value = tf.cast(mean, variable.dtype)
+                if master is not None:
+                    # The variable gets the rounded value.
+                    local_component(master, variable).assign(mean)
+            variable.assign(value)
+
+        extended = tf.distribute.get_strategy().extended
+        for variable in map(backend_variable, variables):
+            extended.update(variable, assign, group=False)
