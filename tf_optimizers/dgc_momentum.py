@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tf_optimizers.checks import (
-    check_boolean,
-    check_decay_rate,
-    check_unused,
-)
-from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers._compat import Gradient
+from tf_optimizers.checks import check_boolean, check_decay_rate, check_unused
+from tf_optimizers.compression.optimizer import CompressedOptimizer
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
-from tf_optimizers.dgc.momentum import penalty_of
-from tf_optimizers.dgc.optimizer import CompressedMomentum
+from tf_optimizers.dgc.momentum import (
+    MomentumHyperparameters,
+    SavedRule,
+    add_momentum,
+    penalty_of,
+)
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
@@ -23,7 +25,7 @@ _UNUSED = {
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
-class DGCMomentum(CompressedMomentum):
+class DGCMomentum(CompressedOptimizer):
     """Deep Gradient Compression: momentum SGD over a slow network.
 
     For variable w on N replicas, where g_i is replica i's gradient of its
@@ -69,24 +71,20 @@ class DGCMomentum(CompressedMomentum):
     State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
     parameter; u_i only, 4 bytes, where w is small or not float32. v_i of a
     large embedding takes no memory until a dense gradient needs it; files hold
-    its zeros. Several devices of a worker hold equal parts of u_i and v_i, of
-    that shape. Outside of replicas they read as the sum over i, which is what
-    checkpoints hold.
+    its zeros. Several devices of a worker hold equal parts of both. Outside of
+    replicas they read as the sum over i, which is what checkpoints hold.
     Traffic: from every worker to every other, per sent entry, a value of
     `value_dtype` and the bits of its position: 12 at 99.9 %, 8 at 98.4 %, and
-    at 75 % or less as many as there are elements to an entry. Under
-    TensorFlow's own strategies a position takes 4 bytes. If that, times N, is
-    more than twice the dense tensor, as it may be while the warm-up holds
-    little back, all entries travel in one; the sum is the same. See
-    `communication_summary`.
-    Many replicas, of large models, under
-    `tfo.SparseMultiWorkerMirroredStrategy`: if it halves this traffic, counting
-    32 KiB per message, each sums a shard, an N-th of every variable, and sends
-    the k / N largest sums of each to all. At 99.9 % that is from 5 replicas on
-    for 100 million parameters, from 41 on for 20 million. What is not among
-    these sums stays in v_i and u_i, on every replica.
-    Sparse gradients: exchanged as they are, and made dense after it; duplicate
-    rows are summed.
+    at 75 % or less as many as there are elements to an entry; under
+    TensorFlow's own strategies, 4 bytes. If that, times N, is more than twice
+    the dense tensor, as it may be while the warm-up holds little back, all
+    entries travel in one; the sum is the same. See `communication_summary`.
+    Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, if it halves
+    this traffic, counting 32 KiB per message, each sums a shard, an N-th of
+    every variable, and sends the k / N largest sums of each to all. At 99.9 %
+    that is from 5 replicas on for 100 million parameters, from 41 on for 20
+    million. What is not among these sums stays in v_i and u_i, everywhere.
+    Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     Not finite: a NaN or inf is always among what is sent, and seen in w. In
     few bits, the other values of the same 64 are sent in a later step.
     Differs from the paper and from
@@ -96,8 +94,7 @@ class DGCMomentum(CompressedMomentum):
     that is 1 / momentum too large; `clipnorm` holds from the first step on,
     where Paddle's leaves large variables alone before `rampup_begin_step`; of
     entries that are summed by shards, only the k largest sums are applied; one
-    replica is taken, with a warning.
-    Differs from Paddle's also in `rate_in_momentum`: Paddle's rule is False.
+    replica is taken, with a warning. Paddle's rule is `rate_in_momentum=False`.
     At sparsity 0 without masking, and while it is dense, it is
     `keras.optimizers.SGD` to rounding, on schedules, too.
 
@@ -127,18 +124,15 @@ class DGCMomentum(CompressedMomentum):
             takes 2 bits, and 4 bytes for 64: a sign, and the mean of the
             magnitudes below their mean, or of the others. In float16, values
             above 65504 take several steps; those below 3e-8 wait until they
-            grow. With `rate_in_momentum`, values in half precision are first
-            divided by the largest power of two that is not above the learning
-            rate, and the two bounds apply after that. TensorFlow's own
-            strategies carry all but float16 as float32.
+            grow. With `rate_in_momentum`, these bounds are of values that are
+            divided by the largest power of two up to the learning rate.
+            TensorFlow's own strategies carry all but float16 as float32.
             Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
-            rate when they enter u_i, or entries when they are sent. State that
-            was saved with the one is not loaded with the other.
-            Defaults to `True`.
+            rate when they enter u_i, or entries when they are sent. Saved state
+            of the one is not loaded by the other. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            Where the cool-down begins: the stages return in reverse. Defaults
-            to `None`: no cool-down.
+            Where the stages begin to return in reverse. Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, from there to dense
             exchange. Defaults to `1`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
@@ -160,6 +154,11 @@ class DGCMomentum(CompressedMomentum):
         Communication Bandwidth for Distributed Training", arXiv:1712.01887.
     """
 
+    _alone = (
+        "DGCMomentum saves traffic between replicas. Received: one replica, "
+        "which has none. Use `keras.optimizers.SGD` with `momentum` there."
+    )
+
     def __init__(
         self,
         learning_rate: Any,
@@ -179,35 +178,25 @@ class DGCMomentum(CompressedMomentum):
     ) -> None:
         momentum = check_decay_rate("momentum", momentum)
         schedule = SparsitySchedule(
-            sparsity,
-            rampup_begin_step,
-            rampup_step,
-            rampdown_begin_step,
-            rampdown_step,
-        )
-        compressor = Compressor(
-            "DGCMomentum", schedule, min_compress_size, value_dtype
+            *(sparsity, rampup_begin_step, rampup_step),
+            *(rampdown_begin_step, rampdown_step),
         )
         nesterov = check_boolean("nesterov", nesterov)
         penalty = penalty_of(regularizer)
         momentum_masking = check_boolean("momentum_masking", momentum_masking)
         rate_in_momentum = check_boolean("rate_in_momentum", rate_in_momentum)
         check_unused("DGCMomentum", kwargs, _UNUSED)
-        super().__init__(learning_rate, **kwargs)
+        super().__init__(
+            learning_rate, schedule, min_compress_size, value_dtype, **kwargs
+        )
         self.momentum = momentum
-        self.rampup_begin_step = schedule.rampup_begin_step
-        self.rampup_step = schedule.rampup_step
-        self.sparsity = schedule.sparsity
         self.nesterov = nesterov
         self.regularizer = regularizer
-        self.min_compress_size = min_compress_size
         self.momentum_masking = momentum_masking
-        self.value_dtype = value_dtype
         self.rate_in_momentum = rate_in_momentum
-        self.rampdown_begin_step = schedule.rampdown_begin_step
-        self.rampdown_step = schedule.rampdown_step
-        self._compressor = compressor
         self._penalty = penalty
+        self._saved = SavedRule(rate_in_momentum)
+        self._variables_name = self._saved.name
 
     @classmethod
     def for_steps(
@@ -235,41 +224,43 @@ class DGCMomentum(CompressedMomentum):
         """
         return cls(learning_rate, **recommended(steps) | kwargs)
 
-    def communication_summary(self, step: int | None = None) -> dict[str, Any]:
-        """Return what one replica sends at a step, in bytes.
+    def _add_state(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            add_momentum(self, variable, dgc_momentum, self._penalty)
 
-        That is what it hands over; in a ring of N devices entries are passed on
-        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
-        Of sparse gradients it is what the last step sent, whatever `step` is;
-        before the first one they count like any others.
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Update the variables by what all send at the stage of this step."""
 
-        Args:
-            step: int >= 0, from 0. Defaults to the next step.
+        def update(sparsity: float | None, gradients: list[Gradient]) -> None:
+            rate = tf.convert_to_tensor(self.learning_rate)
+            rates = (rate, 1.0) if self.rate_in_momentum else (None, rate)
+            self._send(variables, sparsity, gradients, *rates)
 
-        Returns:
-            {"step": step, "sparsity": share held back, 0 while all is dense,
-            "variables": {path: traffic}, "total": traffic}, where traffic is
-            {"dense_bytes": of the gradient, "sent_bytes": of what is sent
-            instead, "ratio": dense_bytes / sent_bytes}. Where two variables
-            have one path, the second is "path (2)".
+        gradients = self._compressor.prepare(self, gradients, variables)
+        self._compressor.at_stage(self, gradients, update)
 
-        Raises:
-            RuntimeError: If the optimizer is not built.
-        """
-        return self._compressor.traffic_summary(self, step)
+    def save_own_variables(self, store: Any) -> None:
+        """Write all variables, and whether u and v contain the rate."""
+        super().save_own_variables(store)
+        self._saved.mark(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read all variables, if u and v contain the rate as here."""
+        super().load_own_variables(self._saved.unmarked(store))
+
+    def _check_name(self, name: str) -> None:
+        self._saved.check_name(name)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        config = super().get_config() | self._compressor.schedule.get_config()
-        return config | {
+        given = self.regularizer
+        return super().get_config() | {
             "momentum": self.momentum,
             "nesterov": self.nesterov,
-            "regularizer": keras.regularizers.serialize(self.regularizer)
-            if self.regularizer
-            else None,
-            "min_compress_size": self.min_compress_size,
+            "regularizer": given and keras.regularizers.serialize(given),
             "momentum_masking": self.momentum_masking,
-            "value_dtype": self.value_dtype,
             "rate_in_momentum": self.rate_in_momentum,
         }
 
@@ -278,11 +269,32 @@ class DGCMomentum(CompressedMomentum):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "DGCMomentum":
         """Return an optimizer of what `get_config` returned."""
+        # Configs of older versions do not have it.
+        config = {"rate_in_momentum": False} | config
         regularizer = config.get("regularizer")
         if isinstance(regularizer, dict):
-            regularizer = keras.regularizers.deserialize(regularizer)
-        # Configs of older versions do not have it.
-        rule = {"rate_in_momentum": False}
-        return super().from_config(
-            rule | config | {"regularizer": regularizer}, custom_objects
-        )
+            config["regularizer"] = keras.regularizers.deserialize(regularizer)
+        return super().from_config(config, custom_objects)
+
+
+def dgc_momentum(
+    hyperparameters: MomentumHyperparameters,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    u: tf.Tensor,
+    learning_rate: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the new u_i of the formula, and what is added to v_i.
+
+    `gradient` is clipped. `weight` is only read if it is regularized.
+    """
+    momentum, nesterov, penalty, replicas = hyperparameters
+    if penalty:
+        of_penalty = penalty.l1 * tf.sign(weight) + 2 * penalty.l2 * weight
+        gradient += of_penalty / replicas
+    gradient *= tf.cast(learning_rate, gradient.dtype)
+    if nesterov:
+        u = momentum * (u + gradient)
+        return u, u + gradient
+    u = momentum * u + gradient
+    return u, u

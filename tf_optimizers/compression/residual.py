@@ -15,10 +15,10 @@ from tf_optimizers.kernels.compiled import assign, compiled, read
 
 
 class Increment(NamedTuple):
-    """What is added to a residual: `function(*constants, *tensors)`.
+    """What a residual becomes: `function(*constants, residual, *tensors)`.
 
-    The kernel that adds it also computes it. There it may change other
-    variables, whose handles are among the tensors.
+    One kernel computes and assigns it. It may change other variables, whose
+    handles are among the tensors.
     """
 
     function: Callable[..., tf.Tensor]
@@ -26,8 +26,6 @@ class Increment(NamedTuple):
     tensors: Sequence[tf.Tensor]
     # Handles of variables that are set to 0 where the residual is sent.
     masked: Sequence[tf.Tensor] = ()
-    # The residual is multiplied by this before the addition.
-    decay: float = 1.0
 
 
 class Residual:
@@ -68,14 +66,9 @@ class Residual:
 
     def add(self, increment: Increment) -> None:
         """Add an increment to v, in one pass over memory."""
-        add = compiled(
-            _add,
-            self._like,
-            increment.function,
-            increment.constants,
-            increment.decay,
-        )
-        self._call(add, *increment.tensors)
+        function, constants, tensors, _ = increment
+        add = compiled(_add, self._like, self._like, function, constants)
+        self._call(add, *tensors)
 
     def select(
         self, count: int, seed: tf.Tensor, unit: tf.Tensor | float = 1.0
@@ -129,14 +122,13 @@ class Residual:
 
 
 def _add(
+    like: tf.TensorSpec,
     function: Callable,
     constants: Sequence[Hashable],
-    decay: float,
     residual: tf.Tensor,
     *tensors: tf.Tensor,
 ) -> None:
-    increment = function(*constants, *tensors)
-    assign(residual, decay * read(residual, increment) + increment)
+    assign(residual, function(*constants, read(residual, like), *tensors))
 
 
 def _select(

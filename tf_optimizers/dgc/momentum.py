@@ -6,6 +6,7 @@ state of one kind is not read as the other.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -13,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import VARIABLES
+from tf_optimizers._compat.keras import VARIABLES, add_replica_variable
 from tf_optimizers.base.gradients import as_dense, clip, clip_factor
+from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.residual import Increment
 from tf_optimizers.kernels.compiled import assign, compiled, read
@@ -28,19 +30,24 @@ class Penalty(NamedTuple):
     l2: float
 
 
-class Rule(NamedTuple):
-    """How u is accumulated; equal ones share kernels."""
+class MomentumHyperparameters(NamedTuple):
+    """The constants of a variable's u; equal ones share kernels."""
 
-    decay: float
+    momentum: float
     nesterov: bool
     penalty: Penalty | None
     replicas: int
 
 
 class Momentum(NamedTuple):
-    """u of one variable."""
+    """u of one variable.
 
-    rule: Rule
+    `formula(hyperparameters, weight, gradient, u, rate)` returns the new u, and
+    what it adds to v.
+    """
+
+    formula: Callable[..., tuple[tf.Tensor, tf.Tensor]]
+    hyperparameters: MomentumHyperparameters
     clipnorm: float | None
     masking: bool  # Whether u becomes 0 where v is sent.
     devices: int  # How many of the replicas share u and v.
@@ -58,12 +65,12 @@ class Momentum(NamedTuple):
         if self.clipnorm:
             # So many gradients of this norm, at right angles, have a sum of
             # the norm `clipnorm`.
-            several = self.rule.replicas // self.devices
+            several = self.hyperparameters.replicas // self.devices
             limit = self.clipnorm / math.sqrt(several)
             scale *= clip_factor(norm(gradient), limit)
         return Increment(
             _add_scaled,
-            (self.rule,),
+            (self.formula, self.hyperparameters),
             (weight.handle, u, gradient, scale, _factor(rate)),
             masked=(u,) if self.masking else (),
         )
@@ -78,58 +85,90 @@ class Momentum(NamedTuple):
         """
         dense = as_dense(total, weight)
         (dense,) = clip([dense], self.clipnorm, None, None)
-        add = compiled(_add_mean, dense, self.rule)
+        add = compiled(_add_mean, dense, self.formula, self.hyperparameters)
         u = own_component(self.u).handle
         return add(weight.handle, u, dense, _factor(rate))
 
 
+def add_momentum(
+    optimizer: Any, variable: Any, formula: Callable, penalty: Penalty | None
+) -> None:
+    """Create u of a variable, and v if it may be compressed.
+
+    Args:
+        optimizer: A `DGCMomentum`.
+        variable: One that it is built with.
+        formula: See `Momentum`.
+        penalty: Of variables without a regularizer of their own, which is part
+            of the loss already.
+    """
+    compressor, masking = optimizer._compressor, optimizer.momentum_masking
+    dtype = state_dtype(variable.dtype)
+    u = add_replica_variable(optimizer, variable, "momentum", dtype)
+    if optimizer.rate_in_momentum:
+        u.meaning = f"{MARK}=True"  # For backups.
+    is_regularized = getattr(variable, "regularizer", None) is not None
+    hyperparameters = MomentumHyperparameters(
+        optimizer.momentum,
+        optimizer.nesterov,
+        None if is_regularized else penalty,
+        compressor.wire.replicas,
+    )
+    momentum = Momentum(
+        *(formula, hyperparameters, optimizer.clipnorm, masking),
+        *(compressor.wire.devices, u),
+    )
+    # What is not masked goes on when all is dense.
+    compressor.add(optimizer, variable, momentum, None if masking else u)
+
+
 def _add_scaled(
-    rule: Rule,
+    formula: Callable,
+    hyperparameters: MomentumHyperparameters,
+    residual: tf.Tensor,
     weight: tf.Tensor,
     momentum: tf.Tensor,
     gradient: tf.Tensor,
     scale: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    return _add(rule, weight, momentum, scaled(gradient, scale), rate)
+    gradient = scaled(gradient, scale)
+    constants = formula, hyperparameters
+    return residual + _add(*constants, weight, momentum, gradient, rate)
 
 
 def _add_mean(
-    rule: Rule,
+    formula: Callable,
+    hyperparameters: MomentumHyperparameters,
     weight: tf.Tensor,
     momentum: tf.Tensor,
     total: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    mean = total / rule.replicas
-    return rule.replicas * _add(rule, weight, momentum, mean, rate)
-
-
-def _factor(rate: tf.Tensor | None) -> tf.Tensor:
-    """Return what gradients are multiplied by."""
-    return tf.constant(1.0) if rate is None else tf.convert_to_tensor(rate)
+    mean, replicas = total / hyperparameters.replicas, hyperparameters.replicas
+    constants = formula, hyperparameters
+    return replicas * _add(*constants, weight, momentum, mean, rate)
 
 
 def _add(
-    rule: Rule,
+    formula: Callable,
+    hyperparameters: MomentumHyperparameters,
     weight: tf.Tensor,
     momentum: tf.Tensor,
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
     """Add a replica's gradient to u; return what that adds to v."""
-    if rule.penalty is not None:
-        l1, l2 = rule.penalty
-        w = read(weight, gradient)
-        gradient += (l1 * tf.sign(w) + 2 * l2 * w) / rule.replicas
-    gradient *= tf.cast(rate, gradient.dtype)
+    w = read(weight, gradient) if hyperparameters.penalty else None
     u = read(momentum, gradient)
-    if rule.nesterov:
-        u = rule.decay * (u + gradient)
-    else:
-        u = rule.decay * u + gradient
+    u, change = formula(hyperparameters, w, gradient, u, rate)
     assign(momentum, u)
-    return u + gradient if rule.nesterov else u
+    return change
+
+
+def _factor(rate: tf.Tensor | None) -> tf.Tensor:
+    """Return what gradients are multiplied by."""
+    return tf.constant(1.0) if rate is None else tf.convert_to_tensor(rate)
 
 
 def penalty_of(regularizer: Any) -> Penalty | None:
@@ -156,26 +195,42 @@ def penalty_of(regularizer: Any) -> Penalty | None:
 
 MARK = "rate_in_momentum"
 # What checkpoints call the variables, with the rate in the momentum.
-CHECKPOINT_NAMES = {False: VARIABLES, True: "variables_with_rate"}
+_NAMES = {False: VARIABLES, True: "variables_with_rate"}
 
 
-def check_saved(here: bool, there: bool) -> None:
-    """Refuse state that was saved by the other rule."""
-    if here != there:
-        raise ValueError(
-            "`rate_in_momentum` must be what the state was saved with. "
-            f"Received: {MARK}={here}, and the state of an optimizer with "
-            f"{MARK}={there}. Pass `{MARK}={there}`, or load the weights alone."
-        )
+class SavedRule:
+    """Tells saved state of one rule from that of the other.
 
+    Args:
+        rate_in_momentum: The rule.
+    """
 
-def write_mark(store: Any) -> None:
-    """Say in a store of Keras that the rate is in the momentum."""
-    store[MARK] = np.array(True)
+    def __init__(self, rate_in_momentum: bool) -> None:
+        self._here = rate_in_momentum
+        self.name = _NAMES[rate_in_momentum]
 
+    def _check(self, there: bool) -> None:
+        if self._here != there:
+            raise ValueError(
+                "`rate_in_momentum` must be what the state was saved with. "
+                f"Received: {MARK}={self._here}, and the state of an optimizer "
+                f"with {MARK}={there}. Pass `{MARK}={there}`, or load the "
+                "weights alone."
+            )
 
-def without_mark(store: Any, here: bool) -> dict[str, Any]:
-    """Return the variables of a store of Keras that is of this rule."""
-    names = list(store.keys())
-    check_saved(here, MARK in names)
-    return {name: store[name] for name in names if name != MARK}
+    def check_name(self, name: str) -> None:
+        """Refuse what a checkpoint of the other rule calls the variables."""
+        for there, of_rule in _NAMES.items():
+            if name == of_rule:
+                self._check(there)
+
+    def mark(self, store: Any) -> None:
+        """Say in a store of Keras that the rate is in the momentum, if so."""
+        if self._here:
+            store[MARK] = np.array(True)
+
+    def unmarked(self, store: Any) -> dict[str, Any]:
+        """Return the variables of a store of Keras, if it is of this rule."""
+        names = list(store.keys())
+        self._check(MARK in names)
+        return {name: store[name] for name in names if name != MARK}

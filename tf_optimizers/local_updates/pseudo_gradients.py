@@ -108,7 +108,7 @@ class PseudoGradient(NamedTuple):
         """Return what a worker's pseudo-gradient, summed over devices, adds."""
         del weight, rate
         parts = self.devices * self.replicas
-        return Increment(_share, (parts,), (gradient,), decay=self.decay)
+        return Increment(_add_share, (self.decay, parts), (gradient,))
 
     def update(
         self, total: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
@@ -118,8 +118,10 @@ class PseudoGradient(NamedTuple):
         return total / self.replicas
 
 
-def _share(parts: int, total: tf.Tensor) -> tf.Tensor:
-    return total / parts
+def _add_share(
+    decay: float, parts: int, residual: tf.Tensor, total: tf.Tensor
+) -> tf.Tensor:
+    return decay * residual + total / parts
 
 
 @contextlib.contextmanager

@@ -1,0 +1,143 @@
+"""Lets the replicas of an optimizer send entries of what they accumulate."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import is_overwritten, strategy_of
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.replicas import backend_variable, own_component
+from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.compression.residual import subtract
+from tf_optimizers.compression.schedule import SparsitySchedule
+
+
+class CompressedOptimizer(Optimizer):
+    """An optimizer whose replicas send the largest entries, and keep the rest.
+
+    Subclasses have `_add_state(variables)`, which registers an `Accumulator`
+    for each variable, and `_update`, which exchanges, or not always.
+
+    Args:
+        learning_rate: See `Optimizer`.
+        schedule: The share that is held back at each step.
+        min_compress_size: See `Compressor`, as the next two.
+        value_dtype: See there.
+        sends_rows: See there.
+        **kwargs: See `keras.optimizers.Optimizer`.
+    """
+
+    _alone: str  # The warning where there is one replica.
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        schedule: SparsitySchedule,
+        min_compress_size: int,
+        value_dtype: str,
+        sends_rows: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        compressor = Compressor(
+            name, schedule, min_compress_size, value_dtype, sends_rows
+        )
+        super().__init__(learning_rate, **kwargs)
+        self.sparsity = schedule.sparsity
+        self.rampup_begin_step = schedule.rampup_begin_step
+        self.rampup_step = schedule.rampup_step
+        self.rampdown_begin_step = schedule.rampdown_begin_step
+        self.rampdown_step = schedule.rampdown_step
+        self.min_compress_size = min_compress_size
+        self.value_dtype = value_dtype
+        self._compressor = compressor
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create what is accumulated of variables, and what is held back."""
+        if self.built:
+            return
+        super().build(variables)
+        strategy = strategy_of(self)
+        if strategy.num_replicas_in_sync == 1:
+            warnings.warn(self._alone, stacklevel=3)
+        self._compressor.build(strategy)
+        self._add_state([v for v in variables if not is_overwritten(self, v)])
+
+    def _add_state(self, variables: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def _weights(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Return this replica's weights, in full precision."""
+        return [self._full_precision(own_component(v)) for v in variables]
+
+    def _send(
+        self,
+        variables: list[tf.Variable],
+        sparsity: float | None,
+        gradients: list[Gradient],
+        rate: tf.Tensor | None,
+        received_rate: Any,
+    ) -> None:
+        """Exchange gradients, and apply what all replicas have sent.
+
+        Args:
+            variables: Those that have gradients.
+            sparsity: The share held back; None exchanges whole gradients.
+            gradients: This replica's; any tensors to sum over replicas.
+            rate: What they are multiplied by before they are accumulated.
+            received_rate: What is multiplied by what was received.
+        """
+        updates = self._compressor.exchange(
+            self, sparsity, gradients, variables, self._weights(variables), rate
+        )
+        self._step_at(received_rate, updates, variables)
+
+    def update_step(
+        self, gradient: Gradient, variable: Any, learning_rate: Any
+    ) -> None:
+        """Subtract what was received from a variable, or its component.
+
+        Args:
+            gradient: Dense, or `tf.IndexedSlices` of the flattened variable.
+            variable: A variable that the optimizer was built with.
+            learning_rate: Scalar, that what was received is multiplied by.
+        """
+        variable = backend_variable(variable)
+        weight = self._full_precision(variable)
+        subtract(weight, gradient, tf.cast(learning_rate, weight.dtype))
+        self._store_weight(variable, weight)
+
+    def communication_summary(self, step: int | None = None) -> dict[str, Any]:
+        """Return what one replica sends at a step that exchanges, in bytes.
+
+        That is what it hands over; in a ring of N devices entries are passed on
+        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
+        Of sparse gradients it is what `DGCMomentum` sent in the last step,
+        whatever `step` is; `SparseLoCo` makes them dense. Before the first step
+        they count like any others.
+
+        Args:
+            step: int >= 0, from 0. Defaults to the next step.
+
+        Returns:
+            {"step": step, "sparsity": share held back, 0 while all is dense,
+            "variables": {path: traffic}, "total": traffic}, where traffic is
+            {"dense_bytes": of the gradient, "sent_bytes": of what is sent
+            instead, "ratio": dense_bytes / sent_bytes}. Where two variables
+            have one path, the second is "path (2)".
+
+        Raises:
+            RuntimeError: If the optimizer is not built.
+        """
+        return self._compressor.traffic_summary(self, step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        config = super().get_config() | self._compressor.schedule.get_config()
+        return config | {
+            "min_compress_size": self.min_compress_size,
+            "value_dtype": self.value_dtype,
+        }
