@@ -4,26 +4,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import strategy_of
-from tf_optimizers.checks import check_integer, check_number, check_positive
-from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.base.exclusions import check_exclusions
+from tf_optimizers.base.inner import of_inner
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.checks import check_integer, check_positive, check_share
+from tf_optimizers.compression.optimizer import CompressedOptimizer
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
-from tf_optimizers.dgc_momentum import DGCMomentum
-from tf_optimizers.local_updates.checks import (
-    check_averaged,
-    check_inner,
-    check_outside,
-    check_saved,
-)
+from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
-from tf_optimizers.local_updates.optimizer import LocalOptimizer
 from tf_optimizers.local_updates.rounds import average
+from tf_optimizers.local_updates.updates import LocalUpdates, adopt_inner
 from tf_optimizers.sharded_state import ShardedState
+
+# The config's entry of names that are excluded from the inner one's decay.
+_NAMES = "excluded_names"
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
-class SparseLoCo(LocalOptimizer):
+class SparseLoCo(CompressedOptimizer):
     """Compresses the updates of any optimizer, for slow networks.
 
     For variable w on N workers, each with a residual e_i and an inner
@@ -45,9 +47,7 @@ class SparseLoCo(LocalOptimizer):
     float32 master weights.
 
     With `sync_every` > 1, the weights of a model are each worker's own between
-    two synchronizations. `fit`, `evaluate` and `predict` synchronize before
-    weights are read, and average the statistics of `BatchNormalization`; in a
-    custom training loop, call `synchronize`.
+    two synchronizations; in a custom training loop, call `synchronize`.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras but `Ftrl`
     and `ScheduleFreeAdamW`, or, if the process has one replica,
@@ -68,17 +68,15 @@ class SparseLoCo(LocalOptimizer):
     Sparse gradients: made dense; duplicate rows are summed. Under
     `gradient_accumulation_steps` and `loss_scale_factor` they count as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
-    Differs from the paper: workers exchange after every step by default; k is
-    per variable, not per block; values have 32 bits by default; e_i does not
-    decay by default.
+    Differs from the paper: by default, workers exchange after every step,
+    values have 32 bits, and e_i does not decay; k is per variable, not block.
 
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
             `loss_scale_factor` and `gradient_accumulation_steps` to
-            `SparseLoCo` instead. `tfo.DGCMomentum` exchanges gradients itself
-            and is refused. So are `LossScaleOptimizer`, which belongs outside,
-            and `Ftrl` and `ScheduleFreeAdamW`, which do not step from the
-            weights that they are given.
+            `SparseLoCo` instead. Refused are `tfo.DGCMomentum`, which exchanges
+            itself, `LossScaleOptimizer`, which belongs outside, and `Ftrl` and
+            `ScheduleFreeAdamW`, which do not step from the weights they get.
         sync_every: int >= 1. Local steps per exchange. Above 1, `use_ema` is
             refused. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. The share of
@@ -88,24 +86,20 @@ class SparseLoCo(LocalOptimizer):
         rampup_step: int >= 1. Steps of the warm-up, split evenly among the
             stages of `sparsity`. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            Where the cool-down begins: the stages return in reverse. Defaults
-            to `None`: no cool-down.
+            Where the stages begin to return in reverse. Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, from there to dense
             exchange. In the last of them, or at the next synchronization, all
             that is left is sent. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, updates are lost. Defaults to `1.0`.
-        outer_learning_rate: float > 0. Multiplies the sum of the sent entries.
-            Defaults to `1.0`.
+        outer_learning_rate: float > 0. Multiplies updates. Defaults to `1.0`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed. Defaults to `16384`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". What
-            sent values are rounded to; e_i keeps the rest. See `DGCMomentum`.
-            Defaults to `"float32"`.
+            values are sent as; see `DGCMomentum`. Defaults to `"float32"`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
-            `keras.optimizers.Optimizer`. Its other arguments are refused: they
-            belong to the inner optimizer.
+            `keras.optimizers.Optimizer`. Others belong to the inner optimizer.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -116,14 +110,19 @@ class SparseLoCo(LocalOptimizer):
     Example:
         >>> import keras
         >>> import tf_optimizers as tfo
-        >>> optimizer = tfo.SparseLoCo(
-        ...     keras.optimizers.AdamW(1e-3), sparsity=(0.996,)
-        ... )
+        >>> optimizer = tfo.SparseLoCo(keras.optimizers.AdamW(1e-3))
 
     Reference:
         Sarfi et al., 2025, "Communication Efficient LLM Pre-training with
         SparseLoCo", arXiv:2508.15706.
     """
+
+    _alone = (
+        "SparseLoCo saves traffic between replicas. Received: one replica, "
+        "which has none. Use the inner optimizer alone there."
+    )
+    _refused = (CompressedOptimizer, ShardedState)  # As the inner optimizer.
+    _local: Any = None  # `LocalUpdates`, once it is built.
 
     def __init__(
         self,
@@ -140,41 +139,29 @@ class SparseLoCo(LocalOptimizer):
         value_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
-        check_inner(inner_optimizer, self._refused)
+        checks.check_inner(inner_optimizer, self._refused)
         sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
-            sparsity,
-            rampup_begin_step,
-            rampup_step,
-            rampdown_begin_step,
-            rampdown_step,
-            sync_every,
+            *(sparsity, rampup_begin_step, rampup_step),
+            *(rampdown_begin_step, rampdown_step, sync_every),
         )
-        residual_decay = check_number(
-            "residual_decay",
-            residual_decay,
-            "a number in [0, 1]",
-            lambda x: 0 <= x <= 1,
-        )
+        residual_decay = check_share("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
-        compressor = Compressor(
-            *("SparseLoCo", schedule, min_compress_size, value_dtype),
+        checks.check_arguments(kwargs)
+        # Of a config; an optimizer of Keras keeps none in its own.
+        exclusions = check_exclusions(kwargs.pop(_NAMES, None), kwargs)
+        super().__init__(
+            *(0.0, schedule, min_compress_size, value_dtype),
             sends_rows=False,
+            **kwargs,
         )
-        super().__init__(inner_optimizer, **kwargs)
-        check_averaged(sync_every, self.use_ema)
+        checks.check_averaged(sync_every, self.use_ema)
         watch_models()
+        self._exclusions = exclusions
+        self.inner_optimizer = inner_optimizer
         self.sync_every = sync_every
-        self.sparsity = schedule.sparsity
-        self.rampup_begin_step = schedule.rampup_begin_step
-        self.rampup_step = schedule.rampup_step
-        self.rampdown_begin_step = schedule.rampdown_begin_step
-        self.rampdown_step = schedule.rampdown_step
         self.residual_decay = residual_decay
         self.outer_learning_rate = outer_rate
-        self.min_compress_size = min_compress_size
-        self.value_dtype = value_dtype
-        self._compressor = compressor
 
     @classmethod
     def for_steps(
@@ -200,32 +187,58 @@ class SparseLoCo(LocalOptimizer):
         every = check_integer("sync_every", kwargs.get("sync_every", 1), 1)
         return cls(inner_optimizer, **recommended(steps, every) | kwargs)
 
-    def communication_summary(self, step: int | None = None) -> dict[str, Any]:
-        """Return what one replica sends at a step that exchanges, in bytes.
+    learning_rate = of_inner("learning_rate")
 
-        The result is that of `DGCMomentum.communication_summary`. Which
-        variables have sparse gradients is known after the first step only.
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own state, followed by the inner optimizer's."""
+        return [*super().variables, *self.inner_optimizer.variables]
 
-        Args:
-            step: int >= 0, from 0. Defaults to the next step.
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set `variables`; Keras's own sets none of another optimizer."""
+        own = len(super().variables)
+        super().set_weights(weights[:own])
+        self.inner_optimizer.set_weights(weights[own:])
 
-        Raises:
-            RuntimeError: If the optimizer is not built.
-        """
-        return self._compressor.traffic_summary(self, step)
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[Any] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Exclude variables from the weight decay of the inner optimizer."""
+        checks.check_excluded(var_list or ())
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        if not isinstance(self.inner_optimizer, Optimizer):
+            super().exclude_from_weight_decay(var_list, var_names)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the residuals and the inner optimizer's state."""
+        if self.built:
+            return
+        adopt_inner(self, variables)
+        super().build(variables)
+
+    def _add_state(self, variables: Sequence[Any]) -> None:
+        self._local = LocalUpdates(self, variables, sparse_loco)
+
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        self._local.update(gradients, variables)
 
     @property
     def is_synchronized(self) -> bool:
         """Whether all replicas have the same weights now."""
-        return self._rounds is None or self._rounds.taken == 0
+        return self._local is None or self._local.is_synchronized
 
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
         """Give all replicas the same weights, also in the middle of a round.
 
         As at the end of a round, the largest entries are sent and the others
         kept; a new round begins. `fit`, `evaluate` and `predict` call it
-        wherever weights are read. In a custom training loop, call it on every
-        worker before you evaluate or save a model.
+        wherever weights are read, with the statistics of `BatchNormalization`.
+        In a custom training loop, call it on every worker before you evaluate
+        or save a model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
@@ -235,18 +248,11 @@ class SparseLoCo(LocalOptimizer):
         Raises:
             RuntimeError: If called inside of `strategy.run` or `tf.function`.
         """
-        check_outside()
-        strategy = strategy_of(self)
-        with strategy.scope():
-            average(strategy, statistics)
-            rounds = self._rounds
-            if rounds is not None and not self.is_synchronized:
-                sparse = self._compressor.rows.indices
-                rounds.end_early(
-                    strategy,
-                    lambda choice: self._end_round(rounds, [(choice, None)]),
-                    None if sparse is None else tuple(sparse),
-                )
+        checks.check_outside()
+        with strategy_of(self).scope():
+            average(strategy_of(self), statistics)
+            if self._local:
+                self._local.end_early()
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Give all replicas the same weights, as `fit` does at its end."""
@@ -255,19 +261,40 @@ class SparseLoCo(LocalOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Save the state, as Keras does, if the weights are common."""
-        check_saved(self)
+        checks.check_common(self)
         super().save_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        config = super().get_config() | self._compressor.schedule.get_config()
-        return config | {
-            "sync_every": self.sync_every,
-            "residual_decay": self.residual_decay,
-            "outer_learning_rate": self.outer_learning_rate,
-            "min_compress_size": self.min_compress_size,
-            "value_dtype": self.value_dtype,
-        }
+        config = super().get_config()
+        for name in checks.OF_THE_INNER:
+            del config[name]
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        excluded = self._exclusions.config(self._excluded)
+        names = excluded.pop("exclude_from_weight_decay")
+        if names:
+            excluded[_NAMES] = names
+        own = ("sync_every", "residual_decay", "outer_learning_rate")
+        config |= {name: getattr(self, name) for name in own}
+        return config | excluded | {"inner_optimizer": inner}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "SparseLoCo":
+        """Return an optimizer of what `get_config` returned."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        return cls(**config | {"inner_optimizer": inner})
 
 
-SparseLoCo._refused = (DGCMomentum, ShardedState, SparseLoCo)
+def sparse_loco(
+    residual_decay: float, parts: int, residual: tf.Tensor, moved: tf.Tensor
+) -> tf.Tensor:
+    """Return the new e_i of the formula.
+
+    `moved` is w - w_i; where several devices of a worker share e_i, the sum of
+    theirs, and `parts` is as many times N.
+    """
+    return residual_decay * residual + moved / parts

@@ -71,7 +71,7 @@ def moved_and_held(model):
                 local(s.value), local(v.value), strict=True
             )
         )
-        for v, s in optimizer._rounds._starts
+        for v, s in optimizer._local.rounds._starts
     ]
     for i, residual in optimizer._compressor._residuals.items():
         parts = local(residual.variable.value)
@@ -89,7 +89,10 @@ def test_what_local_steps_have_moved_is_conserved(
     source, model = make_archive(tmp_path, strategies[old], "rounds")
     scramble(model, 0)
     local = strategies[old].experimental_local_results
-    variables = [*model.trainable_variables, model.optimizer._rounds._taken]
+    variables = [
+        *model.trainable_variables,
+        model.optimizer._local.rounds._taken,
+    ]
     for variable in variables:
         for i, part in enumerate(local(variable.value)):
             taken = tf.constant(2, part.dtype)

@@ -19,6 +19,15 @@ from tf_optimizers.base.replicas import own_component
 from tf_optimizers.distribute.optimizers import parts_of
 
 
+def of_inner(name: str) -> property:
+    """Return a property that an optimizer has of its `inner_optimizer`."""
+    return property(
+        lambda self: getattr(self.inner_optimizer, name),
+        lambda self, value: setattr(self.inner_optimizer, name, value),
+        doc=f"`{name}` of the inner optimizer.",
+    )
+
+
 class InnerSteps:
     """Lets an optimizer see the components of one replica alone.
 

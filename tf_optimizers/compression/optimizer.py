@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import is_overwritten, strategy_of
+from tf_optimizers._compat.keras import strategy_of
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.compression.compressor import Compressor
@@ -64,7 +64,7 @@ class CompressedOptimizer(Optimizer):
         if strategy.num_replicas_in_sync == 1:
             warnings.warn(self._alone, stacklevel=3)
         self._compressor.build(strategy)
-        self._add_state([v for v in variables if not is_overwritten(self, v)])
+        self._add_state(variables)
 
     def _add_state(self, variables: Sequence[Any]) -> None:
         raise NotImplementedError

@@ -14,7 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import VARIABLES, add_replica_variable
+from tf_optimizers._compat.keras import (
+    VARIABLES,
+    add_replica_variable,
+    is_overwritten,
+)
 from tf_optimizers.base.gradients import as_dense, clip, clip_factor
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import own_component
@@ -102,6 +106,8 @@ def add_momentum(
         penalty: Of variables without a regularizer of their own, which is part
             of the loss already.
     """
+    if is_overwritten(optimizer, variable):
+        return
     compressor, masking = optimizer._compressor, optimizer.momentum_masking
     dtype = state_dtype(variable.dtype)
     u = add_replica_variable(optimizer, variable, "momentum", dtype)

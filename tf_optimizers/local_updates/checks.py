@@ -9,9 +9,19 @@ import tensorflow as tf
 from tf_optimizers._compat.keras import strategy_of
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.checks import check_unused
 from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.optimizer import HostOptimizer
 
+# Arguments that the inner optimizer takes in the place of the outer one, and
+# those that the outer takes.
+OF_THE_INNER = (
+    "learning_rate",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+)
 _OF_THE_OUTER = (
     "use_ema",
     "loss_scale_factor",
@@ -23,6 +33,12 @@ _ABSOLUTE = tuple(
     for name in ("Ftrl", "ScheduleFreeAdamW")
     if hasattr(keras.optimizers, name)
 )
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that the inner optimizer takes."""
+    hint = "Give it to the inner optimizer."
+    check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
 
 
 def check_inner(value: Any, refused: tuple[type, ...]) -> Any:
@@ -165,10 +181,10 @@ def check_outside() -> None:
         )
 
 
-def check_saved(optimizer: Any) -> None:
+def check_common(optimizer: Any) -> None:
     """Refuse to save weights of which every replica has its own."""
     if not optimizer.is_synchronized:
-        rounds = optimizer._rounds
+        rounds = optimizer._local.rounds
         raise RuntimeError(
             "Weights must be common to all replicas to be saved. Received: a "
             f"save after {rounds.taken} of {rounds.steps} local steps. Call "

@@ -14,7 +14,7 @@ from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.distribute.optimizers import local_steppers, steppers
-from tf_optimizers.local_updates.checks import check_layers, check_saved
+from tf_optimizers.local_updates.checks import check_common, check_layers
 
 # With fewer, much is still held back at the end of a run.
 _ENOUGH = 100
@@ -26,13 +26,13 @@ def watch_models() -> None:
     check_names(LOCAL_STEPS)
     call_first(EnoughRounds, lambda model: bool(steppers(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
-    check_saving(check_common)
+    check_saving(_check_saved)
 
 
-def check_common(model: keras.Model) -> None:
+def _check_saved(model: keras.Model) -> None:
     """Refuse to save a model of which every replica has its own weights."""
     for optimizer in local_steppers(model):
-        check_saved(optimizer)
+        check_common(optimizer)
 
 
 class CommonWeights(keras.callbacks.Callback):

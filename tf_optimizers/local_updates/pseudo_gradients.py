@@ -1,7 +1,7 @@
 """Measures how far each replica's inner optimizer moves the weights."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -96,8 +96,12 @@ class LocalSteps(InnerSteps):
 
 
 class PseudoGradient(NamedTuple):
-    """What is accumulated and applied of a variable's pseudo-gradients."""
+    """What is accumulated and applied of a variable's pseudo-gradients.
 
+    `formula(decay, parts, residual, total)` returns the new residual.
+    """
+
+    formula: Callable[..., tf.Tensor]
     decay: float  # Multiplies the residual in every step.
     replicas: int
     devices: int  # How many replicas share a residual and step alike.
@@ -108,7 +112,7 @@ class PseudoGradient(NamedTuple):
         """Return what a worker's pseudo-gradient, summed over devices, adds."""
         del weight, rate
         parts = self.devices * self.replicas
-        return Increment(_add_share, (self.decay, parts), (gradient,))
+        return Increment(self.formula, (self.decay, parts), (gradient,))
 
     def update(
         self, total: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
@@ -116,12 +120,6 @@ class PseudoGradient(NamedTuple):
         """Return the mean of the pseudo-gradients from their sum."""
         del weight, rate
         return total / self.replicas
-
-
-def _add_share(
-    decay: float, parts: int, residual: tf.Tensor, total: tf.Tensor
-) -> tf.Tensor:
-    return decay * residual + total / parts
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.compression.optimizer import CompressedOptimizer
 from tf_optimizers.distribute.optimizers import is_wrapper, parts_of
-from tf_optimizers.local_updates.optimizer import LocalOptimizer
 from tf_optimizers.offload.optimizer import HostOptimizer
 
 
@@ -23,7 +22,7 @@ def check_inner(value: Any, itself: type) -> None:
         )
     name = type(value).__name__
     for part in parts_of(value):
-        if isinstance(part, (CompressedOptimizer, LocalOptimizer, itself)):
+        if isinstance(part, (CompressedOptimizer, itself)):
             raise ValueError(
                 "`inner_optimizer` must leave the exchange to `ShardedState`. "
                 f"Received: `{type(part).__name__}`, which exchanges itself. "
