@@ -18,9 +18,9 @@ LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./(tf_optimizers/[\w/]+\.py)\)")
 
 # The most files that a reader should need to follow a gradient.
 FLOWS = {
-    "Lamb": (lambda: tfo.Lamb(0.1), 9),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 15),
-    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 10),
+    "Lamb": (lambda: tfo.Lamb(0.1), 7),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 11),
+    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 8),
 }
 
 

@@ -13,7 +13,6 @@ At sparsity 0 nothing is selected or rounded: all of v is sent, densely.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -32,19 +31,17 @@ from tf_optimizers._compat.replicas import (
     lazy_zeros,
     switch_across_replicas,
 )
-from tf_optimizers.agreement.statements import gather_statements
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.collectives.values import CODES
-from tf_optimizers.compression.exchanges import choose_exchange
-from tf_optimizers.compression.residual import Increment, Residual
-from tf_optimizers.compression.schedule import (
-    Seen,
-    SparsitySchedule,
-    sent_count,
+from tf_optimizers.compression.exchanges import (
+    choose_exchange,
+    send_all,
+    send_largest,
 )
-from tf_optimizers.compression.sending import send_all, send_largest
-from tf_optimizers.compression.traffic import SentRows, traffic_summary
+from tf_optimizers.compression.residual import Increment, Residual
+from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
+from tf_optimizers.compression.seen import Seen
+from tf_optimizers.compression.traffic import SentRows
 from tf_optimizers.compression.wire import Exchange, Wire
 
 
@@ -102,13 +99,8 @@ class Compressor:
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._shared: dict[int, keras.Variable] = {}
-        has_cool_down = self.schedule.rampdown_begin_step is not None
-        self._seen = Seen(self._name, has_cool_down)
+        self._seen = Seen(self._name, self.schedule, strategy)
         self.accumulators: dict[int, Accumulator] = {}
-        self._strategy = strategy
-        self._is_begun = False
-        # A step after the cool-down from which on all that is left is sent.
-        self._late: int | None = None
 
     def add(
         self,
@@ -163,8 +155,7 @@ class Compressor:
 
         `sends_all` says that it exchanges all variables, not these alone.
         """
-        if not self._is_begun:
-            self._begin(optimizer)
+        self._seen.begin(optimizer, self._residuals)
         indices = [variable_index(optimizer, v) for v in variables]
         gradients = self._seen.densify(indices, gradients, variables)
         compressed = [
@@ -179,34 +170,6 @@ class Compressor:
             self.rows.count(*each)
         return gradients
 
-    def _begin(self, optimizer: Any) -> None:
-        """Before the first step, find what a loaded state holds back.
-
-        It is sent although the gradient of its variable has become rows, which
-        are not compressed, or the step is after the cool-down, where nothing
-        is held back.
-        """
-        with tf.init_scope():
-            if tf.executing_eagerly():
-                waiting = self._waiting()
-                self._seen.add(waiting)
-                step = int(tf.convert_to_tensor(optimizer.iterations))
-                if waiting and self.schedule.is_over(step):
-                    self._late = step
-        self._is_begun = True
-
-    def _waiting(self) -> list[int]:
-        """Return the indices of residuals that any replica has more than 0 of.
-
-        Under TensorFlow's strategies, any replica of this process: loading
-        divides a sum evenly among all.
-        """
-        own = [i for i, each in self._residuals.items() if each.is_waiting()]
-        if not is_sparse_multi_worker(self._strategy):
-            return own
-        every = gather_statements(self._strategy, "what is held back", own)
-        return sorted(set(itertools.chain(*every)))
-
     def _allocate(self, residuals: Sequence[Residual]) -> None:
         if in_xla() and residuals:
             raise RuntimeError(
@@ -216,18 +179,6 @@ class Compressor:
             )
         for residual in residuals:
             residual.allocate()
-
-    def stage(self, optimizer: Any) -> tf.Tensor:
-        """Return the index of this step's stage in the schedule."""
-        step = tf.cast(optimizer.iterations, tf.int64)
-        stage = self.schedule.stage(step)
-        if self._late is None:
-            return stage
-        is_late = (step >= self._late) & (
-            step < self._late + self.schedule.sync_every
-        )
-        sends_all = tf.cast(self.schedule.stages.index(0.0), stage.dtype)
-        return tf.where(is_late, sends_all, stage)
 
     def allocate(self) -> None:
         """Prepare to exchange all variables, with or without a gradient."""
@@ -254,7 +205,7 @@ class Compressor:
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
         ]
-        stage = self.stage(optimizer)
+        stage = self._seen.stage(optimizer)
         if is_due is not None:
             stage = tf.where(is_due, stage, len(calls))
             calls.append(lambda gradients: None)
@@ -294,10 +245,12 @@ class Compressor:
             masked.append(increment.masked)
         others = [gradients[i] for i in whole]
         if sparsity:
-            way = self._choose(residuals, sparsity)
+            exchange = self._choose(residuals, sparsity)
             step = tf.cast(optimizer.iterations, tf.int32)
             unit = None if rate is None else self.wire.unit(rate)
-            received = send_largest(way, residuals, masked, others, step, unit)
+            received = send_largest(
+                exchange, residuals, masked, others, step, unit
+            )
         else:
             places = [indices[i] for i in chosen]
             shared = [self._shared[i] for i in places if i in self._shared]
@@ -307,19 +260,8 @@ class Compressor:
             updates[i] = accumulators[i].update(updates[i], weights[i], rate)
         return [updates[i] for i in range(len(gradients))]
 
-    def traffic_summary(
-        self, optimizer: Any, step: int | None
-    ) -> dict[str, Any]:
-        """Return what one replica sends; see `DGCMomentum`."""
-        if not optimizer.built:
-            raise RuntimeError(
-                "`communication_summary()` needs the variables. Received: an "
-                "optimizer that is not built. Call `build` or `fit` first."
-            )
-        if step is None:
-            step = int(tf.convert_to_tensor(optimizer.iterations))
-        step = check_integer("step", step, 0)
-        sparsity = self.schedule.stages[self.schedule.stage(step)]
+    def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
+        """Return what one replica sends of variables that are not dense."""
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
             both = 2 * tf.float32.size
@@ -329,8 +271,7 @@ class Compressor:
             residuals = [self._residuals[i] for i in self.compressed]
             taken = self._choose(residuals, sparsity).sent_bytes()
             sent |= dict(zip(self.compressed, taken, strict=True))
-        variables = built_variables(optimizer)
-        return traffic_summary(step, sparsity, variables, sent)
+        return sent
 
     def _is_compressed(self, index: int, gradient: Gradient) -> bool:
         """Tell whether replicas send only entries of this gradient."""

@@ -1,4 +1,6 @@
-"""Gathers entries from all replicas, or sums them as a dense tensor.
+"""Sends entries of residuals to all replicas, or all that they hold.
+
+Replicas gather entries, or sum them as a dense tensor.
 
 In a ring of N replicas, each passes on the entries of all but one: N - 1
 shares. To sum dense tensors costs each replica 2 (N - 1) / N tensors, however
@@ -11,10 +13,13 @@ Both sides are the same on all replicas, so all of them decide alike.
 
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers.base.replicas import own_component
 from tf_optimizers.collectives.entries import Entries, whole_bytes
+from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.wire import Exchange, Selection, Wire
 
@@ -114,7 +119,7 @@ class GatheredExchange(Exchange):
 # So many times the bytes of shards must the gathered ones be, a message
 # counting as many as 100 Mbit/s carry while it is on its way: 2.5 ms, as
 # measured. It is one to one other replica, of N - 1 that leave in a round; what
-# that costs in all, `ROUND_BYTES` of distribute/dense.py, is of four of these.
+# that costs in all, `ROUND_BYTES` of collectives/message.py, is four of these.
 _WORTH = 2
 _MESSAGE = 1 << 15
 
@@ -151,3 +156,80 @@ def choose_exchange(
     if kind == "sharded" or gathered.bytes_for_one + _MESSAGE > by_shards:
         return sharded
     return gathered
+
+
+def send_largest(
+    exchange: Exchange,
+    residuals: Sequence[Residual],
+    masked: Sequence[Sequence[tf.Tensor]],
+    others: Sequence[Gradient],
+    step: tf.Tensor,
+    unit: tf.Tensor | None,
+) -> list[Gradient]:
+    """Send the largest entries, and take what was sent out of the residuals.
+
+    Args:
+        exchange: Of the entries.
+        residuals: Those of this replica.
+        masked: Of each, handles of the variables, such as u, that are set to 0
+            wherever entries of it are sent.
+        others: Gradients that every replica sends whole.
+        step: int32 scalar. Where `top_k` takes its samples depends on it.
+        unit: See `Wire.unit`.
+
+    Returns:
+        The sums over all replicas, first of the residuals' entries, then of
+        the other gradients.
+    """
+    one = 1.0 if unit is None else unit
+    selections = [
+        residual.select(count, tf.stack([step, i]), one)
+        for i, (residual, count) in enumerate(
+            zip(residuals, exchange.counts, strict=True)
+        )
+    ]
+    sent, received = exchange.sum(selections, others)
+    for selection, values, residual, handles in zip(
+        selections, sent, residuals, masked, strict=True
+    ):
+        residual.clear(selection, values, handles, one)
+    count = len(residuals)
+    updates = received[:count]
+    if unit is not None:
+        updates = [_multiplied(update, unit) for update in updates]
+    return [*updates, *received[count:]]
+
+
+def send_all(
+    wire: Wire,
+    residuals: Sequence[Residual],
+    masked: Sequence[Sequence[tf.Tensor]],
+    others: Sequence[Gradient],
+    shared: Sequence[keras.Variable],
+) -> list[Gradient]:
+    """Send all that the residuals hold, and empty them.
+
+    Nothing is selected or rounded. Each `shared` variable is summed as well,
+    and every replica keeps an N-th of its sum. The others are as above.
+
+    Returns:
+        The sums over all replicas, first of the residuals, then of the other
+        gradients.
+    """
+    count, end = len(residuals), len(residuals) + len(shared)
+    held = [residual.everything() for residual in residuals]
+    held += [tf.identity(own_component(variable)) for variable in shared]
+    _, sums = GatheredExchange(wire, [], []).sum([], [*held, *others])
+    for residual, handles in zip(residuals, masked, strict=True):
+        residual.empty(handles)
+    for variable, total in zip(shared, sums[count:end], strict=True):
+        own_component(variable).assign(total / wire.replicas)
+    return [*sums[:count], *sums[end:]]
+
+
+def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
+    """Return an update whose values were in multiples of a unit."""
+    if not isinstance(update, tf.IndexedSlices):
+        return unit * update
+    values = unit * tf.cast(update.values, unit.dtype)
+    return tf.IndexedSlices(values, update.indices, update.dense_shape)

@@ -13,6 +13,7 @@ from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.compression.traffic import traffic_summary
 
 
 class CompressedOptimizer(Optimizer):
@@ -132,7 +133,7 @@ class CompressedOptimizer(Optimizer):
         Raises:
             RuntimeError: If the optimizer is not built.
         """
-        return self._compressor.traffic_summary(self, step)
+        return traffic_summary(self, step)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -7,27 +7,29 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import built_variables
 from tf_optimizers._compat.replicas import plain_variable
 from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import components, local_rank, own_component
+from tf_optimizers.checks import check_integer
 from tf_optimizers.compression.wire import Wire
 
 
-def traffic_summary(
-    step: int,
-    sparsity: float | None,
-    variables: Sequence[Any],
-    sent: dict[int, int],
-) -> dict[str, Any]:
-    """Return what one replica sends; see `DGCMomentum`.
-
-    Args:
-        step: From 0.
-        sparsity: The share held back, or None while all is dense.
-        variables: All of the optimizer's.
-        sent: Bytes of what is not sent densely, by position in `variables`.
-    """
+def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:
+    """Return what one replica sends; see `CompressedOptimizer`."""
+    if not optimizer.built:
+        raise RuntimeError(
+            "`communication_summary()` needs the variables. Received: an "
+            "optimizer that is not built. Call `build` or `fit` first."
+        )
+    if step is None:
+        step = int(tf.convert_to_tensor(optimizer.iterations))
+    step = check_integer("step", step, 0)
+    schedule = optimizer._compressor.schedule
+    sparsity = schedule.stages[schedule.stage(step)]
+    sent = optimizer._compressor.sent_bytes(sparsity)
+    variables = built_variables(optimizer)
     dense = list(map(_dense_bytes, variables))
     taken = [sent.get(i, size) for i, size in enumerate(dense)]
     names = names_apart(variables)

@@ -1,0 +1,128 @@
+"""Remembers of which variables something is held back, until all is sent."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat import Gradient
+from tf_optimizers.agreement.statements import gather_statements
+from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.base.gradients import as_dense
+from tf_optimizers.compression.residual import Residual
+from tf_optimizers.compression.schedule import SparsitySchedule
+
+
+class Seen:
+    """Remembers the variables whose gradients have been compressed.
+
+    Args:
+        name: The optimizer's class, for error messages.
+        schedule: Of the share that is held back.
+        strategy: Of the variables.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schedule: SparsitySchedule,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        self._name = name
+        self._schedule = schedule
+        self._strategy = strategy
+        self._indices: set[int] = set()
+        self._is_begun = False
+        # A step after the cool-down from which on all that is left is sent.
+        self._late: int | None = None
+
+    def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
+        """Before the first step, find what a loaded state holds back.
+
+        It is sent although the gradient of its variable has become rows, which
+        are not compressed, or the step is after the cool-down, where nothing
+        is held back.
+        """
+        if self._is_begun:
+            return
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                waiting = self._waiting(residuals)
+                self._indices.update(waiting)
+                step = int(tf.convert_to_tensor(optimizer.iterations))
+                if waiting and self._schedule.is_over(step):
+                    self._late = step
+        self._is_begun = True
+
+    def _waiting(self, residuals: Mapping[int, Residual]) -> list[int]:
+        """Return the indices of residuals that any replica has more than 0 of.
+
+        Under TensorFlow's strategies, any replica of this process: loading
+        divides a sum evenly among all.
+        """
+        own = [i for i, each in residuals.items() if each.is_waiting()]
+        if not is_sparse_multi_worker(self._strategy):
+            return own
+        every = gather_statements(self._strategy, "what is held back", own)
+        return sorted(set(itertools.chain(*every)))
+
+    def stage(self, optimizer: Any) -> tf.Tensor:
+        """Return the index of this step's stage in the schedule."""
+        step = tf.cast(optimizer.iterations, tf.int64)
+        schedule = self._schedule
+        stage = schedule.stage(step)
+        if self._late is None:
+            return stage
+        is_late = (step >= self._late) & (
+            step < self._late + schedule.sync_every
+        )
+        sends_all = tf.cast(schedule.stages.index(0.0), stage.dtype)
+        return tf.where(is_late, sends_all, stage)
+
+    def densify(
+        self,
+        indices: Sequence[int],
+        gradients: Sequence[Gradient],
+        variables: Sequence[Any],
+    ) -> list[Gradient]:
+        """Make rows dense if their variable has been compressed.
+
+        What replicas have accumulated of it differs, and they would not make
+        the same update of the same rows.
+        """
+        return [
+            as_dense(gradient, variable) if i in self._indices else gradient
+            for i, gradient, variable in zip(
+                indices, gradients, variables, strict=True
+            )
+        ]
+
+    def check(
+        self, indices: list[int], paths: Sequence[str], is_all: bool
+    ) -> None:
+        """Refuse what would be sent twice, or not at all at the end.
+
+        Args:
+            indices: Of what a step compresses.
+            paths: Of all variables.
+            is_all: Whether the step exchanges others as well.
+        """
+        if len(set(indices)) < len(indices):
+            twice = max(indices, key=indices.count)
+            raise ValueError(
+                f"`{self._name}` takes one gradient per variable. Received: "
+                f"two of {paths[twice]}. Add them up, and pass their sum."
+            )
+        missing = self._indices.difference(indices)
+        has_cool_down = self._schedule.rampdown_begin_step is not None
+        if missing and has_cool_down and not is_all:
+            raise ValueError(
+                "With a cool-down, all variables must have gradients in every "
+                "step, since one of the steps sends all that is left. "
+                f"Received: no gradient of {paths[min(missing)]}, of which "
+                "there was one before. Pass `rampdown_begin_step=None` and "
+                "`rampdown_step=1`, or use an optimizer for each set of "
+                "variables."
+            )
+        self._indices |= set(indices)
