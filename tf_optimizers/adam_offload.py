@@ -24,7 +24,7 @@ from tf_optimizers.checks import (
 from tf_optimizers.kernels.compiled import compiled
 from tf_optimizers.kernels.norms import bias_correction, update_moments
 from tf_optimizers.offload.host import is_on_host
-from tf_optimizers.offload.optimizer import (
+from tf_optimizers.offload.host_optimizer import (
     HostOptimizer,
     Summary,
     bytes_by_device,

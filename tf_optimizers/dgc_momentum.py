@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.checks import check_boolean, check_decay_rate, check_unused
-from tf_optimizers.compression.optimizer import CompressedOptimizer
+from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.dgc.momentum import (
     MomentumHyperparameters,

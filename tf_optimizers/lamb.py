@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
+from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.step import (
     Corrections,
     LayerwiseHyperparameters,

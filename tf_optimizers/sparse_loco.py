@@ -12,7 +12,7 @@ from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.inner import of_inner
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_integer, check_positive, check_share
-from tf_optimizers.compression.optimizer import CompressedOptimizer
+from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models

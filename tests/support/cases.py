@@ -12,7 +12,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.layerwise.optimizer import LayerwiseOptimizer
+from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 
 needs_groups = pytest.mark.skipif(
     not hasattr(keras.optimizers, "MultiOptimizer"),

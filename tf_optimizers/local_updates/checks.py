@@ -11,7 +11,7 @@ from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.checks import check_unused
 from tf_optimizers.distribute.optimizers import parts_of
-from tf_optimizers.offload.optimizer import HostOptimizer
+from tf_optimizers.offload.host_optimizer import HostOptimizer
 
 # Arguments that the inner optimizer takes in the place of the outer one, and
 # those that the outer takes.

@@ -14,7 +14,7 @@ from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import Increment
 from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.host import HOST
-from tf_optimizers.offload.optimizer import HostOptimizer
+from tf_optimizers.offload.host_optimizer import HostOptimizer
 
 
 class LocalSteps(InnerSteps):

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
-from tf_optimizers.compression.optimizer import CompressedOptimizer
+from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.distribute.optimizers import is_wrapper, parts_of
-from tf_optimizers.offload.optimizer import HostOptimizer
+from tf_optimizers.offload.host_optimizer import HostOptimizer
 
 
 def check_inner(value: Any, itself: type) -> None:
