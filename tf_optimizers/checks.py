@@ -1,4 +1,4 @@
-"""Checks of arguments. Errors have one form: rule, received value, hint."""
+"""Checks arguments. Errors have one form: rule, received value, hint."""
 
 import math
 import re
@@ -96,10 +96,10 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def check_unused(
-    owner: str, arguments: dict[str, Any], ways_out: dict[str, str]
+    owner: str, arguments: dict[str, Any], hints: dict[str, str]
 ) -> None:
     """Refuse arguments of the base class that an optimizer does not use."""
-    for name, hint in ways_out.items():
+    for name, hint in hints.items():
         if arguments.get(name) is not None:
             raise ValueError(
                 f"`{owner}` takes no `{name}`. Received: "

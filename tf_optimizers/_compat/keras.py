@@ -1,4 +1,4 @@
-"""Names what optimizers and callbacks need of Keras, in private."""
+"""Wraps the private names of Keras that optimizers and callbacks need."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names what TensorFlow knows of replicas, variables and graphs, in private."""
+"""Wraps private names of TensorFlow for replicas, variables and graphs."""
 
 import contextlib
 import functools

@@ -1,1 +1,1 @@
-"""Treats gradients before an optimizer's own mathematics."""
+"""Prepares gradients for an optimizer's own mathematics."""

@@ -66,7 +66,7 @@ class Averages:
             )
 
     def start(self) -> None:
-        """Let the averages be the weights, if no update has been made."""
+        """Set the averages to the weights, if there has been no update."""
         if not self._optimizer.use_ema:
             return  # They are those of an optimizer around this one.
 
@@ -87,10 +87,10 @@ class Averages:
         return self._where.shown(self._optimizer, averages)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
-        """Overwrite those of the variables that are averaged, after training.
+        """Overwrite averaged variables with their averages, after training.
 
-        And what else steps have moved: Keras passes what is not frozen now, but
-        a step that was traced before goes on with what was not frozen then.
+        Keras passes those that are not frozen now; a step that was traced
+        before still moves those that were not frozen then.
         """
         self.start()
         optimizer = self._optimizer
@@ -106,7 +106,7 @@ class Averages:
             self._assign(moved)
 
     def _variables(self) -> list[Any]:
-        """Return what is averaged."""
+        """Return the variables that are averaged."""
         return [
             variable
             for variable in built_variables(self._optimizer)

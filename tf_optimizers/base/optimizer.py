@@ -1,4 +1,4 @@
-"""Does with a gradient what every optimizer does before its mathematics."""
+"""Checks, accumulates, exchanges and clips gradients for any optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -258,7 +258,7 @@ class Optimizer(keras.optimizers.Optimizer):
         variables: list[tf.Variable],
         *others: list[Any],
     ) -> None:
-        """Call `update_step` for each component; `others` are for it, too."""
+        """Call `update_step` for each component, with `others` as well."""
         update_each(
             variables,
             lambda variable, gradient, *scalars: self.update_step(

@@ -1,4 +1,4 @@
-"""Codes values in a few bits, with a scale for each chunk of them.
+"""Encodes values in a few bits, with a scale for each chunk of them.
 
 A chunk is 64 consecutive entries of a tensor, of those that one device sends.
 It has a scale, and each entry a few bits:

@@ -1,4 +1,4 @@
-"""Codes positions of entries in as few bits as can be.
+"""Encodes positions of entries in few bits.
 
 The low bits of a position are sent as they are. The others say which block it
 is in: as positions rise, a 1 for each entry and a 0 where a block ends tell

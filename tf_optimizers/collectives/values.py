@@ -1,4 +1,4 @@
-"""Codes values of entries: as floats, or in a few bits."""
+"""Encodes values of entries: as floats, or in a few bits."""
 
 from collections.abc import Sequence
 from typing import Protocol

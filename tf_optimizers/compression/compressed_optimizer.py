@@ -1,4 +1,4 @@
-"""Lets the replicas of an optimizer send entries of what they accumulate."""
+"""Exchanges only the largest entries of what replicas accumulate."""
 
 import warnings
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class CompressedOptimizer(Optimizer):
     """An optimizer whose replicas send the largest entries, and keep the rest.
 
     Subclasses have `_add_state(variables)`, which registers an `Accumulator`
-    for each variable, and `_update`, which exchanges, or not always.
+    for each variable, and `_update`, in which a step may exchange.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -57,7 +57,7 @@ class CompressedOptimizer(Optimizer):
         self._compressor = compressor
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create what is accumulated of variables, and what is held back."""
+        """Create the accumulators and residuals of variables."""
         if self.built:
             return
         super().build(variables)
@@ -88,8 +88,8 @@ class CompressedOptimizer(Optimizer):
             variables: Those that have gradients.
             sparsity: The share held back; None exchanges whole gradients.
             gradients: This replica's; any tensors to sum over replicas.
-            rate: What they are multiplied by before they are accumulated.
-            received_rate: What is multiplied by what was received.
+            rate: Multiplies what is accumulated, if it is not None.
+            received_rate: Multiplies what is received.
         """
         updates = self._compressor.exchange(
             self, sparsity, gradients, variables, self._weights(variables), rate

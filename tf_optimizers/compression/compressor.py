@@ -1,4 +1,4 @@
-"""Exchanges a step: what each replica sends, and what all receive.
+"""Exchanges what replicas accumulate in a step, and keeps residuals.
 
 local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐

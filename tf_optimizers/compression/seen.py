@@ -1,4 +1,4 @@
-"""Remembers of which variables something is held back, until all is sent."""
+"""Tracks which variables have been compressed, and when residuals are due."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Seen:
         self._is_begun = True
 
     def _waiting(self, residuals: Mapping[int, Residual]) -> list[int]:
-        """Return the indices of residuals that any replica has more than 0 of.
+        """Return the indices of residuals that are not 0 on some replica.
 
         Under TensorFlow's strategies, any replica of this process: loading
         divides a sum evenly among all.

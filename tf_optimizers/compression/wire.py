@@ -1,4 +1,4 @@
-"""Decides what entries travel as, and in how many bytes.
+"""Chooses how entries are encoded, and counts their bytes.
 
 The devices of a worker have one residual in common, each a copy of it: their
 gradients are summed before it is compressed, and each sends a share of its

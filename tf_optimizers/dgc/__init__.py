@@ -1,1 +1,1 @@
-"""Computes DGCMomentum."""
+"""Keeps the momentum of DGCMomentum, and accumulates in it."""

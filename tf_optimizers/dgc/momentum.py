@@ -1,4 +1,4 @@
-"""Accumulates momentum u, every replica of its own gradients.
+"""Accumulates the momentum u of each replica from its own gradients.
 
 A regularizer is a gradient, too, which is added there. With the rate in the
 momentum, u and v are changes of weights, without it sums of gradients; saved

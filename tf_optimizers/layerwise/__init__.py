@@ -1,1 +1,1 @@
-"""Steps Lamb and LANS."""
+"""Keeps the state of Lamb and LANS, and steps."""

@@ -1,4 +1,4 @@
-"""Steps each replica by itself, and exchanges what that has moved."""
+"""Steps each replica by itself, and exchanges pseudo-gradients."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -129,10 +129,10 @@ class LocalUpdates:
         due: Sequence[tuple[Choice, tf.Tensor | None]],
         stepped: Sequence[tf.Variable] = (),
     ) -> None:
-        """Exchange what weights have moved by in a round, if it is over.
+        """Exchange the pseudo-gradients of a round, if it is over.
 
         Args:
-            rounds: Knows what they were when it began.
+            rounds: Has the weights that the round began with.
             due: Choices of weights, of which at most one is due; None says
                 that it is.
             stepped: Variables of a step of Keras, if this is part of one.

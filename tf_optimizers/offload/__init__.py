@@ -1,1 +1,1 @@
-"""Keeps and computes on the host what AdamOffload keeps and computes."""
+"""Keeps the state of AdamOffload on the host, and steps there."""
