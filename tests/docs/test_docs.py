@@ -86,10 +86,6 @@ def test_oldest_versions_are_stated_alike():
     )
 
 
-def test_readme_is_short():
-    assert len(README.splitlines()) <= 150
-
-
 def test_readme_links_exist():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
