@@ -2,8 +2,8 @@
 
     worker 0 ─ forwarder ── worker 1      worker 1 ─ forwarder ── worker 0
 
-A worker listens at its own address, and knows of the others the ports of
-forwarders that run beside it; see forwarders.py. On a `hosts.Network` links
+A worker listens at its own address, and knows of the others the ports of a
+forwarder beside it; see tf_optimizers/demo/link.py. On a `hosts.Network` links
 have a rate, too; on `Loopback` no rights are needed.
 """
 
@@ -16,9 +16,8 @@ import sys
 from collections.abc import Iterator
 
 import hosts
-from forwarders import Forwarders
 
-LOCALHOST = "127.0.0.1"
+from tf_optimizers.demo.link import LOCALHOST, Link, detour
 
 
 class Loopback:
@@ -44,63 +43,39 @@ class FarGroup(hosts.Group):
     def __init__(
         self, net: hosts.Network | Loopback, arguments: list[str]
     ) -> None:
-        count = len(net.hosts)
-        ports = free_ports(count * count)
-        # Whoever is here knows whoever is there by ports[here][there].
-        ports = [ports[i * count : (i + 1) * count] for i in range(count)]
-        self.forwarders = [
-            Forwarders(
-                [
-                    (
-                        ports[here][there],
-                        net.addresses[there],
-                        ports[there][there],
-                    )
-                    for there in range(count)
-                    if there != here
-                ],
-                net.enter(host),
-            )
-            for here, host in enumerate(net.hosts)
+        ports = free_ports(len(net.hosts))
+        workers = [
+            f"{address}:{port}"
+            for address, port in zip(net.addresses, ports, strict=True)
         ]
-        self.processes = [
-            subprocess.Popen(
-                [*net.enter(host), sys.executable, *arguments],
-                env=os.environ
-                | {"TF_CONFIG": config(net.addresses, here, ports[here])},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+        self.forwarders, self.processes = [], []
+        for here, host in enumerate(net.hosts):
+            config = {
+                "cluster": {"worker": workers},
+                "task": {"type": "worker", "index": here},
+            }
+            forwarder, config = detour(config, net.enter(host))
+            self.forwarders.append(forwarder)
+            self.processes.append(
+                subprocess.Popen(
+                    [*net.enter(host), sys.executable, *arguments],
+                    env=os.environ | {"TF_CONFIG": json.dumps(config)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
             )
-            for here, host in enumerate(net.hosts)
-        ]
 
     def set_round_trip(self, milliseconds: float) -> None:
         """Move the workers apart, from now on."""
-        for forwarders in self.forwarders:
-            forwarders.set_round_trip(milliseconds)
+        for forwarder in self.forwarders:
+            forwarder.set(Link(round_trip=milliseconds / 1e3))
 
     def end(self) -> None:
         """End all processes."""
         super().end()
-        for forwarders in self.forwarders:
-            forwarders.end()
-
-
-def config(addresses: list[str], here: int, ports: list[int]) -> str:
-    """Return a worker's `TF_CONFIG`: itself, and its ways to the others."""
-    workers = [
-        f"{address if there == here else LOCALHOST}:{port}"
-        for there, (address, port) in enumerate(
-            zip(addresses, ports, strict=True)
-        )
-    ]
-    return json.dumps(
-        {
-            "cluster": {"worker": workers},
-            "task": {"type": "worker", "index": here},
-        }
-    )
+        for forwarder in self.forwarders:
+            forwarder.end()
 
 
 def free_ports(count: int) -> list[int]:

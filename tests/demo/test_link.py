@@ -1,0 +1,211 @@
+"""Simulated links are as fast and as long as they say, and lose nothing."""
+
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tf_optimizers.demo import link
+from tf_optimizers.demo.link import NONE, Forwarder, Link, parse
+
+HOST = link.LOCALHOST
+
+
+def echo(listener):
+    """Send back what comes, on one connection after another."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data)
+
+
+@contextlib.contextmanager
+def echoing(listener):
+    """Answer at an address, until the end."""
+    with listener:
+        thread = threading.Thread(target=echo, args=[listener], daemon=True)
+        thread.start()
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.fixture
+def forwarder():
+    """A forwarder to an echo."""
+    with echoing(socket.create_server((HOST, 0))) as address:
+        started = Forwarder([address])
+        yield started
+        started.end()
+
+
+def connect(forwarder):
+    return socket.create_connection((HOST, forwarder.ports[0]))
+
+
+def round_trip(forwarder):
+    """Return the milliseconds of the fastest of several."""
+    times = []
+    with connect(forwarder) as connection:
+        for _ in range(5):
+            start = time.perf_counter()
+            connection.sendall(b"?")
+            connection.recv(1)
+            times.append(1e3 * (time.perf_counter() - start))
+    return min(times)
+
+
+def exchange(connection, data, before=lambda number: None):
+    """Send, and return what comes back."""
+    size, received = 1 << 16, bytearray()
+
+    def send():
+        for i in range(0, len(data), size):
+            before(i // size)
+            connection.sendall(data[i : i + size])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    while len(received) < len(data):
+        received += connection.recv(size)
+    thread.join()
+    return bytes(received)
+
+
+def test_forwarder_delays_each_direction(forwarder):
+    for milliseconds in (0, 60, 20):
+        forwarder.set(Link(round_trip=milliseconds / 1e3))
+        assert 0 <= round_trip(forwarder) - milliseconds < 15
+
+
+@pytest.mark.parametrize("rate", [20e6, 100e6])
+def test_forwarder_keeps_to_the_rate(forwarder, rate):
+    """Both directions at once, since the echo comes back meanwhile."""
+    forwarder.set(Link(rate, 0.01))
+    with connect(forwarder) as connection:
+        data, start = bytes(int(0.4 * rate / 8)), time.perf_counter()
+        assert exchange(connection, data) == data
+        seconds = time.perf_counter() - start
+    assert 0.4 < seconds < 0.6
+
+
+def test_connections_share_the_rate(forwarder):
+    rate = 40e6
+    with echoing(socket.create_server((HOST, 0))) as other:
+        shared = Forwarder([other, other])
+        shared.set(Link(rate))
+        start, each = time.perf_counter(), bytes(int(0.2 * rate / 8))
+        connections = [
+            socket.create_connection((HOST, port)) for port in shared.ports
+        ]
+        for connection in connections:
+            connection.sendall(each)
+        # The echo answers one after the other.
+        for connection in connections:
+            left = len(each)
+            while left:
+                left -= len(connection.recv(left))
+            connection.close()
+        assert time.perf_counter() - start > 0.4
+        shared.end()
+
+
+def test_forwarder_keeps_order_whatever_the_link(forwarder):
+    data = random.Random(0).randbytes(1 << 22)
+
+    def change(number):
+        if number % 8 == 0:
+            step = number // 8 % 3
+            rate = (1e9, 200e6, math.inf)[step]
+            forwarder.set(Link(rate, 0.04 - 0.02 * step))
+
+    with connect(forwarder) as connection:
+        assert exchange(connection, data, change) == data
+
+
+def test_forwarder_waits_for_nobody():
+    """Workers of a group do not start at once: who is early tries again."""
+    with socket.create_server((HOST, 0)) as place:
+        address = place.getsockname()
+    forwarder = Forwarder([address])
+    with contextlib.closing(connect(forwarder)) as early:
+        early.settimeout(30)
+        with contextlib.suppress(ConnectionResetError):
+            assert early.recv(1) == b""
+    with echoing(socket.create_server(address)):
+        assert round_trip(forwarder) < 1e3
+    forwarder.end()
+
+
+def test_worker_knows_its_own_address_and_ways_to_the_others(monkeypatch):
+    addresses = ["10.0.0.1:7", "10.0.0.2:8", "10.0.0.3:9"]
+    task = {"type": "worker", "index": 1}
+    config = {"cluster": {"worker": addresses}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    forwarder = link.join()
+    forwarder.end()
+    found = json.loads(os.environ["TF_CONFIG"])
+    near, far = (f"{HOST}:{port}" for port in forwarder.ports)
+    assert found == {
+        "cluster": {"worker": [near, "10.0.0.2:8", far]},
+        "task": task,
+    }
+
+
+def test_forwarder_ends_with_its_process_however_that_ends():
+    program = (
+        "import sys, time; from link import Forwarder\n"
+        "forwarder = Forwarder([]); print(forwarder._process.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=os.path.dirname(link.__file__),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        number = int(process.stdout.readline())
+        os.kill(number, signal.SIGINT)  # Ctrl-C leaves it to its process.
+        time.sleep(0.2)
+        os.kill(number, 0)
+        process.kill()
+    for _ in range(100):
+        try:
+            os.kill(number, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("It is still there.")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("100 Mbit/s, 20 ms", Link(100e6, 0.02)),
+        ("2.5 Gbit/s, 0.5 ms", Link(2.5e9, 0.0005)),
+        ("64 kbit/s, 300 ms", Link(64e3, 0.3)),
+        ("none", NONE),
+    ],
+)
+def test_text_describes_a_link(text, expected):
+    assert parse(text) == expected
+    assert str(expected) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["fast", "100 Mbit/s", "20 ms", "0 Mbit/s, 1 ms", "1 Gbit/s, -1 ms"]
+)
+def test_bad_link_is_explained(text):
+    with pytest.raises(ValueError, match=f"Received: {text}. Write it as"):
+        parse(text)

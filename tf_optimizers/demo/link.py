@@ -1,0 +1,279 @@
+"""A slow network between processes of one machine, without root.
+
+    worker 0 ─ forwarder ── worker 1      worker 1 ─ forwarder ── worker 0
+
+A worker listens at its own address, and knows of the others the ports of a
+forwarder beside it. In each direction, bytes leave the forwarder one after the
+other at the link's rate, and half of a round trip later. They keep their order,
+and wait in memory, so that no window of TCP slows a connection down further.
+What a forwarder sends and receives shares a link, as behind a host's cable.
+
+The forwarder is this file, run by path, so that nothing else is loaded:
+
+    python link.py '[["HOST", PORT], ...]'
+
+It prints the ports that lead to these addresses. Each line of its standard
+input is a link from then on, as bytes per second and seconds of a round trip;
+the answer is an empty line. It ends with its standard input.
+"""
+
+import asyncio
+import collections
+import json
+import math
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+LOCALHOST = "127.0.0.1"
+GRAIN = 0.002  # Seconds of what is sent on at once.
+UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
+
+Address = tuple[str, int]
+
+
+class Link(NamedTuple):
+    """What joins two hosts.
+
+    Args:
+        rate: Bits per second, in each direction.
+        round_trip: Seconds.
+    """
+
+    rate: float = math.inf
+    round_trip: float = 0.0
+
+    def __str__(self) -> str:
+        """Return what `parse` takes."""
+        if self == NONE:
+            return "none"
+        unit, size = max(
+            (item for item in UNITS.items() if item[1] <= self.rate),
+            key=lambda item: item[1],
+            default=("kbit/s", 1e3),
+        )
+        return f"{self.rate / size:g} {unit}, {1e3 * self.round_trip:g} ms"
+
+
+NONE = Link()
+
+
+def parse(text: str) -> Link:
+    """Return the link that a text such as "100 Mbit/s, 20 ms" describes."""
+    if text == "none":
+        return NONE
+    number = r"(\d+(?:\.\d+)?)"
+    units = "|".join(UNITS)
+    found = re.fullmatch(rf"{number} ?({units}),? {number} ?ms", text)
+    if found is None or not float(found[1]):
+        raise ValueError(
+            "A link must have a rate and a round trip. Received: "
+            f"{text}. Write it as 100 Mbit/s, 20 ms, or none."
+        )
+    return Link(float(found[1]) * UNITS[found[2]], float(found[3]) / 1e3)
+
+
+class Forwarder:
+    """A process that stands between this worker and others.
+
+    It ends with this process, however that ends.
+
+    Args:
+        targets: Addresses that its ports lead to.
+        enter: The start of a command line, if it is to run elsewhere.
+    """
+
+    def __init__(
+        self, targets: Sequence[Address], enter: Sequence[str] = ()
+    ) -> None:
+        self._process = subprocess.Popen(
+            [*enter, sys.executable, __file__, json.dumps(targets)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.ports: list[int] = json.loads(self._read())
+
+    def set(self, link: Link) -> None:
+        """Let everything go over a link, from now on."""
+        line = f"{link.rate / 8} {link.round_trip}"
+        print(line, file=self._process.stdin, flush=True)
+        self._read()
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> str:
+        line = next(iter(self._process.stdout or []), "")
+        if not line:
+            raise RuntimeError(
+                "A simulated link needs ports of the loopback interface. "
+                "Received: none, see above. Check that `ping 127.0.0.1` works, "
+                "or do without the link."
+            )
+        return line
+
+
+def detour(
+    config: dict[str, Any], enter: Sequence[str] = ()
+) -> tuple[Forwarder, dict[str, Any]]:
+    """Start a worker's forwarder; return its `TF_CONFIG` with detours, too.
+
+    Args:
+        config: Its `TF_CONFIG`, with the addresses of all.
+        enter: As for `Forwarder`.
+    """
+    here, workers = config["task"]["index"], list(config["cluster"]["worker"])
+    others = [i for i in range(len(workers)) if i != here]
+    addresses = [workers[i].rsplit(":", 1) for i in others]
+    targets = [(host, int(port)) for host, port in addresses]
+    forwarder = Forwarder(targets, enter)
+    for i, port in zip(others, forwarder.ports, strict=True):
+        workers[i] = f"{LOCALHOST}:{port}"
+    return forwarder, config | {"cluster": {"worker": workers}}
+
+
+def join() -> Forwarder:
+    """Put a forwarder between this worker and the others in `TF_CONFIG`.
+
+    To be called before the strategy is created, which reads it.
+    """
+    forwarder, config = detour(json.loads(os.environ["TF_CONFIG"]))
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    return forwarder
+
+
+class Direction:
+    """One direction of a link."""
+
+    def __init__(self) -> None:
+        self.bytes_per_second = math.inf
+        self.delay = 0.0
+        self._free = 0.0
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """Cut bytes, since they need not arrive all at once."""
+        size = max(1, int(min(GRAIN * self.bytes_per_second, len(data))))
+        return [data[i : i + size] for i in range(0, len(data), size)] or [data]
+
+    def arrival(self, now: float, size: int) -> float:
+        """Return when bytes that are sent now have arrived."""
+        self._free = max(self._free, now) + size / self.bytes_per_second
+        return self._free + self.delay
+
+
+class End(asyncio.Protocol):
+    """One end of a connection: what it receives, the other end sends."""
+
+    other: "End"
+    transport: Any = None  # Until it is connected.
+
+    def __init__(self, direction: Direction) -> None:
+        self._direction = direction
+        self._due: collections.deque[tuple[float, bytes]] = collections.deque()
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note where to send."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Put bytes behind those that wait; none are the end."""
+        now, is_first = self._loop.time(), not self._due
+        for piece in self._direction.pieces(data):
+            due = self._direction.arrival(now, len(piece))
+            self._due.append((due, piece))
+        if is_first:
+            self.send()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Let the other end know, behind all that was sent."""
+        self.data_received(b"")
+
+    def send(self) -> None:
+        """Send what is due, and come back when the next will be."""
+        if self.other.transport is None:
+            return
+        while self._due and self._due[0][0] <= self._loop.time():
+            _, data = self._due.popleft()
+            if data:
+                self.other.transport.write(data)
+            else:
+                self.other.transport.close()
+        if self._due:
+            self._loop.call_at(self._due[0][0], self.send)
+
+
+class NearEnd(End):
+    """The end that was connected to; it connects to the far one."""
+
+    def __init__(
+        self, there: Direction, back: Direction, target: Address
+    ) -> None:
+        super().__init__(there)
+        self._target = target
+        self.other = End(back)
+        self.other.other = self
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connect; what is received until then waits."""
+        super().connection_made(transport)
+        self._task = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            await self._loop.create_connection(
+                lambda: self.other, *self._target
+            )
+        except OSError:
+            # Nobody there, yet: who has connected will try again.
+            self.transport.abort()
+        else:
+            self.send()
+
+
+async def serve(targets: Sequence[Address]) -> None:
+    """Forward until the standard input ends."""
+    there, back = Direction(), Direction()
+    loop, ports = asyncio.get_running_loop(), []
+    for target in targets:
+        server = await loop.create_server(
+            partial(NearEnd, there, back, target), LOCALHOST, 0
+        )
+        ports.append(server.sockets[0].getsockname()[1])
+    print(json.dumps(ports), flush=True)
+    ended = asyncio.Event()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            rate, round_trip = map(float, line.split())
+            for direction in (there, back):
+                direction.bytes_per_second = rate
+                direction.delay = round_trip / 2
+            print(flush=True)
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=listen, daemon=True).start()
+    await ended.wait()
+
+
+def main() -> None:
+    """Forward to the addresses on the command line."""
+    # Ctrl-C is for who started this, and ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Of all selectors only this one waits for less than a millisecond.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    loop.run_until_complete(serve(json.loads(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
