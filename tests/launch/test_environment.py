@@ -53,7 +53,8 @@ SURROUNDINGS = """
 import json, os, sys, __main__
 loaded = "tensorflow" in sys.modules
 fallen = {key: os.environ[key] for key in sorted(os.environ)}
-fallen.pop("TF_CONFIG", None)
+for name in ("TF_CONFIG", "no_grpc_proxy"):
+    fallen.pop(name, None)
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__,
     "doc": __doc__, "package": __package__, "spec": __spec__ and __spec__.name,

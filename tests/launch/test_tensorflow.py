@@ -3,7 +3,11 @@
 from launcher import INDEX, lines_of
 
 
-def test_workers_form_a_strategy_of_logical_cpus_and_reduce(launch, write):
+def test_workers_form_a_strategy_of_logical_cpus_and_reduce(
+    launch, write, environment
+):
+    # Workers would wait for a proxy that leads nowhere, or not to them.
+    environment.setenv("http_proxy", "http://127.0.0.1:9")
     script = write(
         INDEX,
         "import tensorflow as tf\n"

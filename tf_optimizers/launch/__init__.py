@@ -36,7 +36,8 @@ Options:
         whatever made them fail can pass. Defaults to `1`.
 
 A worker runs as `python -u script` would, with the same `sys.argv`, `sys.path`,
-`__main__`, working directory and environment, plus `TF_CONFIG`. Its stdin is
+`__main__`, working directory and environment, plus `TF_CONFIG` and, so that
+workers need no proxy to reach each other, `no_grpc_proxy`. Its stdin is
 empty. The launcher forwards its stdout and stderr, each line prefixed with
 `[worker 0] `. A carriage return ends a line too, so each state of a progress
 bar becomes a line. Output to a stream that was closed from the start (`>&-`) is

@@ -172,12 +172,17 @@ def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
 
 
 def environment(addresses: list[str], index: int) -> dict[str, str]:
-    """Return a worker's environment, with its `TF_CONFIG`."""
+    """Return a worker's environment, with its `TF_CONFIG`.
+
+    A proxy for the internet (`http_proxy`) knows no way between workers.
+    """
     config = {
         "cluster": {"worker": addresses},
         "task": {"type": "worker", "index": index},
     }
-    return {**os.environ, "TF_CONFIG": json.dumps(config)}
+    host = addresses[0].rpartition(":")[0].strip("[]")
+    direct = {"no_grpc_proxy": host}
+    return {**direct, **os.environ, "TF_CONFIG": json.dumps(config)}
 
 
 def follow(
