@@ -24,6 +24,10 @@ TUNING_SEEDS = {
     "code": (10_001,),
 }
 
+FEW_STEPS = ("digits in 96 steps", "digits in 320 steps")
+FEW_STEPS_RATES = [2.0**k for k in range(-6, 0)]
+FEW_STEPS_SEEDS = (10_001, 10_002, 10_003)
+
 # The paper's sparsities. A stage of the warm-up is 1 / STAGES of the run.
 SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 STAGES = 40
@@ -129,6 +133,10 @@ ONLY_DIGITS = {
         2, rate_in_momentum=False
     )._replace(seeds=ABLATION_SEEDS),
 }
+IN_FEW_STEPS = {DENSE: MAIN[DENSE]} | {
+    f"DGC, 2 workers, {100 * last:g} %": dgc(2, sparsity=SPARSITY[: i + 1])
+    for i, last in enumerate(SPARSITY[:3])
+}
 FAMILIES = {
     task: Family(
         task,
@@ -137,6 +145,9 @@ FAMILIES = {
         VARIANTS | (ONLY_DIGITS if task == "digits" else {}),
     )
     for task in RATES
+} | {
+    task: Family(task, FEW_STEPS_RATES, FEW_STEPS_SEEDS, IN_FEW_STEPS)
+    for task in FEW_STEPS
 }
 
 

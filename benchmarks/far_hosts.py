@@ -75,7 +75,7 @@ class FarGroup(hosts.Group):
         """End all processes."""
         super().end()
         for forwarder in self.forwarders:
-            forwarder.end()
+            forwarder.close()
 
 
 def free_ports(count: int) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import study
 import tensorflow as tf
+from accuracy import FEW_STEPS, FEW_STEPS_SEEDS
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
@@ -24,6 +25,8 @@ from tf_optimizers.base.replicas import local_component
 
 TUNING_SEEDS = (10_001,)
 SEEDS = 5
+FEW_STEPS_RATES = [2.0**k for k in range(-12, -5)]
+DECAYS = (1.0, 0.9, 0.7, 0.5, 0.0)
 UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
 ALL = {
     "sparsity": (0.0,),
@@ -185,10 +188,23 @@ def family(task: str, name: str) -> Family:
     return Family(task, RATES[name], TUNING_SEEDS, tried)
 
 
+def in_few_steps(make: Make) -> dict[str, Variant]:
+    """Return what is tried where a replica sends each entry a few times."""
+    return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)} | {
+        f"decay {decay:g}": recommended(2, make, residual_decay=decay)
+        for decay in DECAYS
+    }
+
+
 FAMILIES = {
     f"{task}, {name}": family(task, name)
     for task in ("text", "code")
     for name in INNER
+} | {
+    f"{task}, AdamW": Family(
+        task, FEW_STEPS_RATES, FEW_STEPS_SEEDS, in_few_steps(INNER["AdamW"])
+    )
+    for task in FEW_STEPS
 }
 
 

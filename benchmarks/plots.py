@@ -154,14 +154,15 @@ def winners(document: dict) -> None:
 
 def accuracy(document: dict, name: str = "accuracy") -> None:
     """Draw validation loss by step, a panel per task or optimizer."""
-    count = len(document["models"])
+    models = {
+        task: result
+        for task, result in document["models"].items()
+        if result["runs"].keys() >= set(CURVES[name])
+    }
+    count = len(models)
     figure, axes = panels(count, rows=math.ceil(count / 3))
-    for axis, (task, result) in zip(
-        axes, document["models"].items(), strict=True
-    ):
+    for axis, (task, result) in zip(axes, models.items(), strict=True):
         for number, variant in enumerate(CURVES[name]):
-            if variant not in result["runs"]:
-                continue
             curves = [run["curve"] for run in result["runs"][variant]]
             steps = [point["step"] for point in curves[0]]
             bits = np.array([[p["bits"] for p in curve] for curve in curves])

@@ -1,6 +1,7 @@
 """Three learning tasks on data that needs no download, and their training.
 
-digits: scikit-learn's 1,797 images of handwritten digits, a convolutional net.
+digits: scikit-learn's 1,797 images of handwritten digits, a convolutional net,
+    or in few steps the demo's dense one.
 text: the English of Python's own manual (`pydoc_data.topics`), a transformer
     that predicts the next character.
 code: the Python sources of the standard library, by the same transformer.
@@ -20,6 +21,8 @@ from sklearn.datasets import load_digits
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import MAX_PIXEL, split_rows
+from tf_optimizers.demo.gradient_compression.study import FULL as DEMO
+from tf_optimizers.demo.network import build_model
 from tf_optimizers.demo.trainer import Trainer
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -83,6 +86,11 @@ def make_convolutional() -> keras.Model:
             keras.layers.Dense(10),
         ]
     )
+
+
+def make_dense() -> keras.Model:
+    """Return the demo's network of 1.5 M parameters, with random weights."""
+    return build_model(np.random.randint(1 << 16), DEMO.hidden_units)
 
 
 @cache
@@ -160,6 +168,8 @@ class Positions(keras.layers.Layer):
 
 TASKS = {
     "digits": Task(load_images, make_convolutional, 64, 40),
+    "digits in 96 steps": Task(load_images, make_dense, 128, 12),
+    "digits in 320 steps": Task(load_images, make_dense, 128, 40),
     "text": Task(load_text, make_transformer, 8, 2),
     "code": Task(
         partial(load_text, sources), partial(make_transformer, sources), 8, 1

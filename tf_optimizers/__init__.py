@@ -72,21 +72,22 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _runs_launcher() -> bool:
-    """Return whether this is `python -m tf_optimizers.launch`.
+def _runs_command() -> bool:
+    """Return whether this is `python -m` with a command of ours.
 
     The launcher imports this package too, and must not load TensorFlow for
-    nothing. While Python looks for the module of `-m`, `sys.argv` begins with
-    "-m".
+    nothing; the demo loads it when it shows that something goes on. While
+    Python looks for the module of `-m`, `sys.argv` begins with "-m".
     """
+    commands = ("tf_optimizers.launch", "tf_optimizers.demo")
     return sys.argv[:1] == ["-m"] and any(
-        argument.endswith("tf_optimizers.launch") for argument in sys.orig_argv
+        argument.endswith(commands) for argument in sys.orig_argv
     )
 
 
 if not TYPE_CHECKING:  # Otherwise a type checker would accept any name.
     __getattr__ = _load
 
-if not _runs_launcher():
+if not _runs_command():
     for _name in _REGISTERED:
         _load(_name)

@@ -1,15 +1,23 @@
 """The demo: its data, its selection of learning rates, its report."""
 
+import contextlib
+import io
 import json
+import os
+import pathlib
 import re
 import socket
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 from cases import with_long
+from rich.console import Console
 from sklearn.datasets import load_digits
 
+from tf_optimizers.demo import probe
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import (
     SPLIT_SIZES,
@@ -21,10 +29,13 @@ from tf_optimizers.demo.data import (
 from tf_optimizers.demo.large_batch import report, study
 from tf_optimizers.demo.large_batch.study import Budget, Plan, Study
 from tf_optimizers.demo.network import build_model, initial_weights
-from tf_optimizers.demo.parts import EXTRAS
+from tf_optimizers.demo.parts import EXTRAS, PARTS, load_part
 from tf_optimizers.demo.results import write_json
+from tf_optimizers.demo.start import hidden_unless_it_fails
 from tf_optimizers.demo.trainer import Trainer, WarmupThenDecay
 from tf_optimizers.demo.tuning import tune
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +369,7 @@ def test_report_tables_equal_the_json(report_dir, results):
 def test_report_links_exist_and_plots_are_images(report_dir):
     text = (report_dir / "report.md").read_text()
     images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(images) == 3
+    assert len(images) == 2
     for name in images:
         assert (report_dir / name).read_bytes().startswith(b"\x89PNG")
     links = re.findall(r"\]\(([^)]+)\)", text)
@@ -377,6 +388,8 @@ def test_report_says_that_the_run_was_reduced(report_dir):
         (["--seeds", "1"], "must be an integer of at least 2.*Received: 1."),
         (["--seeds", "two"], "must be an integer.*Received: two."),
         (["--parts", "huge"], "Received: huge. Use any of: large-batch"),
+        (["--first-seed", "-1"], "must be an integer.*Received: -1."),
+        (["--link", "fast"], "A link must have a rate.*Received: fast."),
         (["--report-dir", "{file}"], "must be a folder.*Choose another path"),
         (["--data-dir", "{file}/x"], "must be a folder.*Choose another path"),
     ],
@@ -389,6 +402,73 @@ def test_bad_argument_is_explained(arguments, message, tmp_path, capsys):
         main([text.format(file=file) for text in arguments])
     assert stop.value.code == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_missing_loopback_is_explained(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(probe, "LOCALHOST", "192.0.2.1")  # of no machine
+    assert main(["--report-dir", str(tmp_path / "report")]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "need ports of the loopback interface. Received: [Errno" in message
+
+
+def test_interrupted_demo_ends_quietly(monkeypatch, tmp_path, capsys):
+    def interrupt(names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tf_optimizers.demo.__main__.load_parts", interrupt)
+    assert main(["--report-dir", str(tmp_path / "report")]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_start_hides_what_is_said_unless_it_fails(fails, capfd):
+    def start():
+        with hidden_unless_it_fails():
+            os.write(2, b"no GPU here\n")
+            if fails:
+                raise OSError("no memory")
+
+    with pytest.raises(OSError) if fails else contextlib.nullcontext():
+        start()
+    os.write(2, b"after\n")
+    said = capfd.readouterr().err
+    assert said == "no GPU here\nafter\n" if fails else "after\n"
+
+
+def test_nothing_stands_in_front_of_the_progress_bar(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", "-m", "tf_optimizers.demo"),
+            *("--parts", "offload", "--quick", "--report-dir", tmp_path / "r"),
+            *("--data-dir", tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("TF_")},
+    )
+    lines = [line for line in re.split("[\r\n]", done.stderr) if line.strip()]
+    assert [line for line in lines if "|" not in line] == []
+    assert re.match("offload +0%", lines[0])
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_closing_table_fits_the_terminal(name):
+    """Of the committed run; no name is cut."""
+    results = json.loads((ROOT / "docs/demo/results.json").read_text())
+    _, show = load_part(name)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(show.table(results["parts"][name]))
+    text = console.export_text()
+    assert "…" not in text
+    names = {
+        "large-batch": study.OPTIMIZERS,
+        "gradient-compression": ["SGD", "DGCMomentum", "AdamW", "SparseLoCo"],
+        "offload": ["keras.optimizers.Adam", "AdamOffload"],
+    }[name]
+    for each in names:
+        assert f" {each} " in text
 
 
 def test_missing_extra_is_named(monkeypatch, tmp_path, capsys):

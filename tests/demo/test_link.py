@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from tf_optimizers.demo import link
-from tf_optimizers.demo.link import NONE, Forwarder, Link, parse
+from tf_optimizers.demo import link, probe
+from tf_optimizers.demo.link import NONE, Forwarder, Link, parse_link
 
 HOST = link.LOCALHOST
 
@@ -47,7 +47,7 @@ def forwarder():
     with echoing(socket.create_server((HOST, 0))) as address:
         started = Forwarder([address])
         yield started
-        started.end()
+        started.close()
 
 
 def connect(forwarder):
@@ -118,7 +118,7 @@ def test_connections_share_the_rate(forwarder):
                 left -= len(connection.recv(left))
             connection.close()
         assert time.perf_counter() - start > 0.4
-        shared.end()
+        shared.close()
 
 
 def test_forwarder_keeps_order_whatever_the_link(forwarder):
@@ -145,7 +145,7 @@ def test_forwarder_waits_for_nobody():
             assert early.recv(1) == b""
     with echoing(socket.create_server(address)):
         assert round_trip(forwarder) < 1e3
-    forwarder.end()
+    forwarder.close()
 
 
 def test_worker_knows_its_own_address_and_ways_to_the_others(monkeypatch):
@@ -154,7 +154,7 @@ def test_worker_knows_its_own_address_and_ways_to_the_others(monkeypatch):
     config = {"cluster": {"worker": addresses}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     forwarder = link.join()
-    forwarder.end()
+    forwarder.close()
     found = json.loads(os.environ["TF_CONFIG"])
     near, far = (f"{HOST}:{port}" for port in forwarder.ports)
     assert found == {
@@ -189,6 +189,24 @@ def test_forwarder_ends_with_its_process_however_that_ends():
     pytest.fail("It is still there.")
 
 
+def test_probe_measures_what_the_link_does():
+    """A loaded machine delays more, so the bounds are wide."""
+    rate, round_trip = probe.measure(Link(50e6, 0.03))
+    assert 30e6 < rate < 51e6
+    assert 0.03 <= round_trip < 0.045
+
+
+def test_machine_without_ports_is_explained(monkeypatch):
+    probe.check_loopback()
+
+    def refuse(address):
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(probe.LoopbackError, match="Received: .*Cannot assign"):
+        probe.check_loopback()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -199,7 +217,7 @@ def test_forwarder_ends_with_its_process_however_that_ends():
     ],
 )
 def test_text_describes_a_link(text, expected):
-    assert parse(text) == expected
+    assert parse_link(text) == expected
     assert str(expected) == text
 
 
@@ -208,4 +226,4 @@ def test_text_describes_a_link(text, expected):
 )
 def test_bad_link_is_explained(text):
     with pytest.raises(ValueError, match=f"Received: {text}. Write it as"):
-        parse(text)
+        parse_link(text)

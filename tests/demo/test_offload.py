@@ -6,6 +6,7 @@ import pytest
 
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import prepare
+from tf_optimizers.demo.link import NONE
 from tf_optimizers.demo.offload import report, study
 from tf_optimizers.demo.parts import Settings
 
@@ -35,7 +36,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(data_dir):
-    settings = Settings(2, True, data_dir, data_dir)
+    settings = Settings(2, 0, NONE, True, data_dir, data_dir)
     progress = SilentProgress()
     result = study.run(settings, progress)
     assert progress.left == 0

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -9,8 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tf_optimizers.demo.link import Link, parse_link
 from tf_optimizers.demo.parts import PARTS, Settings, missing_extras
+from tf_optimizers.demo.probe import LoopbackError, check_loopback
+from tf_optimizers.demo.processes import WorkersError
+from tf_optimizers.demo.start import Parts, load_parts
 
+DEFAULT_LINK = "100 Mbit/s, 20 ms"
 DEFAULT_SEEDS = 8
 QUICK_SEEDS = 2
 
@@ -20,30 +26,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     missing = missing_extras()
     if missing:
-        Console(stderr=True).print(
+        return fail(
             "The demo needs packages that are not installed. "
             f"Missing: {', '.join(missing)}. "
-            'Run `pip install "tf_optimizers[demo]"`.',
-            markup=False,
+            'Run `pip install "tf_optimizers[demo]"`.'
         )
-        return 1
-    # Imported here, so that bad arguments do not wait for slow imports.
-    from tf_optimizers.demo.processes import WorkersError
+    try:
+        check_loopback()
+        # Slow, so bad arguments do not wait for it.
+        parts = load_parts(dict.fromkeys(options.parts))
+        run(parts, options)
+    except (LoopbackError, WorkersError) as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def fail(message: str) -> int:
+    """Show what is wrong; return the exit code."""
+    Console(stderr=True).print(message, markup=False)
+    return 1
+
+
+def run(parts: Parts, options: argparse.Namespace) -> None:
+    """Run the parts that the command line asks for."""
     from tf_optimizers.demo.report import report_on
 
     with tempfile.TemporaryDirectory() as temporary:
         settings = Settings(
             seeds=options.seeds,
+            first_seed=options.first_seed,
+            link=options.link,
             quick=options.quick,
             data_dir=options.data_dir or Path(temporary),
             report_dir=options.report_dir,
         )
-        try:
-            report_on(list(dict.fromkeys(options.parts)), settings, Console())
-        except WorkersError as error:
-            Console(stderr=True).print(str(error), markup=False)
-            return 1
-    return 0
+        report_on(parts, settings, Console())
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -63,7 +82,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=_seeds,
         help="networks behind each test accuracy "
         f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); "
-        "gradient-compression uses at most 4, and 2 with --quick",
+        "gradient-compression uses at most 5, and 2 with --quick",
+    )
+    parser.add_argument(
+        "--first-seed",
+        type=_first_seed,
+        default=0,
+        help="the first of them, which decide initial weights and the order "
+        "of the data (%(default)s)",
+    )
+    parser.add_argument(
+        "--link",
+        type=_link,
+        default=DEFAULT_LINK,
+        help="the simulated link between the workers of gradient-compression, "
+        'or none ("%(default)s")',
     )
     parser.add_argument(
         "--quick",
@@ -117,6 +150,22 @@ def _seeds(text: str) -> int:
             f"Received: {text}. Leave it out for the default."
         )
     return seeds
+
+
+def _first_seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"must be an integer of at least 0. Received: {text}. "
+            "Leave it out for 0."
+        )
+    return int(text)
+
+
+def _link(text: str) -> Link:
+    try:
+        return parse_link(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _part(text: str) -> str:

@@ -51,7 +51,7 @@ class Link(NamedTuple):
     round_trip: float = 0.0
 
     def __str__(self) -> str:
-        """Return what `parse` takes."""
+        """Return what `parse_link` takes."""
         if self == NONE:
             return "none"
         unit, size = max(
@@ -65,7 +65,7 @@ class Link(NamedTuple):
 NONE = Link()
 
 
-def parse(text: str) -> Link:
+def parse_link(text: str) -> Link:
     """Return the link that a text such as "100 Mbit/s, 20 ms" describes."""
     if text == "none":
         return NONE
@@ -107,7 +107,7 @@ class Forwarder:
         print(line, file=self._process.stdin, flush=True)
         self._read()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.communicate()

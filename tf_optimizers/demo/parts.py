@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from tf_optimizers.demo.link import Link
+
 # Each has a folder, with a module that does the work and one that shows it:
 #   study.run(settings, progress) -> result
 #   report.table(result) -> rich.table.Table
@@ -29,12 +31,16 @@ class Settings:
     Args:
         seeds: int >= 2. Networks trained per cell for the test accuracy;
             a slow part uses fewer.
+        first_seed: int >= 0. The others follow it.
+        link: What joins workers.
         quick: Whether to run at a reduced size.
         data_dir: Where to write or find the dataset.
         report_dir: Where to write the report.
     """
 
     seeds: int
+    first_seed: int
+    link: Link
     quick: bool
     data_dir: Path
     report_dir: Path

@@ -39,7 +39,7 @@ def draw_runs(
     )
 
 
-def add_legend(figure: Figure, columns: int = 3) -> None:
+def add_legend(figure: Figure) -> None:
     """Add one legend for all panels, below them."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)

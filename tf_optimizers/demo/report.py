@@ -9,21 +9,21 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
-from tf_optimizers.demo.parts import Settings, load_part
+from tf_optimizers.demo.parts import Settings
 from tf_optimizers.demo.results import environment, write_json
+from tf_optimizers.demo.start import Parts
+
+BAR = "{desc} {percentage:3.0f}% |{bar}| {elapsed}"
 
 
-def report_on(
-    names: Sequence[str], settings: Settings, console: Console
-) -> None:
+def report_on(parts: Parts, settings: Settings, console: Console) -> None:
     """Run the parts in turn, show their tables and write the report."""
     start = time.monotonic()
-    parts = {name: load_part(name) for name in names}
     results = {}
     for name, (study, _) in parts.items():
         # A log file needs no line per refresh.
         interval = 0.1 if sys.stderr.isatty() else 15
-        with tqdm(desc=name, unit="run", mininterval=interval) as progress:
+        with tqdm(desc=name, mininterval=interval, bar_format=BAR) as progress:
             results[name] = study.run(settings, progress)
     document = {
         "quick": settings.quick,

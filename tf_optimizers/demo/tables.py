@@ -6,8 +6,10 @@ from rich.table import Table
 def terminal_table(title: str, rows: list[list[str]]) -> Table:
     """Return a table whose first row is its heading."""
     shown = Table(title=title)
-    for number, heading in enumerate(rows[0]):
-        shown.add_column(heading, justify="right" if number else "left")
+    first, *others = rows[0]
+    shown.add_column(first, no_wrap=True)  # Names are never cut.
+    for heading in others:
+        shown.add_column(heading, justify="right")
     for row in rows[1:]:
         shown.add_row(*row)
     return shown

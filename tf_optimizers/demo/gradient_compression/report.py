@@ -3,217 +3,262 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
-from tf_optimizers.demo.gradient_compression.plots import draw, is_counted
+from tf_optimizers.demo.gradient_compression.clock import (
+    behind,
+    clock,
+    seconds_to,
+)
+from tf_optimizers.demo.gradient_compression.plots import draw
+from tf_optimizers.demo.link import NONE, Link, parse_link
 from tf_optimizers.demo.tables import markdown_table, terminal_table
 
+LEVELS = (0.9, 0.95, 0.97)
+TELLING = 0.95
+RATES = (1e9, 1e8, 1e7)  # of the links that are modelled
 _NOT_COUNTED = "not counted"
+_NEVER = "never"
 
 
 def table(result: dict[str, Any]) -> Table:
     """Return the rows as a table for the terminal."""
-    title = f"Two workers: dense, and {_share(result)} of all entries"
-    return terminal_table(title, comparison_rows(result))
+    return terminal_table(
+        f"Seconds to a test accuracy, {place(result)}", rows(result)
+    )
 
 
 def section(result: dict[str, Any], folder: Path) -> str:
     """Draw the plot into `folder` and return the section's Markdown."""
-    paragraphs = [
-        "## Gradient compression",
-        _set_up(result),
-        _method(result),
-        markdown_table(comparison_rows(result)),
-        "\n".join(f"- {line}" for line in findings(result)),
-        LIMITS,
-    ]
-    for caption, name in draw(result, folder).items():
-        paragraphs += [f"![{caption}]({name})", f"*{caption}.*"]
-    return "\n\n".join(paragraphs)
-
-
-LIMITS = (
-    "What this does not show: speed. Both workers share one machine, and "
-    "loopback carries dense gradients faster than any network, so compression "
-    "is only extra work there. The times were measured while the machine may "
-    "have done other work too. Nor does it show what happens with more "
-    "workers, or with another network or task."
-)
-
-
-def comparison_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Return a heading, and of each pair two rows and their ratio."""
-    heading = [
-        "optimizer",
-        "test accuracy (%)",
-        "bytes per step",
-        "calculated",
-        "MB per run",
-        "ms per step",
-    ]
-    rows = [row for pair in result["pairs"] for row in _pair_rows(pair)]
-    return [heading, *rows]
-
-
-def _pair_rows(pair: dict[str, Any]) -> list[list[str]]:
-    dense, sparse = pair["optimizers"]
-    traffic = pair["communication"]["total"]
-    gradients = (traffic["dense_bytes"], traffic["sent_bytes"])
-    return [
-        *(
-            [
-                row["optimizer"],
-                f"{100 * row['mean']:.1f} ± {100 * row['std']:.1f}",
-                _count(row["bytes_per_step"]),
-                _count(calculated),
-                _count(row["bytes_per_run"], 1e6, 1),
-                f"{1000 * row['seconds_per_step']:.0f}",
-            ]
-            for row, calculated in zip((dense, sparse), gradients, strict=True)
-        ),
+    ((caption, name),) = draw(result, folder).items()
+    return "\n\n".join(
         [
-            "ratio",
-            "",
-            _ratio(dense["bytes_per_step"], sparse["bytes_per_step"]),
-            _ratio(*gradients),
-            _ratio(dense["bytes_per_run"], sparse["bytes_per_run"]),
-            "",
-        ],
+            "## Gradient compression",
+            f"How long does training take {place(result)}, dense and "
+            "compressed?",
+            "\n".join(f"- {finding(pair)}" for pair in result["pairs"]),
+            f"![{caption}]({name})",
+            f"*{caption}.*",
+            f"Seconds of training, {place(result)}:",
+            markdown_table(rows(result)),
+            _columns(result),
+            *_other_links(result),
+            _set_up(result),
+            _links(result),
+            _limits(result),
+        ]
+    )
+
+
+def place(result: dict[str, Any]) -> str:
+    """Return where the two workers are."""
+    link = result["settings"]["link"]
+    return "without a link" if link == "none" else f"at {link}"
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """Return a heading and one row per optimizer."""
+    levels = [f"{100 * level:.0f} %" for level in LEVELS]
+    heading = ["optimizer", *levels, "end", "MB", "points behind (95 %)"]
+    shown = []
+    for pair in result["pairs"]:
+        dense, sparse = pair["optimizers"]
+        gap = "{:+.1f} ({:+.1f} to {:+.1f})".format(*behind(dense, sparse))
+        for row, last in ((dense, ""), (sparse, gap)):
+            mb = _NOT_COUNTED
+            if row["bytes"]:
+                mb = f"{sum(row['bytes']) / 1e6:,.1f}"
+            seconds = _seconds(row, clock(row))
+            shown.append([row["optimizer"], *seconds, mb, last])
+    return [heading, *shown]
+
+
+def rows_by_link(result: dict[str, Any]) -> list[list[str]]:
+    """Return the same by link, as the model has it, without bytes."""
+    levels = [f"{100 * level:.0f} %" for level in LEVELS]
+    return [
+        ["link and optimizer", *levels, "end"],
+        *(
+            [f"{link}: {row['optimizer']}", *_seconds(row, clock(row, link))]
+            for link in _modelled(result)
+            for pair in result["pairs"]
+            for row in pair["optimizers"]
+        ),
     ]
 
 
-def findings(result: dict[str, Any]) -> list[str]:
-    """Summarize accuracy, bytes and time."""
-    counted = is_counted(result)
-    lines = [
-        line
-        for pair in result["pairs"]
-        for line in (
-            accuracy_finding(pair),
-            *([_bytes_finding(pair, _share(result))] if counted else []),
-            _time_finding(pair),
-        )
+def _seconds(row: dict[str, Any], seconds: Any) -> list[str]:
+    reached = [seconds_to(level, row, seconds) for level in LEVELS]
+    return [
+        _NEVER if each is None else f"{each:.1f}"
+        for each in [*reached, float(seconds[-1])]
     ]
-    if not counted:
-        lines.append(
-            "Bytes: not counted, since this kernel does not count what a "
-            "socket sends (Linux does since 4.19, macOS does not). The "
-            "calculated ones come from `communication_summary()`."
+
+
+def finding(pair: dict[str, Any]) -> str:
+    """Say how much faster the compressed one is, and where both end."""
+    dense, sparse = pair["optimizers"]
+    names = [row["optimizer"] for row in (dense, sparse)]
+    mean, low, high = behind(dense, sparse)
+    side = "ahead of" if mean < 0 else "behind"
+    known = low > 0 or high < 0
+    verdict = "is more than chance" if known else "cannot be told from 0"
+    return (
+        f"{_speed(dense, sparse)} {_traffic(dense, sparse)}At the end, "
+        f"{names[1]} is {abs(mean):.1f} points {side} {names[0]} (points "
+        f"behind, 95 % interval: {low:+.1f} to {high:+.1f}), which {verdict}."
+    )
+
+
+def _speed(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
+    names = [row["optimizer"] for row in (dense, sparse)]
+    level = f"{100 * TELLING:.0f} %"
+    slow, fast = (
+        seconds_to(TELLING, row, clock(row)) for row in (dense, sparse)
+    )
+    if slow is None or fast is None:
+        never = [
+            name
+            for name, time in zip(names, (slow, fast), strict=True)
+            if time is None
+        ]
+        return f"{' and '.join(never)} never reached {level}."
+    times = f"{names[1]} reached {level} in {fast:.1f} s, {names[0]} in"
+    if fast > slow:
+        return f"{times} {slow:.1f} s: it took {fast / slow:.1f} times as long."
+    return f"{times} {slow:.1f} s: {slow / fast:.1f} times as fast."
+
+
+def _traffic(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
+    if not dense["bytes"] or not sparse["bytes"]:
+        return ""
+    ratio = sum(dense["bytes"]) / sum(sparse["bytes"])
+    if ratio < 1:
+        return f"{sparse['optimizer']} sent {1 / ratio:.3g} times the bytes. "
+    return f"{sparse['optimizer']} sent {ratio:.3g} times fewer bytes. "
+
+
+def _columns(result: dict[str, Any]) -> str:
+    counted = (
+        "MB: what the first worker's TCP sockets have sent in the run, by the "
+        "kernel's count (`TCP_INFO`)."
+    )
+    if any(not row["bytes"] for row in _optimizers(result)):
+        counted = (
+            "MB: not counted, since this kernel does not count what a socket "
+            "sends (Linux does since 4.19, macOS does not)."
         )
-    return lines
-
-
-def _bytes_finding(pair: dict[str, Any], share: str) -> str:
-    dense, sparse = pair["optimizers"]
-    ratio = _ratio(dense["bytes_per_step"], sparse["bytes_per_step"])
-    sent = pair["communication"]["total"]["sent_bytes"]
     return (
-        f"Bytes: a step that sends {share} of all entries sends {ratio} times "
-        f"fewer. Of those that {sparse['optimizer']} still sends, "
-        f"{sparse['bytes_per_step'] - sent:,.0f} are not entries but the "
-        "metadata of messages, and Keras's own reduction of loss and metrics. "
-        "A whole run sends "
-        f"{_ratio(dense['bytes_per_run'], sparse['bytes_per_run'])} times "
-        "fewer."
+        f"An accuracy is reached when the mean over "
+        f"{len(result['settings']['seeds'])} seeds is; it is measured every "
+        f"{result['settings']['measured_every']} steps, while the clock stands "
+        f"still. {counted} Points behind: the dense one's test accuracy at the "
+        "end minus the compressed one's, seed by seed, with Student's interval."
     )
 
 
-def _time_finding(pair: dict[str, Any]) -> str:
-    dense, sparse = pair["optimizers"]
-    return (
-        f"Time: {1000 * sparse['seconds_per_step']:.0f} ms per step, and "
-        f"{1000 * dense['seconds_per_step']:.0f} ms with {dense['optimizer']}, "
-        "in the same epochs."
-    )
+def _optimizers(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for pair in result["pairs"] for row in pair["optimizers"]]
 
 
-def accuracy_finding(pair: dict[str, Any]) -> str:
-    """Compare the test accuracies seed by seed, and the training losses."""
-    dense, sparse = (
-        {
-            run["seed"]: run["test_accuracy"]
-            for run in pair["runs"]
-            if run["optimizer"] == row["optimizer"]
-        }
-        for row in pair["optimizers"]
+def _modelled(result: dict[str, Any]) -> list[Link]:
+    trip = parse_link(result["settings"]["link"]).round_trip
+    return [NONE, *(Link(rate, trip) for rate in RATES)]
+
+
+def _other_links(result: dict[str, Any]) -> list[str]:
+    """Return the table by link, if the run allows a model."""
+    every = _optimizers(result)
+    if any("round_trips" not in row for row in every):
+        return []
+    trips = ", ".join(
+        f"{row['optimizer']} {row['round_trips']:.1f}" for row in every
     )
-    gains = [100 * (sparse[seed] - dense[seed]) for seed in dense]
-    names = [row["optimizer"] for row in pair["optimizers"]]
-    losses = [row["final_loss"] for row in pair["optimizers"]]
-    return (
-        f"Accuracy: {names[1]} minus {names[0]}, seed by seed, is "
-        f"{np.mean(gains):+.1f} ± {np.std(gains, ddof=1):.1f} percentage "
-        f"points; {names[1]} is behind in {sum(g < 0 for g in gains)} of "
-        f"{len(gains)} seeds. Its training loss in the last epoch is "
-        f"{losses[1]:.2g}, that of {names[0]} {losses[0]:.2g}."
-    )
+    measured = Link(**result["measured"])
+    errors = [
+        100 * (clock(row, measured)[-1] / clock(row)[-1] - 1) for row in every
+    ]
+    return [
+        "The same over other links, **calculated, not measured**. A step takes "
+        "what it takes without a link, plus its bytes divided by the link's "
+        f"rate, plus round trips, whose number is fitted to this run: {trips}. "
+        "For the link that was measured, the model's ends of the runs are "
+        f"{min(errors):+.0f} to {max(errors):+.0f} % off.",
+        markdown_table(rows_by_link(result)),
+    ]
 
 
 def _set_up(result: dict[str, Any]) -> str:
     settings = result["settings"]
     sizes = settings["split_sizes"]
     widths = ", ".join(f"{width:,}" for width in settings["hidden_units"])
-    steps = settings["epochs"] * settings["steps_per_epoch"]
-    *warmup, last = (f"{100 * s:g}" for s in settings["sparsity"])
+    shares = [f"{100 * share:g}" for share in settings["sparsity"]]
     return (
-        f"What does exchanging {_share(result)} of all entries save, and what "
-        f"does it cost? {settings['workers']} worker processes, started by "
+        f"{settings['workers']} worker processes, started by "
         "`python -m tf_optimizers.launch`, train with Keras's `fit` under "
         "`tfo.SparseMultiWorkerMirroredStrategy`, on CPUs. Data: "
-        f"scikit-learn's digits, {sizes['train']:,} images to train on, "
-        f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
-        f"to test. Network: hidden layers of {widths} units, "
-        f"{result['parameters']:,} parameters. {settings['epochs']} epochs, "
-        f"{steps} steps of {settings['batch_size']} images over all workers; "
-        f"learning rate with {100 * settings['warmup_share']:.0f} % linear "
-        "warm-up, then linear decay. Dense: `keras.optimizers.SGD`, momentum "
+        f"scikit-learn's digits, {sizes['train']:,} images to train on and "
+        f"{sizes['test']} to test. Network: hidden layers of {widths} units, "
+        f"{result['parameters']:,} parameters. {settings['steps']} steps of "
+        f"{settings['batch_size']} images over all workers; learning rate with "
+        f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
+        "decay. Dense: `keras.optimizers.SGD`, momentum "
         f"{settings['momentum']}, and `keras.optimizers.AdamW`. Compressed: "
         "`tfo.DGCMomentum`, the same momentum, and `tfo.SparseLoCo` around "
-        "AdamW, as `for_steps` recommends: sparsity "
-        f"{', '.join(warmup)} % over the first steps, then {last} %, and back; "
-        "in the last step all that is left. A seed gives all the same initial "
-        f"weights and the same batches; {len(settings['seeds'])} seeds. "
-        "As in the paper, the compressed one uses the learning rate of the "
-        "dense one, untuned. "
+        "AdamW, as `for_steps` recommends, with "
+        f'`value_dtype="{settings["value_dtype"]}"`: sparsity '
+        f"{', '.join(shares)} %, and at the end back; in the last step all "
+        "that is left. As in the paper, the compressed one uses the learning "
+        "rate of the dense one, untuned. "
         + " ".join(_rate_note(pair, settings) for pair in result["pairs"])
     )
 
 
 def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
     rates = settings["rates"][pair["tuned"]]
+    splits = len(settings["tuning_seeds"])
     note = (
-        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the best on validation "
-        f"among {len(rates)} from {rates[0]:.3g} to {rates[-1]:.3g}."
+        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the best of "
+        f"{len(rates)} from {rates[0]:.3g} to {rates[-1]:.3g} by mean accuracy "
+        f"on {splits} validation splits, with a seed each."
     )
     if pair["at_edge_of_grid"]:
         note += " It is at an edge of the grid."
     return note
 
 
-def _method(result: dict[str, Any]) -> str:
+def _links(result: dict[str, Any]) -> str:
+    """Say which runs went over the link, and what it did."""
+    settings = result["settings"]
+    count = len(settings["seeds"])
+    if parse_link(settings["link"]) == NONE:
+        return (
+            "There was no link: both workers share one machine, and loopback "
+            "carries dense gradients faster than any network, so compression "
+            f"is only extra work. Seconds are medians over {count} seeds."
+        )
+    measured = Link(**result["measured"])
     return (
-        "Test accuracy: mean ± standard deviation over seeds. Bytes: what the "
-        "workers' TCP sockets have sent, by the kernel's count (`TCP_INFO`), "
-        "between two points that all workers have reached, divided by steps "
-        "and workers. Keras's reduction of loss and metrics is included, "
-        "packet headers are not. Per step: the median of all epochs at the "
-        "highest sparsity; per run: all of it. Calculated: the entries of "
-        "such a step alone, from `communication_summary("
-        f"{result['pairs'][0]['communication']['step']})`."
+        "The link is simulated: all that the workers send each other passes "
+        "forwarders in user space, which delay it. Asked for: "
+        f"{settings['link']}. Measured before the runs: "
+        f"{measured.rate / 1e6:.1f} Mbit/s, "
+        f"{1e3 * measured.round_trip:.1f} ms. With the first seed, each "
+        "optimizer trained over it from the first step to the last, and these "
+        f"are the seconds shown. With the other {count - 1} it did without, "
+        "since a link changes no number: that is what a step takes alone. "
+        "Accuracies are those of all."
     )
 
 
-def _share(result: dict[str, Any]) -> str:
-    """Return which share of the entries is sent after the warm-up."""
-    return f"{100 * (1 - max(result['settings']['sparsity'])):.3g} %"
-
-
-def _count(count: float | None, unit: float = 1, digits: int = 0) -> str:
-    return _NOT_COUNTED if count is None else f"{count / unit:,.{digits}f}"
-
-
-def _ratio(dense: float | None, sparse: float | None) -> str:
-    if dense is None or sparse is None:
-        return _NOT_COUNTED
-    return f"{dense / sparse:,.0f}"
+def _limits(result: dict[str, Any]) -> str:
+    first = result["settings"]["seeds"][0]
+    return (
+        f"Seeds from {first} on decide initial weights and the order of the "
+        "data, alike for all optimizers and on every machine (`--first-seed` "
+        "chooses others). What differs between machines is how sums are "
+        "rounded, which depends on the processor and on threads, and with it "
+        "accuracies, a little; and seconds. Both workers share one machine's "
+        "cores. Another network, another task or more workers may behave "
+        "differently."
+    )

@@ -1,36 +1,50 @@
-"""The gradient compression study: what it saves, and what it costs.
+"""The gradient compression study: seconds of training on a slow network.
 
-Two worker processes, which run `worker.py`, train with momentum SGD and AdamW,
-each dense and compressed. The learning rate is chosen for the dense one, by
-mean validation accuracy. Both then train networks with fresh seeds at that
-rate, and only those see the test split.
+Momentum SGD and AdamW train dense and compressed. The learning rate is chosen
+for the dense one, in this process, on several splits. Two worker processes,
+which run `worker.py`, then train with all four at these rates and with fresh
+seeds: with the first seed over a simulated link, by which the clock goes, with
+the others without it. Only these networks see the test split.
 """
 
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from tqdm import tqdm
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
-from tf_optimizers.demo.data import SPLIT_SIZES, prepare
+from tf_optimizers.demo.data import (
+    SPLIT_SIZES,
+    load_splits,
+    shuffled_batches,
+    whole,
+)
+from tf_optimizers.demo.gradient_compression.clock import summary
+from tf_optimizers.demo.link import NONE
+from tf_optimizers.demo.network import build_model, initial_weights
 from tf_optimizers.demo.parts import Settings
+from tf_optimizers.demo.probe import measure
 from tf_optimizers.demo.processes import run_workers
-from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer
+from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer, Trainer
+from tf_optimizers.demo.tuning import tune
 
 WORKER = "tf_optimizers.demo.gradient_compression.worker"
 
 MOMENTUM = 0.9
+VALUE_DTYPE = "int4"
 
 # Dense -> compressed, which uses the learning rate of the dense one.
-PAIRS = {"SGD": "tfo.DGCMomentum", "AdamW": "tfo.SparseLoCo"}
+PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Several times what two slow cores need.
+# Several times what two slow cores need, without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 
@@ -39,54 +53,32 @@ SECONDS_TO_START = 240.0
 class Plan:
     """The size of the study."""
 
-    epochs: int
+    steps: int
     rates: dict[str, tuple[float, ...]]  # The grid of each dense optimizer.
     tuning_seeds: tuple[int, ...]
     max_seeds: int
     batch_size: int = 128
-    hidden_units: tuple[int, ...] = (1024, 512, 64)
+    hidden_units: tuple[int, ...] = (1024, 1280, 64)
     workers: int = 2
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The batch size divides the number of images."""
-        return SPLIT_SIZES["train"] // self.batch_size
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of a run."""
-        return self.epochs * self.steps_per_epoch
+    measured_every: int = 4  # steps
 
     @property
     def schedule(self) -> SparsitySchedule:
         """The sparsity of each step."""
         return SparsitySchedule(**recommended(self.steps))
 
-    @property
-    def steady_epochs(self) -> tuple[int, int]:
-        """The first epoch, from 0, of the highest sparsity, and the end."""
-        count, stages = self.steps_per_epoch, self.schedule.stages
-        shares = [stages[self.schedule.stage(s)] for s in range(self.steps)]
-        highest = max(share or 0.0 for share in shares)
-        steady = [
-            epoch
-            for epoch in range(self.epochs)
-            if set(shares[count * epoch : count * (epoch + 1)]) == {highest}
-        ]
-        return steady[0], steady[-1] + 1
-
 
 FULL = Plan(
-    epochs=16,
+    steps=96,
     rates={
-        "SGD": tuple(2.0**k for k in range(-7, -2)),
-        "AdamW": tuple(2.0**k for k in range(-10, -5)),
+        "SGD": tuple(4.0**k for k in range(-4, 0)),
+        "AdamW": tuple(4.0**k for k in range(-6, -2)),
     },
-    tuning_seeds=(10_001, 10_002),
-    max_seeds=4,
+    tuning_seeds=(10_001, 10_002, 10_003),
+    max_seeds=5,
 )
 QUICK = Plan(
-    epochs=6,
+    steps=48,
     rates={"SGD": (2.0**-4,), "AdamW": (2.0**-9,)},
     tuning_seeds=(10_001,),
     max_seeds=2,
@@ -98,12 +90,12 @@ def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
     """Return all optimizers by name, each made from a learning rate."""
     return {
         "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=MOMENTUM),
-        "tfo.DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
-            plan.steps, rate, momentum=MOMENTUM
+        "DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
+            plan.steps, rate, momentum=MOMENTUM, value_dtype=VALUE_DTYPE
         ),
         "AdamW": keras.optimizers.AdamW,
-        "tfo.SparseLoCo": lambda rate: tfo.SparseLoCo.for_steps(
-            plan.steps, keras.optimizers.AdamW(rate)
+        "SparseLoCo": lambda rate: tfo.SparseLoCo.for_steps(
+            plan.steps, keras.optimizers.AdamW(rate), value_dtype=VALUE_DTYPE
         ),
     }
 
@@ -111,79 +103,107 @@ def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
 def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     """Run the study; the result holds plain numbers, ready for JSON."""
     plan = QUICK if settings.quick else FULL
-    seeds = tuple(range(min(settings.seeds, plan.max_seeds)))
+    first = settings.first_seed
+    seeds = range(first, first + min(settings.seeds, plan.max_seeds))
     trials = len(plan.tuning_seeds) * sum(map(len, plan.rates.values()))
-    runs = trials + 2 * len(PAIRS) * len(seeds)
-    progress.reset(runs)
+    progress.reset(trials + 2 * len(PAIRS) * len(seeds))
+    progress.set_description_str(f"measuring {settings.link}")
+    measured = NONE if settings.link == NONE else measure(settings.link)
+    tuned = choose_rates(plan, settings, progress)
     progress.set_description_str("starting workers")
-    # Not in the workers, which would write the same files.
-    prepare(settings.data_dir)
-    with tempfile.TemporaryDirectory() as folder:
-        task = Path(folder) / "task.json"
-        outcome = Path(folder) / "outcome.json"
-        contents = {
-            "quick": settings.quick,
-            "seeds": seeds,
-            "data_dir": str(settings.data_dir.absolute()),
-            "outcome": str(outcome),
-        }
-        task.write_text(json.dumps(contents), encoding="utf-8")
-        limit = SECONDS_TO_START + runs * SECONDS_PER_RUN
-        run_workers([WORKER, str(task)], plan.workers, limit, progress)
-        result = json.loads(outcome.read_text(encoding="utf-8"))
+    task = {
+        "quick": settings.quick,
+        "seeds": list(seeds),
+        "link": str(settings.link),
+        "rates": {
+            name: tuned[dense]["learning_rate"]
+            for dense, compressed in PAIRS.items()
+            for name in (dense, compressed)
+        },
+        "data_dir": str(settings.data_dir.absolute()),
+    }
+    outcome = work(task, plan, progress)
+    runs = outcome["runs"]
     return {
         "settings": {
             **asdict(plan),
-            "seeds": seeds,
-            "steps_per_epoch": plan.steps_per_epoch,
-            "steady_epochs": plan.steady_epochs,
+            "seeds": list(seeds),
             "warmup_share": WARMUP_SHARE,
             "sparsity": plan.schedule.sparsity,
             "momentum": MOMENTUM,
+            "value_dtype": VALUE_DTYPE,
             "split_sizes": SPLIT_SIZES,
+            "link": str(settings.link),
         },
-        "parameters": result["parameters"],
+        "parameters": outcome["parameters"],
+        "measured": None if measured == NONE else measured._asdict(),
         "pairs": [
             {
+                "tuned": dense,
+                **tuned[dense],
                 "optimizers": [
-                    optimizer_row(name, pair["runs"], plan)
-                    for name in (pair["tuned"], PAIRS[pair["tuned"]])
+                    {"optimizer": name, **summary(runs[name], measured)}
+                    for name in (dense, compressed)
                 ],
-                **pair,
             }
-            for pair in result["pairs"]
+            for dense, compressed in PAIRS.items()
         ],
     }
 
 
-def optimizer_row(
-    name: str, runs: list[dict[str, Any]], plan: Plan
-) -> dict[str, Any]:
-    """Return an optimizer's row: over its seeds, and its steady epochs.
+def choose_rates(
+    plan: Plan, settings: Settings, progress: tqdm
+) -> dict[str, dict[str, Any]]:
+    """Return the learning rate of each dense optimizer, and all trials.
 
-    Args:
-        name: The optimizer.
-        runs: Runs of several optimizers, as a worker returns them.
-        plan: The plan of these runs.
+    One process computes what several workers do, without compression.
     """
-    own = [run for run in runs if run["optimizer"] == name]
-    accuracies = [run["test_accuracy"] for run in own]
-    counted = np.array([run["bytes_per_step"] for run in own], float)
-    seconds = np.array([run["seconds_per_step"] for run in own])
-    steady = np.s_[:, slice(*plan.steady_epochs)]
-    return {
-        "optimizer": name,
-        "mean": float(np.mean(accuracies)),
-        "std": float(np.std(accuracies, ddof=1)),
-        "final_loss": float(np.mean([run["loss"][-1] for run in own])),
-        "bytes_per_step": _or_none(np.median(counted[steady])),
-        "bytes_per_run": _or_none(
-            plan.steps_per_epoch * np.mean(counted.sum(axis=1))
-        ),
-        "seconds_per_step": float(np.median(seconds[steady])),
-    }
+    keras.utils.set_random_seed(0)
+    data = load_splits(settings.data_dir)
+    parts = [whole(data[name]) for name in ("train", "validation")]
+    images, labels = map(np.concatenate, zip(*parts, strict=True))
+    tuned = {}
+    for name in PAIRS:
+        trainer = Trainer(
+            build_model(0, plan.hidden_units), make_optimizers(plan)[name]
+        )
+        validate = _validator(name, trainer, plan, images, labels, progress)
+        tuned[name] = tune(plan.rates[name], plan.tuning_seeds, validate)
+    return tuned
 
 
-def _or_none(count: np.floating) -> float | None:
-    """Return None for a count that is missing, or that did not move."""
-    return float(count) if count > 0 else None
+def _validator(
+    name: str,
+    trainer: Trainer,
+    plan: Plan,
+    images: np.ndarray,
+    labels: np.ndarray,
+    progress: tqdm,
+) -> Callable[[float, int], float]:
+    """Return what trains on a split that the seed decides, and validates."""
+
+    def validate(rate: float, seed: int) -> float:
+        progress.set_description_str(f"{name}, learning rate {rate:.3g}")
+        order = np.random.default_rng(seed).permutation(len(images))
+        ours, held_out = np.split(order, [SPLIT_SIZES["train"]])
+        train = tf.data.Dataset.from_tensor_slices((images[ours], labels[ours]))
+        trainer.train(
+            shuffled_batches(train, plan.batch_size, seed),
+            initial_weights(seed, plan.hidden_units),
+            rate,
+            plan.steps,
+        )
+        progress.update()
+        return trainer.accuracy(images[held_out], labels[held_out])
+
+    return validate
+
+
+def work(task: dict[str, Any], plan: Plan, progress: tqdm) -> dict[str, Any]:
+    """Let workers do a task; return what the first one writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, outcome = Path(folder) / "task.json", Path(folder) / "outcome"
+        path.write_text(json.dumps({**task, "outcome": str(outcome)}))
+        limit = SECONDS_TO_START + progress.total * SECONDS_PER_RUN
+        run_workers([WORKER, str(path)], plan.workers, limit, progress)
+        return json.loads(outcome.read_text())

@@ -11,6 +11,7 @@ All workers do everything below together; the first one reports.
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,27 @@ import keras
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.agreement.statements import (
-    check_agreement,
-    gather_statements,
-)
 from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
 from tf_optimizers.demo.gradient_compression.study import (
     FULL,
-    PAIRS,
     QUICK,
     Plan,
     make_optimizers,
 )
+from tf_optimizers.demo.link import NONE, Forwarder, Link, join, parse_link
 from tf_optimizers.demo.network import build_model, initial_weights
 from tf_optimizers.demo.processes import BEGIN, END
 from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
-from tf_optimizers.demo.tuning import tune
+
+PACE = 8  # steps until the seconds that are left can be told
 
 
 def main(task_path: str) -> None:
     """Do the task; write its outcome if this is the first worker."""
-    # First of all, since it must precede any tensor.
+    # First of all, since it must precede the strategy, and that any tensor.
+    forwarder = join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     # Only once, since it discards all compiled kernels. Each run's weights and
     # shuffles have seeds of their own, which TensorFlow mixes with this one.
@@ -49,7 +48,8 @@ def main(task_path: str) -> None:
     plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
     data = load_splits(Path(task["data_dir"]))
-    outcome = SharedStudy(strategy, plan, data, is_first).work(task["seeds"])
+    study = SharedStudy(strategy, forwarder, plan, data, is_first)
+    outcome = study.work(task["seeds"], task["rates"], parse_link(task["link"]))
     if is_first:
         write_json(outcome, Path(task["outcome"]))
 
@@ -59,6 +59,7 @@ class SharedStudy:
 
     Args:
         strategy: The strategy of all workers.
+        forwarder: What stands between this worker and the others.
         plan: What they do.
         data: The splits as `load_splits` returns them.
         is_first: Whether this worker reports the progress.
@@ -67,92 +68,81 @@ class SharedStudy:
     def __init__(
         self,
         strategy: tfo.SparseMultiWorkerMirroredStrategy,
+        forwarder: Forwarder,
         plan: Plan,
         data: dict[str, tf.data.Dataset],
         is_first: bool,
     ) -> None:
-        self.strategy = strategy
+        self.forwarder = forwarder
         self.plan = plan
         self.is_first = is_first
         self.train_data = data["train"]
-        self.held_out = {
-            name: whole(data[name]) for name in ("validation", "test")
-        }
+        self.test = whole(data["test"])
         with strategy.scope():
             self.trainers = {
                 name: Trainer(build_model(0, plan.hidden_units), make_optimizer)
                 for name, make_optimizer in make_optimizers(plan).items()
             }
 
-    def work(self, seeds: list[int]) -> dict[str, Any]:
-        """Tune each dense optimizer, then train with all of them."""
+    def work(
+        self, seeds: list[int], rates: dict[str, float], link: Link
+    ) -> dict[str, Any]:
+        """Train with all optimizers; only the first seed goes over the link."""
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for name, rate in rates.items():
+            self._train(name, rate, seeds[0], 2, [])  # Trace a step.
+            runs[name] = [
+                self._test(name, rate, seed, link if seed == seeds[0] else NONE)
+                for seed in seeds
+            ]
         return {
             "parameters": self.trainers["SGD"].model.count_params(),
-            "pairs": [self._compare(dense, seeds) for dense in PAIRS],
-        }
-
-    def _compare(self, dense: str, seeds: list[int]) -> dict[str, Any]:
-        def validate(rate: float, seed: int) -> float:
-            self._train(dense, rate, seed, f"learning rate {rate:.3g}")
-            return self.trainers[dense].accuracy(*self.held_out["validation"])
-
-        rates, compressed = self.plan.rates[dense], PAIRS[dense]
-        tuned = tune(rates, self.plan.tuning_seeds, validate)
-        runs = [
-            self._test(name, tuned["learning_rate"], seed)
-            for name in (dense, compressed)
-            for seed in seeds
-        ]
-        optimizer = self.trainers[compressed].optimizer
-        return {
-            "tuned": dense,
-            **tuned,
             "runs": runs,
-            "communication": optimizer.communication_summary(
-                self.plan.steps_per_epoch * self.plan.steady_epochs[0]
-            ),
         }
 
-    def _test(self, name: str, rate: float, seed: int) -> dict[str, Any]:
-        recorder = self._train(name, rate, seed, f"seed {seed}")
-        accuracy = self.trainers[name].accuracy(*self.held_out["test"])
+    def _test(
+        self, name: str, rate: float, seed: int, link: Link
+    ) -> dict[str, Any]:
+        where = "no link" if link == NONE else str(link)
+        title = f"{where}: {name}, seed {seed}"
+        self._say(BEGIN + title)
+        recorder = Recorder(
+            self.plan,
+            lambda: self.trainers[name].accuracy(*self.test),
+            lambda left: self._say(f"{BEGIN}{title}, {left:.0f} s left"),
+        )
+        self.forwarder.set(link)
+        self._train(name, rate, seed, self.plan.steps, [recorder])
+        self.forwarder.set(NONE)
+        self._say(END + title)
         return {
-            "optimizer": name,
             "seed": seed,
-            "loss": recorder.loss,
-            "bytes_per_step": recorder.bytes_per_step,
-            "seconds_per_step": recorder.seconds_per_step,
-            "test_accuracy": accuracy,
+            "over_link": link != NONE,
+            **recorder.marks,
         }
 
     def _train(
-        self, name: str, rate: float, seed: int, title: str
-    ) -> "EpochRecorder":
-        self._say(f"{BEGIN}{name}, {title}")
+        self,
+        name: str,
+        rate: float,
+        seed: int,
+        steps: int,
+        callbacks: list[keras.callbacks.Callback],
+    ) -> None:
         plan = self.plan
-        trainer = self.trainers[name]
-        weights = initial_weights(seed, plan.hidden_units)
-        trainer.reset(weights, rate, plan.steps)
-        recorder = EpochRecorder(self.strategy, plan)
-        trainer.model.fit(
-            self._batches(seed),
-            epochs=plan.epochs,
-            steps_per_epoch=plan.steps_per_epoch,
-            shuffle=False,
-            verbose=0,
-            callbacks=[recorder],
-        )
-        self._say(f"{END}{name}, {title}")
-        return recorder
-
-    def _batches(self, seed: int) -> tf.data.Dataset:
-        """Return global batches; the strategy gives each worker its part."""
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.DATA
         )
-        batches = shuffled_batches(self.train_data, self.plan.batch_size, seed)
-        return batches.with_options(options)
+        # Global batches; the strategy gives each worker its part.
+        batches = shuffled_batches(self.train_data, plan.batch_size, seed)
+        self.trainers[name].train(
+            batches.with_options(options),
+            initial_weights(seed, plan.hidden_units),
+            rate,
+            steps,
+            callbacks,
+        )
 
     def _say(self, text: str) -> None:
         if self.is_first:
@@ -160,49 +150,57 @@ class SharedStudy:
             sys.stdout.flush()
 
 
-class EpochRecorder(keras.callbacks.Callback):
-    """Records each epoch's loss, and its bytes and time per step.
+class Recorder(keras.callbacks.Callback):
+    """Records what has happened since the mark before, every few steps.
+
+    The clock stands still meanwhile.
 
     Args:
-        strategy: The strategy of all workers.
-        plan: What they do.
+        plan: What the workers do.
+        measure: Returns the accuracy.
+        say: Takes the seconds that are left.
     """
 
     def __init__(
-        self, strategy: tfo.SparseMultiWorkerMirroredStrategy, plan: Plan
+        self,
+        plan: Plan,
+        measure: Callable[[], float],
+        say: Callable[[float], None],
     ) -> None:
         super().__init__()
-        self.strategy = strategy
         self.plan = plan
-        self.loss: list[float] = []
-        self.bytes_per_step: list[float | None] = []
-        self.seconds_per_step: list[float] = []
+        self.measure = measure
+        self.say = say
+        self.marks: dict[str, Any] = {
+            "steps": [],
+            "seconds": [],
+            "bytes": [],
+            "accuracy": [],
+        }
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Read the counter and the clock before any worker starts."""
-        self._meet(epoch)
-        self._bytes = sent_bytes()
-        self._time = time.monotonic()
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Start the clock."""
+        if batch == 0:
+            self._bytes = sent_bytes()
+            self._start = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Read them again after all workers have finished."""
-        steps = self.plan.steps_per_epoch
-        self.seconds_per_step.append((time.monotonic() - self._time) / steps)
-        self._meet(epoch)
-        self.bytes_per_step.append(self._mean_bytes(sent_bytes(), steps))
-        self.loss.append(float(logs["loss"]))
-
-    def _mean_bytes(self, sent: int | None, steps: int) -> float | None:
-        """Return the bytes that a worker sent per step, on average."""
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop it, at every mark."""
+        every, done = self.plan.measured_every, batch + 1
+        if done % every:
+            return
+        seconds, sent = time.perf_counter() - self._start, sent_bytes()
+        self.marks["steps"].append(every)
+        self.marks["seconds"].append(seconds)
         if sent is None or self._bytes is None:
-            return None
-        subject, own = "the bytes of an epoch", sent - self._bytes
-        counts = gather_statements(self.strategy, subject, own)
-        return sum(counts) / len(counts) / steps
-
-    def _meet(self, epoch: int) -> None:
-        """Wait until all workers are here: they compare the epoch."""
-        check_agreement(self.strategy, "an epoch", {"epoch": epoch})
+            self.marks["bytes"] = None
+        else:
+            self.marks["bytes"].append(sent - self._bytes)
+        self.marks["accuracy"].append(self.measure())
+        if done >= PACE:
+            self.say((self.plan.steps - done) * seconds / every)
+        self._bytes = sent_bytes()
+        self._start = time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -18,34 +18,24 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
     cells = result["cells"]
     steps = max(cell["steps"] for cell in cells if _has_curves(cell))
     images = max(cell["batch_size"] for cell in cells)
-    plots: dict[str, tuple[str, Callable[..., None], int]] = {
+    plots: dict[str, tuple[str, Callable[..., None]]] = {
         f"Training loss and test accuracy over {steps} steps at batch "
         f"{images:,}: mean (line), lowest and highest seed (band); "
         "the lowest accuracies lie below the axis": (
             "large_batch_steps.png",
             _draw_curves,
-            2,
-        ),
-        "Test accuracy against batch size, for the same number of epochs: "
-        "mean and standard deviation over seeds": (
-            "large_batch_sizes.png",
-            _draw_sizes,
-            1,
         ),
         f"The learning rate grid at batch {images:,}: mean validation "
         "accuracy over the tuning seeds": (
             "large_batch_rates.png",
             _draw_rates,
-            2,
         ),
     }
-    for name, fill, columns in plots.values():
+    for name, fill in plots.values():
         with matplotlib.rc_context(STYLE):
-            figure = Figure(
-                figsize=(3 + 4 * columns, 4.8), layout="constrained"
-            )
-            fill(figure.subplots(1, columns), result)
-            add_legend(figure, columns=5 if columns > 1 else 3)
+            figure = Figure(figsize=(11, 4.8), layout="constrained")
+            fill(figure.subplots(1, 2), result)
+            add_legend(figure)
             figure.savefig(folder / name, dpi=120)
     return {caption: plot[0] for caption, plot in plots.items()}
 
@@ -65,28 +55,6 @@ def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
     # Starting at chance level would flatten everything after the first steps.
     means = [np.mean(cell["curves"]["accuracy"], axis=0) for cell in cells]
     axes[1].set_ylim(bottom=np.quantile(means, 0.15))
-
-
-def _draw_sizes(axis: Axes, result: dict[str, Any]) -> None:
-    epochs = min(cell["epochs"] for cell in result["cells"])
-    cells = [cell for cell in result["cells"] if cell["epochs"] == epochs]
-    names = dict.fromkeys(cell["optimizer"] for cell in cells)
-    sizes = sorted({cell["batch_size"] for cell in cells})
-    for number, name in enumerate(names):
-        own = [cell for cell in cells if cell["optimizer"] == name]
-        # Moved apart sideways, so that the error bars do not hide one another.
-        shift = 1.05 ** (number - 2)
-        axis.errorbar(
-            [cell["batch_size"] * shift for cell in own],
-            [cell["mean"] for cell in own],
-            yerr=[cell["std"] for cell in own],
-            capsize=3,
-            **line_style(number, name),
-        )
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axis.set_xlabel(f"batch size (images, log scale; {epochs} epochs each)")
-    _label_accuracy(axis, "test accuracy")
 
 
 def _draw_rates(axes: np.ndarray, result: dict[str, Any]) -> None:

@@ -77,13 +77,12 @@ class Plan:
 
 FULL = Plan(
     budgets=(
-        Budget(64, 10),
         Budget(256, 10),
         Budget(TRAIN_SIZE, 10),
         Budget(TRAIN_SIZE, 30),
     ),
     rates=tuple(2.0**k for k in range(-8, 1)),
-    tuning_seeds=(10_001, 10_002, 10_003),
+    tuning_seeds=(10_001, 10_002),
 )
 QUICK = Plan(
     budgets=(Budget(256, 3), Budget(TRAIN_SIZE, 3), Budget(TRAIN_SIZE, 10)),

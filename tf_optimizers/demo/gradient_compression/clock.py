@@ -1,0 +1,82 @@
+"""What the steps of an optimizer took, and would take over other links.
+
+A step is modelled as
+
+    seconds <- alone + round_trips x round trip + 8 bytes / rate
+
+where `alone` is what it takes without a link, and bytes are those counted. Only
+the number of round trips is fitted, to the run over the link.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tf_optimizers.demo.link import NONE, Link
+
+Row = dict[str, Any]
+
+
+def summary(runs: list[Row], measured: Link) -> Row:
+    """Return what is known of an optimizer, as lists with an entry a mark.
+
+    Between two marks, all workers have done some steps. Seconds and bytes are
+    those since the mark before, accuracies are those of each seed.
+
+    Args:
+        runs: What the first worker says of each seed.
+        measured: What the link has done, or `NONE` if there was none.
+    """
+    alone = [run["seconds"] for run in runs if not run["over_link"]]
+    linked = [run["seconds"] for run in runs if run["over_link"]]
+    sent = [run["bytes"] for run in runs]
+    row: Row = {
+        "steps": runs[0]["steps"],
+        "seconds_alone": np.median(alone, axis=0).tolist(),
+        "bytes": None if None in sent else np.mean(sent, axis=0).tolist(),
+        "accuracy": [run["accuracy"] for run in runs],
+    }
+    row["seconds"] = linked[0] if linked else row["seconds_alone"]
+    if measured != NONE and row["bytes"]:
+        row["round_trips"] = _round_trips(row, measured)
+    return row
+
+
+def _round_trips(row: Row, measured: Link) -> float:
+    """Return the median over the marks of what a step waits for."""
+    rest = np.subtract(row["seconds"], row["seconds_alone"])
+    rest -= 8 * np.array(row["bytes"]) / measured.rate
+    each = rest / (np.array(row["steps"]) * measured.round_trip)
+    return max(0.0, float(np.median(each)))
+
+
+def clock(row: Row, link: Link | None = None) -> np.ndarray:
+    """Return the seconds until each mark; with `link`, by the model."""
+    if link is None:
+        return np.cumsum(row["seconds"])
+    trips = row["round_trips"] * link.round_trip
+    on_link = trips * np.array(row["steps"])
+    on_link += 8 * np.array(row["bytes"]) / link.rate
+    return np.cumsum(row["seconds_alone"] + on_link)
+
+
+def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
+    """Return when the mean accuracy first reaches a level, if it does."""
+    # A mean of equal numbers may be rounded down.
+    reached = np.mean(row["accuracy"], axis=0) > level - 1e-9
+    return float(seconds[np.argmax(reached)]) if reached.any() else None
+
+
+def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
+    """Return by how many points the end is behind, with a 95 % interval.
+
+    Student's, of the difference seed by seed.
+    """
+    ends = [np.array(row["accuracy"])[:, -1] for row in (dense, sparse)]
+    gaps = 100 * (ends[0] - ends[1])
+    mean, count = float(np.mean(gaps)), len(gaps)
+    deviation = float(np.std(gaps, ddof=1))
+    half = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+    return mean, mean - half, mean + half

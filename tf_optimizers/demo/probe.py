@@ -1,0 +1,71 @@
+"""Measures what a simulated link does, and whether there can be one."""
+
+import socket
+import statistics
+import threading
+import time
+from contextlib import closing, suppress
+
+from tf_optimizers.demo.link import LOCALHOST, Forwarder, Link
+
+ROUND_TRIPS = 20
+SECONDS = 0.5  # of sending
+CHUNK = 1 << 16
+
+
+class LoopbackError(RuntimeError):
+    """Processes of this machine cannot reach each other."""
+
+
+def check_loopback() -> None:
+    """Raise an error if workers could not find each other."""
+    try:
+        with socket.create_server((LOCALHOST, 0)) as server:
+            socket.create_connection(server.getsockname(), 5).close()
+    except OSError as error:
+        raise LoopbackError(
+            "The workers of the demo need ports of the loopback interface. "
+            f"Received: {error}. Enable the interface (`ip link set lo up`), "
+            "free some ports, or leave the part out: "
+            "`--parts large-batch offload`."
+        ) from error
+
+
+def measure(link: Link) -> Link:
+    """Return rate and round trip of data that a forwarder sends both ways."""
+    with socket.create_server((LOCALHOST, 0)) as server:
+        threading.Thread(target=_echo, args=[server], daemon=True).start()
+        forwarder = Forwarder([server.getsockname()])
+        with closing(forwarder):
+            forwarder.set(link)
+            address = (LOCALHOST, forwarder.ports[0])
+            with socket.create_connection(address) as connection:
+                round_trip = statistics.median(
+                    _seconds(connection, 1) for _ in range(ROUND_TRIPS)
+                )
+                size = int(SECONDS * link.rate / 8)
+                seconds = _seconds(connection, size) - round_trip
+    return Link(8 * size / seconds, round_trip)
+
+
+def _seconds(connection: socket.socket, size: int) -> float:
+    """Return how long it takes to send bytes and to get them back."""
+    sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
+    start, left = time.perf_counter(), size
+    if size > CHUNK:
+        sender.start()  # Or both ends would wait to be read.
+    else:
+        sender.run()
+    while left:
+        left -= len(connection.recv(min(left, CHUNK)))
+    return time.perf_counter() - start
+
+
+def _echo(server: socket.socket) -> None:
+    """Send back what comes on one connection."""
+    with suppress(OSError):
+        connection, _ = server.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while data := connection.recv(CHUNK):
+                connection.sendall(data)
