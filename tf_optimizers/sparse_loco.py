@@ -13,7 +13,11 @@ from tf_optimizers.base.inner import of_inner
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_integer, check_positive, check_share
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.compression.schedule import SparsitySchedule, recommended
+from tf_optimizers.compression.schedule import (
+    PAPERS,
+    SparsitySchedule,
+    recommended,
+)
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.rounds import average
@@ -22,6 +26,8 @@ from tf_optimizers.sharded_state import ShardedState
 
 # The config's entry of names that are excluded from the inner one's decay.
 _NAMES = "excluded_names"
+# Found on the digits of benchmarks/loco_accuracy.py.
+SHORT_RUNS_DECAY = 0.7
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -173,7 +179,9 @@ class SparseLoCo(CompressedOptimizer):
         """Return an optimizer with the settings we recommend, for a whole run.
 
         They are those of `DGCMomentum.for_steps`, which holds less back the
-        fewer exchanges there are.
+        fewer exchanges there are. Where it does, and all steps exchange, there
+        is also a `residual_decay` of 0.7: the inner optimizer does not see
+        what waits, and in few steps would move too far.
 
         Args:
             steps: int >= 2. Updates of the run: of `fit`, the batches of an
@@ -185,7 +193,10 @@ class SparseLoCo(CompressedOptimizer):
             TypeError, ValueError: As the class.
         """
         every = check_integer("sync_every", kwargs.get("sync_every", 1), 1)
-        return cls(inner_optimizer, **recommended(steps, every) | kwargs)
+        settings = recommended(steps, every)
+        if every == 1 and settings["sparsity"] != PAPERS:
+            settings["residual_decay"] = SHORT_RUNS_DECAY
+        return cls(inner_optimizer, **settings | kwargs)
 
     learning_rate = of_inner("learning_rate")
 

@@ -178,6 +178,22 @@ def test_any_optimizer_has_the_same_recommended_settings():
     assert [config[name] for name in ours] == [dgc[name] for name in ours]
 
 
+@pytest.mark.parametrize(
+    ("steps", "arguments", "decay"),
+    [
+        (1999, {}, 0.7),
+        (2000, {}, 1.0),
+        (1999, {"residual_decay": 0.9}, 0.9),
+        (1999, {"sync_every": 2}, 1.0),
+    ],
+)
+def test_what_waits_in_a_short_run_fades(steps, arguments, decay):
+    """The inner optimizer does not see it, and would move too far."""
+    inner = keras.optimizers.AdamW(0.1)
+    loco = tfo.SparseLoCo.for_steps(steps, inner, **arguments)
+    assert loco.residual_decay == decay
+
+
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
 def test_monitor_shows_that_nothing_waits():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(9)])
