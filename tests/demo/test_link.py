@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from launcher import assert_gone, is_alive
 
 from tf_optimizers.demo import link, probe
 from tf_optimizers.demo.link import NONE, Forwarder, Link, parse_link
@@ -178,15 +179,10 @@ def test_forwarder_ends_with_its_process_however_that_ends():
         number = int(process.stdout.readline())
         os.kill(number, signal.SIGINT)  # Ctrl-C leaves it to its process.
         time.sleep(0.2)
-        os.kill(number, 0)
+        goes_on = is_alive(number)
         process.kill()
-    for _ in range(100):
-        try:
-            os.kill(number, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("It is still there.")
+    assert goes_on
+    assert_gone([number])
 
 
 def test_probe_measures_what_the_link_does():
