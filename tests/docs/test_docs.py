@@ -4,6 +4,7 @@ import ast
 import configparser
 import doctest
 import inspect
+import json
 import pathlib
 import re
 import subprocess
@@ -14,6 +15,11 @@ import tables
 
 import tf_optimizers as tfo
 from tf_optimizers import callbacks, schedules
+from tf_optimizers.demo.gradient_compression.clock import (
+    behind,
+    clock,
+    seconds_to,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -55,6 +61,25 @@ def test_readme_code_runs_and_learns(code):
 def test_readme_has_both_commands():
     for name in ("demo", "tests"):
         assert re.search(rf"<!-- {name} -->\n```bash\n[^\n]+\n```", README)
+
+
+def test_readme_shows_what_the_committed_demo_found():
+    results = json.loads((ROOT / "docs/demo/results.json").read_text())
+    result = results["parts"]["gradient-compression"]
+    assert result["settings"]["link"] == "100 Mbit/s, 20 ms"
+    first_screen = " ".join(README.split("| your situation |")[0].split())
+    assert "docs/demo/gradient_compression.png" in first_screen
+    expected = []
+    for pair in result["pairs"]:
+        dense, sparse = pair["optimizers"]
+        slow, fast = (
+            seconds_to(0.95, row, clock(row)) for row in (dense, sparse)
+        )
+        expected.append(f"{slow / fast:.1f}")
+        assert f"`{sparse['optimizer']}`" in first_screen
+        _, low, high = behind(dense, sparse)
+        assert low <= 0 <= high  # "No difference at the end"
+    assert re.findall(r"([\d.]+) times", first_screen) == expected
 
 
 def test_latest_release_of_the_changelog_is_this_version():

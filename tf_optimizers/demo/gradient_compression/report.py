@@ -245,8 +245,9 @@ def _links(result: dict[str, Any]) -> str:
         f"{measured.rate / 1e6:.1f} Mbit/s, "
         f"{1e3 * measured.round_trip:.1f} ms. With the first seed, each "
         "optimizer trained over it from the first step to the last, and these "
-        f"are the seconds shown. With the other {count - 1} it did without, "
-        "since a link changes no number: that is what a step takes alone. "
+        f"are the seconds shown. With the other {count - 1} the forwarders "
+        "delayed nothing, since a link changes no number: that is what a step "
+        "takes alone. "
         "Accuracies are those of all."
     )
 

@@ -38,18 +38,19 @@ PACE = 8  # steps until the seconds that are left can be told
 
 def main(task_path: str) -> None:
     """Do the task; write its outcome if this is the first worker."""
+    task = json.loads(Path(task_path).read_text(encoding="utf-8"))
+    link = parse_link(task["link"])
     # First of all, since it must precede the strategy, and that any tensor.
-    forwarder = join()
+    forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     # Only once, since it discards all compiled kernels. Each run's weights and
     # shuffles have seeds of their own, which TensorFlow mixes with this one.
     keras.utils.set_random_seed(0)
-    task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
     data = load_splits(Path(task["data_dir"]))
     study = SharedStudy(strategy, forwarder, plan, data, is_first)
-    outcome = study.work(task["seeds"], task["rates"], parse_link(task["link"]))
+    outcome = study.work(task["seeds"], task["rates"], link)
     if is_first:
         write_json(outcome, Path(task["outcome"]))
 
@@ -59,7 +60,7 @@ class SharedStudy:
 
     Args:
         strategy: The strategy of all workers.
-        forwarder: What stands between this worker and the others.
+        forwarder: What stands between this worker and the others, if any.
         plan: What they do.
         data: The splits as `load_splits` returns them.
         is_first: Whether this worker reports the progress.
@@ -68,7 +69,7 @@ class SharedStudy:
     def __init__(
         self,
         strategy: tfo.SparseMultiWorkerMirroredStrategy,
-        forwarder: Forwarder,
+        forwarder: Forwarder | None,
         plan: Plan,
         data: dict[str, tf.data.Dataset],
         is_first: bool,
@@ -111,9 +112,11 @@ class SharedStudy:
             lambda: self.trainers[name].accuracy(*self.test),
             lambda left: self._say(f"{BEGIN}{title}, {left:.0f} s left"),
         )
-        self.forwarder.set(link)
+        if self.forwarder is not None:
+            self.forwarder.set(link)
         self._train(name, rate, seed, self.plan.steps, [recorder])
-        self.forwarder.set(NONE)
+        if self.forwarder is not None:
+            self.forwarder.set(NONE)
         self._say(END + title)
         return {
             "seed": seed,
