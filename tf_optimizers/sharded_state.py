@@ -14,24 +14,28 @@ from tf_optimizers._compat.keras import (
     strategy_of,
     variable_index,
 )
+from tf_optimizers._compat.replicas import switch_across_replicas
 from tf_optimizers._compat.strategies import adopt, replaced, unconstrained
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import (
+    Accumulators,
+    Replicas,
     backend_variable,
-    local_rank,
     own_component,
 )
+from tf_optimizers.offload.host import HOST
+from tf_optimizers.offload.optimizer import HostOptimizer
 from tf_optimizers.sharding.checks import check_inner, check_shared
-from tf_optimizers.sharding.exchange import exchange_of, total_squares
 from tf_optimizers.sharding.ownership import (
-    assign_owners,
     bytes_of,
+    is_elementwise,
     loads_of,
+    share_out,
     warn_of_uneven,
 )
 from tf_optimizers.sharding.slots import Slots
+from tf_optimizers.sharding.steps import OwnSteps
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -46,21 +50,24 @@ class ShardedState(Optimizer):
         w    <- what the owner has, on all replicas
 
     The largest variables are given to owners first, each to the replica that
-    owns least so far. Steps are of whole variables, so that trust ratios and
-    factored moments are exact. With one replica, it is the inner optimizer.
+    owns least so far. If the inner optimizer `is_elementwise`, a variable with
+    more than half of a replica's fair share is split by rows. Steps of others
+    are of whole variables, so that trust ratios and factored moments are
+    exact. With one replica, it is the inner optimizer.
 
     Clipping is of the sums: `global_clipnorm` of those of all owners. Weight
     decay, schedules, `loss_scale_factor` and constraints are as without
     sharing. Runs under `MirroredStrategy` and
     `tfo.SparseMultiWorkerMirroredStrategy`.
 
-    State: the inner optimizer's, of 1 / N of the parameters on each replica if
-    variables are many and small; never less than that of the largest variable.
+    State: the inner optimizer's, of about 1 / N of the parameters on each
+    replica; where variables are not split, at least that of the largest.
     Outside of replicas, and in files, it is whole, as the inner optimizer alone
     would have saved it: all workers must save together.
     Traffic: under our strategy, gradients in one all-to-all and weights in one
     all-gather; together as a dense sum if replicas own equally much.
-    `global_clipnorm` takes another round trip.
+    `global_clipnorm` takes another round trip, and so does `clipnorm` where
+    variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
     Not finite: as with the inner optimizer.
 
@@ -99,6 +106,18 @@ class ShardedState(Optimizer):
         # Keras unscales by it before the exchange, as it would inside.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # Of several replicas.
+
+    @staticmethod
+    def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
+        """Tell whether an optimizer may step rows of a variable by themselves.
+
+        Each entry of its steps depends on no others. Of Keras, these are
+        `SGD`, `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`,
+        `Nadam`, `Ftrl`, `Lion` and `ScheduleFreeAdamW`, but not what is
+        derived from them; ours, `tfo.AdamOffload`. Another class says so by an
+        attribute `is_elementwise = True`.
+        """
+        return is_elementwise(optimizer)
 
     def __dir__(self) -> list[str]:
         """Return the names without that of the inner optimizer.
@@ -157,15 +176,24 @@ class ShardedState(Optimizer):
         else:
             check_shared(inner, strategy, variables)
             agree_on_overflow()
-            sizes = list(map(bytes_of, variables))
-            self._owners = assign_owners(sizes, replicas)
-            warn_of_uneven(variables, loads_of(sizes, self._owners, replicas))
-            self._slots = Slots(strategy, self._owners)
-            with self._slots.of(variables) as watched:
-                inner.build(watched)
-            self._steps = InnerSteps(inner, variables, variables)
+            self._share_out(strategy, variables)
         # Not ours, whose master weights the inner optimizer has if it is ours.
         super(Optimizer, self).build(variables)
+
+    def _share_out(
+        self, strategy: tf.distribute.Strategy, variables: list[Any]
+    ) -> None:
+        inner, replicas = self.inner_optimizer, strategy.num_replicas_in_sync
+        pieces = share_out(variables, replicas, is_elementwise(inner))
+        owned = [(variables[piece.position], piece) for piece in pieces]
+        warn_of_uneven(variables, loads_of(owned, replicas))
+        devices = strategy.extended.worker_devices
+        if isinstance(inner, HostOptimizer):
+            devices = [HOST] * len(devices)
+        self._slots = Slots(strategy, pieces, devices)
+        with self._slots.of(variables) as watched:
+            inner.build(watched)
+        self._steps = OwnSteps(inner, variables, pieces, self._slots, strategy)
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
@@ -189,46 +217,26 @@ class ShardedState(Optimizer):
             with replaced([unscaled, *unconstrained(variables)]):
                 inner.apply(gradients, variables)
             return
-        indices = [variable_index(self, variable) for variable in variables]
-        owners = [self._owners[i] for i in indices]
         backends = [backend_variable(variable) for variable in variables]
-        exchange = exchange_of(strategy_of(self))
-        sums = exchange.sum_at_owners(densify(gradients, backends), owners)
-        rank = local_rank(strategy_of(self).num_replicas_in_sync)
-        own = [i for i, owner in enumerate(owners) if owner == rank]
-        self._step_own(
-            self._clipped([sums[i] for i in own]),
-            [own_component(backends[i]) for i in own],
-            [indices[i] for i in own],
-            unscaled,
-        )
-        shared = self._slots.shared  # Moved by all who have made a step.
-        exchange.spread(
-            [*backends, *shared], [*owners, *([owners[0]] * len(shared))]
-        )
+        indices = [variable_index(self, variable) for variable in variables]
+        gradients = densify(gradients, backends)
 
-    def _clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Clip this replica's gradients by the norm of all replicas'."""
-        limit = self.inner_optimizer.global_clipnorm
-        if not limit:
-            return gradients
-        norm = tf.sqrt(total_squares(gradients))
-        scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-        return [
-            gradient * tf.cast(scale, gradient.dtype) for gradient in gradients
-        ]
+        def update(gradients: list[tf.Tensor]) -> None:
+            self._steps.update(dict(zip(indices, gradients, strict=True)))
 
-    def _step_own(
-        self,
-        gradients: list[tf.Tensor],
-        weights: list[tf.Variable],
-        indices: list[int],
-        unscaled: Any,
-    ) -> None:
-        inner = self.inner_optimizer
         count = tf.identity(micro_steps(inner))
-        settings = [unscaled, (inner, "global_clipnorm", None)]
-        self._steps.step_on_replica(gradients, weights, indices, settings)
+        if inner.gradient_accumulation_steps:
+            sums = Accumulators(inner, backends, Replicas())
+
+            def update_by_means(gradients: list[tf.Tensor]) -> None:
+                update(sums.means(gradients))
+                sums.clear()
+
+            switch_across_replicas(
+                sums.is_full, [sums.add, update_by_means], gradients
+            )
+        else:
+            update(gradients)
         # Also on a replica that has made no step.
         own_component(raw_iterations(inner)).assign(count + 1)
 
@@ -250,11 +258,7 @@ class ShardedState(Optimizer):
             )
         whole = sum(map(bytes_of, self.variables))
         slots = [] if self._slots is None else self._slots.owned
-        owned = loads_of(
-            [bytes_of(slot.variable) for slot in slots],
-            [slot.owner for slot in slots],
-            strategy_of(self).num_replicas_in_sync,
-        )
+        owned = loads_of(slots, strategy_of(self).num_replicas_in_sync)
         shared = whole - sum(owned)
         return {"owned": owned, "shared": shared, "whole": whole}
 

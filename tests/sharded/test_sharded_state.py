@@ -20,7 +20,11 @@ OPTIMIZERS = {
         "ScheduleFreeAdamW",
     )
     if hasattr(keras.optimizers, name)
-} | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
+} | {
+    "tfo.Lamb": tfo.Lamb,
+    "tfo.LANS": tfo.LANS,
+    "tfo.AdamOffload": tfo.AdamOffload,
+}
 
 
 # The others are tried by the long tests.
@@ -116,17 +120,46 @@ def test_sums_are_clipped(mirrored, settings):
     assert_alike(mirrored, trained(mirrored, sharded), expected)
 
 
-def test_replicas_hold_parts_of_the_state(mirrored):
+@pytest.mark.parametrize(
+    ("make", "owned"),
+    [
+        # 6 x 8, 8 x 3, 8 and 3: 24 + 12 + 8 | 24 + 12 + 3.
+        (keras.optimizers.Adam, [44, 39]),
+        (tfo.Lamb, [48, 35]),
+    ],
+)
+def test_replicas_hold_parts_of_the_state(mirrored, make, owned):
     with mirrored.scope():
-        sharded = tfo.ShardedState(keras.optimizers.Adam())
+        sharded = tfo.ShardedState(make())
     trained(mirrored, sharded, epochs=1)
-    # 6 x 8, 3 x 8, 8 and 3: 48 | 24 + 8 + 3, of two slots in float32.
     summary = sharded.memory_summary()
-    assert summary["owned"] == [8 * 48, 8 * 35]
+    assert summary["owned"] == [8 * size for size in owned]
     assert summary["whole"] == 8 * 83 + summary["shared"]
     for variable in sharded.variables[2:]:
-        parts = mirrored.experimental_local_results(variable.value)
-        assert [np.any(part.numpy()) for part in parts].count(True) <= 1
+        first, second = mirrored.experimental_local_results(variable.value)
+        assert not np.any(first.numpy() * second.numpy())
+        assert np.any(variable.numpy())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_elementwise_optimizers_step_parts_as_the_whole(name):
+    """Those that `is_elementwise` names, and none of the others."""
+    make = OPTIMIZERS[name]
+    random = np.random.default_rng(0)
+    start = random.normal(size=(8, 6)).astype("float32")
+    steps = random.normal(size=(3, 8, 6)).astype("float32")
+    steps *= np.arange(1, 9, dtype="float32")[:, None]  # Rows differ.
+
+    def stepped(rows):
+        optimizer, weight = make(0.1), keras.Variable(start[rows])
+        for gradient in steps:
+            optimizer.apply([tf.constant(gradient[rows])], [weight])
+        return weight.numpy() - start[rows]
+
+    whole = stepped(slice(0, 8))
+    parts = np.concatenate([stepped(slice(0, 3)), stepped(slice(3, 8))])
+    is_alike = np.allclose(parts, whole, rtol=0, atol=1e-6)
+    assert is_alike == tfo.ShardedState.is_elementwise(make())
 
 
 @pytest.mark.parametrize("ending", ["keras", "weights.h5", "ckpt"])
@@ -191,7 +224,7 @@ def test_sparse_loco_refuses_shared_state():
     [
         lambda: keras.optimizers.SGD(use_ema=True),
         lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
-        lambda: tfo.AdamOffload(),
+        tfo.AdamOffload,
     ],
 )
 def test_what_replicas_cannot_share_is_refused(mirrored, make):
@@ -206,13 +239,13 @@ def test_large_variables_are_warned_of(mirrored):
     with mirrored.scope():
         variables = [keras.Variable(np.zeros([50, 9], "float32"))]
         with pytest.warns(UserWarning, match="at most 1.5 times the mean"):
-            tfo.ShardedState(keras.optimizers.Adam()).build(variables)
+            tfo.ShardedState(tfo.Lamb()).build(variables)
 
 
 def test_workers_step_as_the_inner_optimizer(tmp_path):
     for result in real_workers.results("sharded", tmp_path, 2):
         assert result["wrong"] == []
-        assert result["owned"] == [8 * 48, 8 * 35]
+        assert result["owned"] == [8 * 44, 8 * 39]
 
 
 @pytest.mark.long

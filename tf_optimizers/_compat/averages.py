@@ -6,7 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import built_variables, strategy_of
+from tf_optimizers._compat.keras import (
+    OptimizerHooks,
+    built_variables,
+    strategy_of,
+)
+
+_AVERAGES = "_model_variables_moving_average"
 
 
 def with_components(optimizer: Any, averages: list[Any]) -> list[Any]:
@@ -20,6 +26,12 @@ def with_components(optimizer: Any, averages: list[Any]) -> list[Any]:
     return [_shown(optimizer, *pair) for pair in pairs]
 
 
+def averages_of(optimizer: Any) -> list[Any]:
+    """Return what `use_ema` keeps, of each variable that is not overwritten."""
+    own = "_averages" if isinstance(optimizer, OptimizerHooks) else _AVERAGES
+    return getattr(optimizer, own)
+
+
 def show_averages(optimizer: Any, inner: Any) -> None:
     """Let `SwapEMAWeights` find an optimizer's averages on the one it wraps.
 
@@ -27,9 +39,7 @@ def show_averages(optimizer: Any, inner: Any) -> None:
     `LossScaleOptimizer`, which has the averages.
     """
     # Not `setattr`: Keras tracks what is assigned to an optimizer.
-    object.__setattr__(
-        inner, "_model_variables_moving_average", _AveragesOf(optimizer)
-    )
+    object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))
 
 
 class _AveragesOf:

@@ -1,22 +1,28 @@
-"""Variables that one replica has, and all others read as zeros."""
+"""Variables of which a replica has some rows, and all others zeros."""
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from types import EllipsisType
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
+from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers._compat.replicas import LazyZeros, plain_variable
+
+# What indexes a tensor, to take some of its rows or all of it.
+Rows: TypeAlias = slice | EllipsisType
 
 
 # TensorFlow's class of variables that are reduced when read has no public
 # name, and divides what it restores where it sums what it saves.
 class OwnedVariable(values.SyncOnReadVariable):
-    """A variable of a strategy with a value on one replica only.
+    """A variable of a strategy of which no two replicas have the same rows.
 
-    Outside of replicas, it has that value on all workers: reading it is a sum
-    over replicas, of which all but one have zeros, and what is assigned or
-    restored is kept by the owner alone.
+    Outside of replicas, it is whole on all workers: reading it is a sum over
+    replicas, which have zeros in all rows but their own, and of what is
+    assigned or restored each keeps its own.
     """
 
     @property
@@ -25,8 +31,15 @@ class OwnedVariable(values.SyncOnReadVariable):
         return tf.VariableAggregation.MEAN
 
 
-class _NotOwned(LazyZeros):
-    """A replica's component of what another owns: always zeros, no memory."""
+class _Component(LazyZeros):
+    """A replica's component: zeros without memory, but for its own rows."""
+
+    def __init__(
+        self, *, part: tf.Variable | None, rows: slice, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.part = part
+        self.rows = rows
 
     def assign(
         self,
@@ -35,44 +48,99 @@ class _NotOwned(LazyZeros):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Assign nothing."""
-        del value, use_locking, name
+        """Assign to the rows that are here."""
+        written = None
+        if self.part is not None:
+            value = tf.convert_to_tensor(value, self.dtype)
+            written = self.part.assign(
+                value[self.rows], use_locking, name, read_value=False
+            )
         if tf.executing_eagerly():
             return self if read_value else None
-        return tf.zeros(self.shape, self.dtype) if read_value else tf.no_op()
+        if read_value:
+            return self.read_value()
+        return tf.no_op() if written is None else written
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        with tf.device(self.device):
+            if self.part is None:
+                return tf.zeros(self.shape, self.dtype)
+            before, after = self.rows.start, self.shape[0] - self.rows.stop
+            others = [[0, 0]] * (self.shape.rank - 1)
+            return tf.pad(self.part.read_value(), [[before, after], *others])
 
 
 def owned_variable(
     strategy: tf.distribute.Strategy,
-    owner: int | None,
+    devices: Sequence[str],
+    rows: Sequence[Rows | None],
     value: tf.Tensor,
     name: str,
 ) -> OwnedVariable:
-    """Return a variable that one of the strategy's replicas has.
+    """Return a variable of which each replica has its own rows.
 
     Args:
         strategy: The strategy.
-        owner: The local rank of the replica, None if another worker has it.
-        value: What it begins with.
+        devices: Where the components are, of this process's replicas.
+        rows: What each of these has, None for nothing.
+        value: What the variable begins with.
         name: Its name.
     """
-    components: Sequence[tf.Variable] = [
-        _component(strategy, rank, rank == owner, value, name)
-        for rank in range(len(strategy.extended.worker_devices))
-    ]
+    components = []
+    for rank, (device, own) in enumerate(zip(devices, rows, strict=True)):
+        options = {
+            "trainable": False,
+            "dtype": value.dtype,
+            "name": f"{name}/replica_{rank}" if rank else name,
+            "distribute_strategy": strategy,
+        }
+        with tf.device(device):
+            part = None
+            if own is not None:
+                part = plain_variable(value[own], **options)
+            if not isinstance(own, EllipsisType):
+                part = _Component(
+                    part=part,
+                    rows=own or slice(0),
+                    shape=value.shape,
+                    **options,
+                )
+        components.append(part)
     return OwnedVariable(strategy, components, tf.VariableAggregation.SUM)
 
 
-def _component(
-    strategy: Any, rank: int, is_owned: bool, value: tf.Tensor, name: str
-) -> tf.Variable:
-    options = {
-        "trainable": False,
-        "dtype": value.dtype,
-        "name": f"{name}/replica_{rank}" if rank else name,
-        "distribute_strategy": strategy,
-    }
-    with tf.device(strategy.extended.worker_devices[rank]):
-        if is_owned:
-            return plain_variable(value, **options)
-        return _NotOwned(shape=value.shape, **options)
+def part_of(component: tf.Variable) -> tf.Variable:
+    """Return the rows that a replica's component of a variable has."""
+    return getattr(component, "part", component)
+
+
+# TensorFlow's class of variables without a value has no public name.
+class Copy(resource_variable_ops.UninitializedVariable):
+    """Some rows of a variable, which have memory in a step only.
+
+    To optimizers, it is a component of the variable.
+    """
+
+    def __init__(
+        self, *, variable: tf.Variable, ends: tuple[int, int], device: str
+    ) -> None:
+        with tf.device(device):
+            super().__init__(
+                shape=[ends[1] - ends[0], *variable.shape[1:]],
+                dtype=variable.dtype,
+                name="rows",
+            )
+        # By which Keras finds what it keeps for a variable.
+        self._distributed_container = weakref.ref(variable)
+
+    def take(self, value: tf.Tensor) -> None:
+        """Have a value, for a step."""
+        tf.raw_ops.AssignVariableOp(
+            resource=self.handle, value=value, validate_shape=False
+        )
+
+    def free(self) -> None:
+        """Give the memory back."""
+        # Of no known shape, or TensorFlow would compare it with the variable's.
+        nothing = tf.zeros([0], self.dtype)
+        self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

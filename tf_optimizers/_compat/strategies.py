@@ -136,6 +136,12 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
     return [(variable, "_constraint", None) for variable in variables]
 
 
+def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
+    """Return the attribute that gives an optimizer a learning rate."""
+    # What the public property assigns to may be a schedule.
+    return optimizer, "_learning_rate", rate
+
+
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
     """Return the attributes that give a variable another's name and path."""
     # Keras sets both when a variable is created, and has no setter.

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables
+from tf_optimizers._compat.owned import part_of
 from tf_optimizers._compat.strategies import (
     Attribute,
     named_like,
@@ -61,7 +62,8 @@ class InnerSteps:
 
         Args:
             gradients: For the weights, dense.
-            weights: This replica's components of the variables.
+            weights: This replica's components of the variables, or some rows
+                of them, as of the state.
             indices: Positions of the variables among all.
             settings: What the optimizer's attributes are meanwhile.
         """
@@ -72,7 +74,8 @@ class InnerSteps:
             for variable, weight in zip(moved, weights, strict=True)
         ]
         switched_off = [*unconstrained(shown), *settings]
-        with self._outside_strategy(moved), replaced(switched_off):
+        seen = self._outside_strategy(moved, weights)
+        with seen, replaced(switched_off):
             for part in parts[1:] or parts:
                 # `MultiOptimizer` takes no group without a gradient.
                 known = set(map(id, built_variables(part)))
@@ -83,15 +86,21 @@ class InnerSteps:
                     )
 
     @contextlib.contextmanager
-    def _outside_strategy(self, variables: Sequence[Any]) -> Iterator[None]:
+    def _outside_strategy(
+        self, variables: Sequence[Any], weights: Sequence[tf.Variable]
+    ) -> Iterator[None]:
         """Show the optimizer only this replica."""
-        moved = [v for v in variables if isinstance(v, keras.Variable)]
-        own = [
-            (variable, own_component(variable))
-            for variable in [*self._optimizer.variables, *moved]
+        state = [
+            (variable, part_of(own_component(variable)))
+            for variable in self._optimizer.variables
+        ]
+        moved = [
+            (variable, weight)
+            for variable, weight in zip(variables, weights, strict=True)
+            if isinstance(variable, keras.Variable)
         ]
         with (
             replaced(self._names),
-            outside_strategy(parts_of(self._optimizer), own),
+            outside_strategy(parts_of(self._optimizer), [*state, *moved]),
         ):
             yield

@@ -90,6 +90,12 @@ class MasterWeights:
         return master
 
 
+def master_weight(optimizer: Any, index: int) -> tf.Variable | None:
+    """Return the master weight of an optimizer's variable, if it has one."""
+    masters = getattr(optimizer, "_masters", None)
+    return None if masters is None else masters[index]
+
+
 def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
     """Round `weight` into its variable, if it is a master weight."""
     if weight is not variable:

@@ -48,6 +48,8 @@ class HostOptimizer(Optimizer):
     for any other what to subtract.
     """
 
+    is_elementwise = True  # See `ShardedState.is_elementwise`.
+
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         super().__init__(learning_rate, **kwargs)
         self._where = Host()

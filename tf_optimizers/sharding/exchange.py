@@ -1,13 +1,12 @@
 """Sends gradients to owners, and their new weights to all replicas."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
-from tf_optimizers.base.replicas import own_component
 
 
 class Merged:
@@ -31,21 +30,18 @@ class Merged:
 
         return _merge_call(merged, list(values))
 
-    def spread(
-        self, variables: Sequence[tf.Variable], owners: Sequence[int]
-    ) -> None:
-        """Assign the owners' values of variables on all replicas."""
+    def gather(
+        self, values: Sequence[tf.Tensor], owners: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """Return what the owners have of values that all replicas have."""
 
-        def merged(strategy: Any, values: Any) -> None:
-            for variable, value, owner in zip(
-                variables, values, owners, strict=True
-            ):
-                chosen = strategy.experimental_local_results(value)[owner]
-                strategy.extended.update(
-                    variable, _assign, args=(chosen,), group=False
-                )
+        def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
+            return [
+                strategy.experimental_local_results(value)[owner]
+                for value, owner in zip(values, owners, strict=True)
+            ]
 
-        _merge_call(merged, [own_component(v).read_value() for v in variables])
+        return _merge_call(merged, list(values))
 
 
 class AllToAll:
@@ -83,27 +79,27 @@ class AllToAll:
                 sums[i] = value
         return sums
 
-    def spread(
-        self, variables: Sequence[tf.Variable], owners: Sequence[int]
-    ) -> None:
-        """Assign the owners' values of variables on all replicas."""
+    def gather(
+        self, values: Sequence[tf.Tensor], owners: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """Return what the owners have of values that all replicas have."""
         extended = tf.distribute.get_strategy().extended
-        weights = [own_component(variable) for variable in variables]
-        for group in _by_dtype(weights):
+        news = list(values)
+        for group in _by_dtype(values):
             parts = self._parts(group, owners)
-            longest = self._longest(parts, weights)
-            dtype = weights[group[0]].dtype
-            row = _row([weights[i] for i in parts[_rank()]], longest)
+            longest = self._longest(parts, values)
+            dtype = values[group[0]].dtype
+            row = _row([values[i] for i in parts[_rank()]], longest)
             words = extended.in_replica(
                 extended.channel.all_gather,
                 _as_words(_stack([row], dtype, longest)),
             )
             rows = _from_words(words, dtype)
             for rank, part in enumerate(parts):
-                if rank != _rank():
-                    news = _split(rows[rank], weights, part)
-                    for i, new in zip(part, news, strict=True):
-                        weights[i].assign(new)
+                split = _split(rows[rank], values, part)
+                for i, new in zip(part, split, strict=True):
+                    news[i] = new
+        return news
 
     def _parts(
         self, group: Sequence[int], owners: Sequence[int]
@@ -127,21 +123,28 @@ def exchange_of(strategy: tf.distribute.Strategy) -> Merged | AllToAll:
     return Merged()
 
 
-def total_squares(values: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Return the sum of squares of what all replicas have of some values."""
-    own = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32))) for v in values]
+def total_squares(
+    values: Sequence[tf.Tensor], groups: Sequence[int], count: int
+) -> tf.Tensor:
+    """Return sums of squares of what all replicas have, by group.
+
+    Args:
+        values: What this replica has.
+        groups: The group of each, less than `count`.
+        count: How many groups there are.
+    """
+    squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32))) for v in values]
+    own = tf.math.unsorted_segment_sum(
+        tf.stack([*squares, tf.constant(0.0)]), [*groups, 0], count
+    )
     return tf.distribute.get_replica_context().all_reduce(
-        tf.distribute.ReduceOp.SUM, tf.add_n([tf.constant(0.0), *own])
+        tf.distribute.ReduceOp.SUM, own
     )
 
 
 def _merge_call(merged: Any, values: list[tf.Tensor]) -> Any:
     context = tf.distribute.get_replica_context()
     return context.merge_call(merged, args=(values,))
-
-
-def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
-    variable.assign(value)
 
 
 def _rank() -> int:

@@ -2,93 +2,107 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.owned import OwnedVariable, owned_variable
+from tf_optimizers._compat.owned import OwnedVariable, Rows, owned_variable
+from tf_optimizers._compat.replicas import creator_scope
 from tf_optimizers.agreement.workers import Workers
-
-
-class Slot(NamedTuple):
-    """A variable of an optimizer, and the replica that has it."""
-
-    variable: OwnedVariable
-    owner: int
+from tf_optimizers.sharding.ownership import Piece
 
 
 class Slots:
     """The state that an optimizer makes while it is built.
 
     What it makes while it goes through the variables belongs to the one it is
-    at, whose owner alone has it. What it makes beside is shared: every replica
-    has it.
+    at, whose owners alone have it: each the rows that it owns. What it makes
+    beside is shared: every replica has it. So are gradient accumulators, in
+    which replicas have sums of their own.
 
     Args:
         strategy: The strategy.
-        owners: The owner of each variable.
+        pieces: The owners of the variables.
+        devices: Where the state is, of this process's replicas.
 
     Attributes:
-        owned: The slots.
-        shared: What every replica has, of a floating dtype.
+        owned: The slots, once with each piece.
+        shared: What every replica has alike, of a floating dtype.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, owners: Sequence[int]
+        self,
+        strategy: tf.distribute.Strategy,
+        pieces: Sequence[Piece],
+        devices: Sequence[str],
     ) -> None:
-        self.owned: list[Slot] = []
+        self.owned: list[tuple[OwnedVariable, Piece]] = []
         self.shared: list[tf.Variable] = []
         self._strategy = strategy
-        self._owners = owners
-        self._current: int | None = None
+        self._pieces = pieces
+        self._devices = devices
+        self._current: tuple[int, Any] | None = None
 
     @contextlib.contextmanager
     def of(self, variables: Sequence[Any]) -> Iterator[list[Any]]:
         """Return a scope to build in, and a list to build with."""
-        with tf.variable_creator_scope(self._create):
+        # Before optimizers that create their state on the host themselves.
+        with creator_scope(self._create, priority=200):
             yield _Watched(variables, self._note)
 
-    def _note(self, index: int | None) -> None:
-        self._current = index
+    def _note(self, current: tuple[int, Any] | None) -> None:
+        self._current = current
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
-        is_floating = tf.as_dtype(kwargs["dtype"]).is_floating
-        if self._current is None or not is_floating:
-            variable = next_creator(**kwargs)
-            if is_floating:
-                self.shared.append(variable)
-            return variable
-        owner = self._owners[self._current]
+        name = kwargs.get("name") or "slot"
+        if not tf.as_dtype(kwargs["dtype"]).is_floating or name.endswith(
+            "_gradient_accumulator"
+        ):
+            return next_creator(**kwargs)
         initial = kwargs["initial_value"]
-        value = tf.convert_to_tensor(
-            initial() if callable(initial) else initial, kwargs["dtype"]
-        )
+        value = initial() if callable(initial) else initial
+        value = tf.convert_to_tensor(value, kwargs["dtype"])
+        pieces = self._pieces_of_shape(value.shape)
+        if not pieces:
+            variable = next_creator(**kwargs)
+            self.shared.append(variable)
+            return variable
+        held: list[Rows | None] = [None] * len(self._devices)
+        first = Workers(self._strategy).index * len(held)
+        for piece in pieces:
+            if 0 <= piece.owner - first < len(held):
+                held[piece.owner - first] = piece.rows
         variable = owned_variable(
-            *(self._strategy, self._local_rank(owner), value),
-            kwargs.get("name") or "slot",
+            self._strategy, self._devices, held, value, name
         )
-        self.owned.append(Slot(variable, owner))
+        self.owned += [(variable, piece) for piece in pieces]
         return variable
 
-    def _local_rank(self, replica: int) -> int | None:
-        workers = Workers(self._strategy)
-        worker, rank = divmod(replica, workers.local_replicas)
-        return rank if worker == workers.index else None
+    def _pieces_of_shape(self, shape: tf.TensorShape) -> list[Piece]:
+        """Return the owners of what is made; none of what is shared."""
+        if self._current is None:
+            return []
+        index, variable = self._current
+        pieces = [piece for piece in self._pieces if piece.position == index]
+        is_like_it = pieces[0].is_whole or shape == variable.shape
+        return pieces if is_like_it else []
 
 
 class _Watched(list):
     """A list that tells at which of its elements a loop is."""
 
     def __init__(
-        self, elements: Sequence[Any], note: Callable[[int | None], None]
+        self,
+        elements: Sequence[Any],
+        note: Callable[[tuple[int, Any] | None], None],
     ) -> None:
         super().__init__(elements)
         self._note = note
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for i, element in enumerate(super().__iter__()):
-                self._note(i)
-                yield element
+            for pair in enumerate(super().__iter__()):
+                self._note(pair)
+                yield pair[1]
         finally:
             self._note(None)
