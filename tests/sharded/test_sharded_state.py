@@ -278,3 +278,23 @@ def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):
         False, False, saved.__getitem__, (2, 1), (1, 1), [0], True
     )
     np.testing.assert_array_equal(received, saved[1])
+
+
+def test_a_step_may_be_in_a_condition(mirrored):
+    """Where a sum on all replicas cannot be, under `MirroredStrategy`."""
+    with mirrored.scope():
+        weight = keras.Variable(np.ones([4, 2], "float32"))
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
+        sharded.build([weight])
+
+    @tf.function
+    def step(is_due):
+        def update():
+            mirrored.run(lambda: sharded.apply([tf.ones([4, 2])], [weight]))
+            return 1
+
+        tf.cond(is_due, update, lambda: 0)
+
+    step(tf.constant(True))
+    for copy in mirrored.experimental_local_results(weight.value):
+        np.testing.assert_array_equal(copy, 0.5)

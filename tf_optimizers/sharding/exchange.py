@@ -19,13 +19,13 @@ class Merged:
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
             devices = strategy.extended.worker_devices
-            sums = strategy.extended.batch_reduce_to(
-                tf.distribute.ReduceOp.SUM,
-                [
-                    (value, devices[owner])
-                    for value, owner in zip(values, owners, strict=True)
-                ],
-            )
+            # One by one: several together are summed on all devices.
+            sums = [
+                strategy.extended.reduce_to(
+                    tf.distribute.ReduceOp.SUM, value, devices[owner]
+                )
+                for value, owner in zip(values, owners, strict=True)
+            ]
             return [strategy.experimental_local_results(s)[0] for s in sums]
 
         return _merge_call(merged, list(values))
