@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import values
 from tensorflow.python.ops import resource_variable_ops
@@ -114,6 +115,16 @@ def part_of(component: tf.Variable) -> tf.Variable:
     return getattr(component, "part", component)
 
 
+def array_of(component: tf.Variable) -> np.ndarray:
+    """Return the value of a component; zeros of others' rows take no memory."""
+    if not isinstance(component, _Component):
+        return component.numpy()
+    whole = np.zeros(component.shape, component.dtype.as_numpy_dtype)
+    if component.part is not None:
+        whole[component.rows] = component.part.numpy()
+    return whole
+
+
 # TensorFlow's class of variables without a value has no public name.
 class Copy(resource_variable_ops.UninitializedVariable):
     """Some rows of a variable, which have memory in a step only.
@@ -128,7 +139,7 @@ class Copy(resource_variable_ops.UninitializedVariable):
             super().__init__(
                 shape=[ends[1] - ends[0], *variable.shape[1:]],
                 dtype=variable.dtype,
-                name="rows",
+                name=variable.name.removesuffix(":0"),
             )
         # By which Keras finds what it keeps for a variable.
         self._distributed_container = weakref.ref(variable)

@@ -31,6 +31,7 @@ from tf_optimizers.agreement.workers import as_bytes
 # no `fsync`, of folders above all.
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 _LATE_SECONDS = 60.0
+_ROWS = ".rows"  # Follows the name of an array of which few rows are kept.
 _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
@@ -63,9 +64,9 @@ class Folder:
     ) -> str:
         """Write one worker's arrays; return their digest."""
         path = self._part(generation, worker)
-        raw: dict[str, Any] = {
-            name: as_bytes(array) for name, array in arrays.items()
-        }
+        raw: dict[str, Any] = {}
+        for name, array in arrays.items():
+            raw |= _without_zeros(name, array)
         self._write(
             path, lambda file: np.savez(file, allow_pickle=False, **raw)
         )
@@ -215,6 +216,36 @@ def _sync(descriptor: int) -> None:
     except OSError as error:
         if error.errno in _LOST:
             raise
+
+
+def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Return an array's bytes, but for zeros in its first and last rows.
+
+    A worker has few rows of what `ShardedState` shares out, and reads all
+    others as zeros.
+    """
+    raw = as_bytes(array)
+    if not array.ndim or not array.size:
+        return {name: raw}
+    rows = np.flatnonzero(raw.reshape(len(array), -1).any(axis=1))
+    first, end = (rows[0], rows[-1] + 1) if len(rows) else (0, 0)
+    if end - first == len(array):
+        return {name: raw}
+    return {
+        name: as_bytes(array[first:end]),
+        f"{name}{_ROWS}": np.array([first, end]),
+    }
+
+
+def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
+    """Return an array of an open part, with the zeros that were left out."""
+    kept = part[name].view(dtype)
+    if f"{name}{_ROWS}" not in part:
+        return kept.reshape(shape)
+    first, end = part[f"{name}{_ROWS}"]
+    array = np.zeros(shape, dtype)
+    array[first:end] = kept.reshape([end - first, *shape[1:]])
+    return array
 
 
 def _digest_of(text: str) -> str:

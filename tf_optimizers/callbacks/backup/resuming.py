@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import build_metrics
-from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.files import Folder, with_zeros
 from tf_optimizers.callbacks.backup.state import State
 
 
@@ -50,8 +50,8 @@ class Reader:
         if not self.is_alike(section, number):
             worker, local_rank = divmod(replica, self.layout[1])
             name = f"{name}.{local_rank}"
-        raw = self._open(worker)[name]
-        return raw.view(tf.as_dtype(dtype).as_numpy_dtype).reshape(shape)
+        dtype = tf.as_dtype(dtype).as_numpy_dtype
+        return with_zeros(self._open(worker), name, dtype, shape)
 
 
 class Rates:

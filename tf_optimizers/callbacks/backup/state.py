@@ -8,12 +8,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat.owned import array_of
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.distribute.optimizers import (
     has_common_weights,
     kind_of,
     local_steppers,
     optimizers_of,
+    parts_of,
     with_updated,
 )
 from tf_optimizers.sharded_state import ShardedState
@@ -88,7 +90,7 @@ class State:
         return None
 
     def _values_of(self, variable: keras.Variable) -> list[np.ndarray]:
-        return [part.numpy() for part in self.components(variable)]
+        return list(map(array_of, self.components(variable)))
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether each replica has a share of the variable's value."""
@@ -101,12 +103,13 @@ class State:
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether one replica may have the value, and others zeros."""
-        return any(
+        """Return whether replicas may have rows of it, and others zeros."""
+        return not self.is_summed(variable) and any(
             variable is slot
             for optimizer in optimizers_of(self._model).values()
-            if isinstance(optimizer, ShardedState)
-            for slot in optimizer.variables
+            for part in parts_of(optimizer)
+            if isinstance(part, ShardedState)
+            for slot in part.variables
         )
 
     @property
@@ -193,7 +196,7 @@ def shares(
         old: How many workers there were, and how many replicas each had.
         new: The same of what there is now.
         own: The replicas whose values are wanted.
-        is_owned: Whether one replica has the whole value, and others zeros,
+        is_owned: Whether replicas have rows of the value, and zeros in others,
             unless all have the same.
     """
     if old == new:
