@@ -57,8 +57,10 @@ class ShardedState(Optimizer):
 
     Clipping is of the sums: `global_clipnorm` of those of all owners. Weight
     decay, schedules, `loss_scale_factor` and constraints are as without
-    sharing. Runs under `MirroredStrategy` and
-    `tfo.SparseMultiWorkerMirroredStrategy`.
+    sharing, and so are `use_ema`, whose averages are shared out, and
+    `gradient_accumulation_steps`: replicas accumulate gradients of their own,
+    4 bytes a parameter on each, and exchange them once they make a step. Runs
+    under `MirroredStrategy` and `tfo.SparseMultiWorkerMirroredStrategy`.
 
     State: the inner optimizer's, of about 1 / N of the parameters on each
     replica; where variables are not split, at least that of the largest.
@@ -73,12 +75,14 @@ class ShardedState(Optimizer):
 
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer` that is built
-            variable by variable, such as `AdamW` or `tfo.Lamb`. Those that
-            exchange gradients themselves (`tfo.DGCMomentum`,
-            `tfo.SparseLoCo`) and those around others (`LossScaleOptimizer`,
-            `MultiOptimizer`, which belong outside) are refused. So are, with
-            several replicas, `tfo.AdamOffload`, `use_ema` and
-            `gradient_accumulation_steps`.
+            variable by variable, such as `AdamW`, `tfo.Lamb` or
+            `tfo.AdamOffload`, of which each worker's host then has a part of
+            the state. Those that exchange gradients themselves
+            (`tfo.DGCMomentum`, `tfo.SparseLoCo`) and those around others
+            (`LossScaleOptimizer`, `MultiOptimizer`, which belong outside) are
+            refused. So are, with several replicas,
+            `gradient_accumulation_steps` of `tfo.AdamOffload`, and together
+            with `use_ema` of Keras's optimizers.
         name: str. The optimizer's name. Defaults to `None`.
 
     Raises:
@@ -160,7 +164,13 @@ class ShardedState(Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Let the inner optimizer finish, as `fit` does at its end."""
-        self.inner_optimizer.finalize_variable_values(var_list)
+        inner = self.inner_optimizer
+        if self._slots is None or not inner.use_ema:
+            inner.finalize_variable_values(var_list)
+            return
+        # Which replicas have together.
+        with strategy_of(self).scope():
+            self._steps.overwrite(var_list)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Choose owners, and create the inner optimizer's state with them."""

@@ -1,3 +1,398 @@
+"""Shared state steps as the inner optimizer does under the same strategy."""
+
+import keras
+import numpy as np
+import pytest
+import real_workers
+import tensorflow as tf
+from scripts import sharded as sharded_script
+
+import tf_optimizers as tfo
+from tf_optimizers.callbacks.backup.state import State, shares
+
+X = np.random.default_rng(0).random((16, 6)).astype("float32")
+Y = X[:, :3]
+OPTIMIZERS = {
+    name: getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
+        *("Adafactor", "Nadam", "Ftrl", "Lion", "Lamb", "Muon"),
+        "ScheduleFreeAdamW",
+    )
+    if hasattr(keras.optimizers, name)
+} | {
+    "tfo.Lamb": tfo.Lamb,
+    "tfo.LANS": tfo.LANS,
+    "tfo.AdamOffload": tfo.AdamOffload,
+}
+
+
+# The others are tried by the long tests.
+USUAL = ("SGD", "AdamW", "Nadam", "Muon", "tfo.Lamb")
+
+
+def make_model(strategy):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, "tanh", kernel_constraint="non_neg"),
+                keras.layers.Dense(3),
+            ]
+        )
+
+
+def trained(strategy, optimizer, epochs=10):
+    model = make_model(strategy)
+    with strategy.scope():
+        model.compile(optimizer, "mse")
+    model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def assert_alike(strategy, model, other):
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        copies = strategy.experimental_local_results(mine.value)
+        for copy in copies:
+            np.testing.assert_array_equal(copy, copies[0])
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in USUAL else pytest.mark.long)
+        for name in OPTIMIZERS
+    ],
+)
+def test_replicas_step_as_the_inner_optimizer(mirrored, name):
+    make = OPTIMIZERS[name]
+    with mirrored.scope():
+        inner, sharded = make(0.01), tfo.ShardedState(make(0.01))
+    expected = trained(mirrored, inner)
+    model = trained(mirrored, sharded)
+    assert_alike(mirrored, model, expected)
+    for mine, theirs in zip(sharded.variables, inner.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_gradients_may_be_of_several_dtypes(mirrored, dtype):
+    """Which TensorFlow's own sum over replicas does not take."""
+    with mirrored.scope():
+        variables = [
+            keras.Variable(np.ones(3), dtype=each, name=each)
+            for each in ("float32", dtype)
+        ]
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
+        sharded.build(variables)
+
+    def step():
+        gradients = [tf.ones([3], variable.dtype) for variable in variables]
+        sharded.apply(gradients, variables)
+
+    tf.function(lambda: mirrored.run(step))()
+    for variable in variables:
+        for copy in mirrored.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(tf.cast(copy, "float32"), 0.5)
+
+
+def test_one_replica_is_the_inner_optimizer():
+    strategy = tf.distribute.get_strategy()
+    settings = {"global_clipnorm": 0.1, "use_ema": True, "weight_decay": 0.1}
+    expected = trained(strategy, keras.optimizers.AdamW(0.01, **settings))
+    inner = keras.optimizers.AdamW(0.01, **settings)
+    model = trained(strategy, tfo.ShardedState(inner))
+    for mine, theirs in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"global_clipnorm": 0.05}, {"clipnorm": 0.05}]
+)
+def test_sums_are_clipped(mirrored, settings):
+    expected = trained(
+        tf.distribute.get_strategy(), keras.optimizers.SGD(0.1, **settings)
+    )
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.1, **settings))
+    assert_alike(mirrored, trained(mirrored, sharded), expected)
+
+
+EMA = {"use_ema": True, "ema_momentum": 0.5}
+IN_PARTS = {
+    "ema": lambda: keras.optimizers.AdamW(0.01, **EMA),
+    "ema overwrites": lambda: keras.optimizers.SGD(
+        0.1, **EMA, ema_overwrite_frequency=3
+    ),
+    "tfo ema": lambda: tfo.Lamb(0.01, **EMA),
+    "accumulated": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.01, 20),
+        gradient_accumulation_steps=3,
+    ),
+    "tfo ema of accumulated": lambda: tfo.Lamb(
+        0.01, **EMA, gradient_accumulation_steps=3
+    ),
+    "not decayed": lambda: without_kernels(
+        keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    ),
+    "offload": lambda: tfo.AdamOffload(0.01, weight_decay=0.1, **EMA),
+}
+
+
+def without_kernels(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    return optimizer
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_averages_and_accumulators_are_those_of_one_replica(mirrored, name):
+    expected = trained(tf.distribute.get_strategy(), IN_PARTS[name]())
+    with mirrored.scope():
+        sharded = tfo.ShardedState(IN_PARTS[name]())
+    model = trained(mirrored, sharded)
+    assert_alike(mirrored, model, expected)
+    pairs = zip(sharded.variables, expected.optimizer.variables, strict=True)
+    for mine, theirs in pairs:
+        is_sum = mine.path.endswith("_gradient_accumulator")
+        value = mine.numpy()
+        if is_sum:
+            value = sum(
+                part.numpy()
+                for part in mirrored.experimental_local_results(mine.value)
+            )
+        np.testing.assert_allclose(value, theirs.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_averages_can_be_swapped_in(mirrored, swap_on_epoch):
+    def swapped(wrap):
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)
+        model = make_model(mirrored)
+        with mirrored.scope():
+            model.compile(wrap(keras.optimizers.SGD(0.1, **EMA)), "mse")
+        options = {"epochs": 2, "shuffle": False, "verbose": 0}
+        model.fit(X, Y, 8, **options, callbacks=[swap])
+        loss = model.evaluate(X, Y, verbose=0, callbacks=[swap])
+        return model, loss
+
+    model, loss = swapped(tfo.ShardedState)
+    expected, expected_loss = swapped(lambda inner: inner)
+    assert_alike(mirrored, model, expected)
+    np.testing.assert_allclose(loss, expected_loss, atol=1e-6)
+
+
+def test_a_step_may_be_in_a_condition(mirrored):
+    """Where a sum on all replicas cannot be, under `MirroredStrategy`."""
+    with mirrored.scope():
+        weight = keras.Variable(np.ones([4, 2], "float32"))
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
+        sharded.build([weight])
+
+    @tf.function
+    def step(is_due):
+        def update():
+            mirrored.run(lambda: sharded.apply([tf.ones([4, 2])], [weight]))
+            return 1
+
+        tf.cond(is_due, update, lambda: 0)
+
+    step(tf.constant(True))
+    for copy in mirrored.experimental_local_results(weight.value):
+        np.testing.assert_array_equal(copy, 0.5)
+
+
+def test_multi_optimizer_belongs_around(mirrored, tmp_path):
+    def choose(wrap):
+        kernels = wrap(keras.optimizers.AdamW(0.01))
+        others = wrap(keras.optimizers.SGD(0.1, momentum=0.9))
+        return lambda variable: kernels if "kernel" in variable.path else others
+
+    def multi(wrap):
+        with mirrored.scope():
+            optimizer = keras.optimizers.MultiOptimizer(choose(wrap))
+        return trained(mirrored, optimizer, epochs=3)
+
+    model, expected = multi(tfo.ShardedState), multi(lambda inner: inner)
+    assert_alike(mirrored, model, expected)
+    owned = [v for part in model.optimizer.optimizers for v in part.variables]
+    assert all(State(model).is_owned(slot) for slot in owned)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    alone = tf.distribute.get_strategy()
+    loaded = make_model(alone)
+    loaded.compile(keras.optimizers.MultiOptimizer(choose(tfo.ShardedState)))
+    loaded.optimizer.build(loaded.trainable_variables)
+    loaded.load_weights(path)
+    theirs = [v for part in loaded.optimizer.optimizers for v in part.variables]
+    for mine, other in zip(owned, theirs, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    with pytest.raises(ValueError, match="around each one"):
+        tfo.ShardedState(
+            keras.optimizers.MultiOptimizer(choose(lambda inner: inner))
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "owned"),
+    [
+        # 6 x 8, 8 x 3, 8 and 3: 24 + 12 + 8 | 24 + 12 + 3.
+        (keras.optimizers.Adam, [44, 39]),
+        (tfo.Lamb, [48, 35]),
+    ],
+)
+def test_replicas_hold_parts_of_the_state(mirrored, make, owned):
+    with mirrored.scope():
+        sharded = tfo.ShardedState(make())
+    trained(mirrored, sharded, epochs=1)
+    summary = sharded.memory_summary()
+    assert summary["owned"] == [8 * size for size in owned]
+    assert summary["whole"] == 8 * 83 + summary["shared"]
+    for variable in sharded.variables[2:]:
+        first, second = mirrored.experimental_local_results(variable.value)
+        assert not np.any(first.numpy() * second.numpy())
+        assert np.any(variable.numpy())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_elementwise_optimizers_step_parts_as_the_whole(name):
+    """Those that `is_elementwise` names, and none of the others."""
+    make = OPTIMIZERS[name]
+    random = np.random.default_rng(0)
+    start = random.normal(size=(8, 6)).astype("float32")
+    steps = random.normal(size=(3, 8, 6)).astype("float32")
+    steps *= np.arange(1, 9, dtype="float32")[:, None]  # Rows differ.
+
+    def stepped(rows):
+        optimizer, weight = make(0.1), keras.Variable(start[rows])
+        for gradient in steps:
+            optimizer.apply([tf.constant(gradient[rows])], [weight])
+        return weight.numpy() - start[rows]
+
+    whole = stepped(slice(0, 8))
+    parts = np.concatenate([stepped(slice(0, 3)), stepped(slice(3, 8))])
+    is_alike = np.allclose(parts, whole, rtol=0, atol=1e-6)
+    assert is_alike == tfo.ShardedState.is_elementwise(make())
+
+
+@pytest.mark.parametrize("ending", ["keras", "weights.h5", "ckpt"])
+def test_files_are_those_of_the_inner_optimizer(mirrored, tmp_path, ending):
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.AdamW(0.01))
+        inner = keras.optimizers.AdamW(0.01)
+    model = trained(mirrored, sharded, epochs=2)
+    path = str(tmp_path / f"model.{ending}")
+    if ending == "keras":
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        assert isinstance(loaded.optimizer, tfo.ShardedState)
+    else:
+        loaded = make_model(mirrored)
+        with mirrored.scope():
+            loaded.compile(inner, "mse")
+            inner.build(loaded.trainable_variables)
+        if ending == "ckpt":
+            tf.train.Checkpoint(model=model, optimizer=sharded).write(path)
+            status = tf.train.Checkpoint(model=loaded, optimizer=inner)
+            status.read(path).assert_existing_objects_matched()
+        else:
+            model.save_weights(path)
+            loaded.load_weights(path)
+    pairs = zip(loaded.optimizer.variables, sharded.variables, strict=True)
+    for theirs, mine in pairs:
+        np.testing.assert_array_equal(theirs.numpy(), mine.numpy())
+    before = [variable.numpy() for variable in sharded.variables]
+    if ending == "ckpt":
+        tf.train.Checkpoint(model=loaded, optimizer=inner).write(path)
+        back = tf.train.Checkpoint(model=model, optimizer=sharded)
+        back.read(path).assert_existing_objects_matched()
+    elif ending == "weights.h5":
+        loaded.save_weights(path)
+        model.load_weights(path)
+    for mine, value in zip(sharded.variables, before, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tfo.DGCMomentum(0.1),
+        lambda: tfo.SparseLoCo(keras.optimizers.SGD()),
+        lambda: tfo.ShardedState(keras.optimizers.SGD()),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    ],
+)
+def test_others_that_exchange_or_wrap_are_refused(make):
+    with pytest.raises(ValueError, match="`inner_optimizer` must"):
+        tfo.ShardedState(make())
+
+
+def test_sparse_loco_refuses_shared_state():
+    with pytest.raises(ValueError, match="must leave the exchange"):
+        tfo.SparseLoCo(tfo.ShardedState(keras.optimizers.SGD()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **kwargs: keras.optimizers.SGD(use_ema=True, **kwargs),
+        tfo.AdamOffload,
+    ],
+)
+def test_what_replicas_cannot_share_is_refused(mirrored, make):
+    model = make_model(mirrored)
+    with mirrored.scope():
+        sharded = tfo.ShardedState(make(gradient_accumulation_steps=2))
+        with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
+            sharded.build(model.trainable_variables)
+
+
+def test_large_variables_are_warned_of(mirrored):
+    with mirrored.scope():
+        variables = [keras.Variable(np.zeros([50, 9], "float32"))]
+        with pytest.warns(UserWarning, match="at most 1.5 times the mean"):
+            tfo.ShardedState(tfo.Lamb()).build(variables)
+
+
+SEVERAL = "adamw", "lamb", "mixed_float16", "words"
+
+
+@pytest.mark.parametrize(
+    ("names", "workers", "devices"),
+    [
+        (SEVERAL, 2, 1),
+        *(
+            pytest.param(names, *layout, marks=pytest.mark.long)
+            for names, layout in [
+                (sharded_script.MAKE, (2, 1)),
+                (sharded_script.MAKE, (2, 2)),
+                (SEVERAL, (4, 1)),
+            ]
+        ),
+    ],
+)
+def test_workers_step_as_the_inner_optimizer(tmp_path, names, workers, devices):
+    for result in real_workers.results(
+        *("sharded", tmp_path, workers, "compare", *names), devices=devices
+    ):
+        assert result["wrong"] == []
+        largest = max(result["owned"])
+        assert largest < 1.3 * sum(result["owned"]) / (workers * devices)
+
+
+@pytest.mark.long
+def test_backups_go_on_with_other_workers(tmp_path):
+    """Two workers, then one, then three; and one from beginning to end."""
+    alone, folder = tf.distribute.get_strategy(), tmp_path / "backups"
+    expected = sharded_script.resumed(alone, tmp_path / "alone", 3)
+    real_workers.results("sharded", tmp_path, 2, "resume", folder, 1)
+    sharded_script.resumed(alone, folder, 2)
+    for weights in real_workers.results(
+        *("sharded", tmp_path, 3, "resume", folder, 3)
+    ):
+        for mine, theirs in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
 
 
 def test_backups_hold_each_row_once(mirrored, tmp_path):
@@ -19,3 +414,23 @@ def test_backups_hold_each_row_once(mirrored, tmp_path):
         model.fit(X, Y, batch_size=8, **options)
     for variable, value in zip(model.optimizer.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):
+    with mirrored.scope():
+        sharded = tfo.ShardedState(keras.optimizers.Adam())
+    model = trained(mirrored, sharded, epochs=1)
+    state = State(model)
+    assert all(map(state.is_owned, state.slots))
+    alone = tfo.ShardedState(keras.optimizers.Adam())
+    model = trained(tf.distribute.get_strategy(), alone, epochs=1)
+    assert all(map(State(model).is_owned, alone.variables))
+    saved = [np.zeros(2, "float32"), np.array([0.1, 0.3], "float32")]
+    received = shares(
+        False, False, saved.__getitem__, (2, 1), (3, 1), [2], True
+    )
+    np.testing.assert_array_equal(received[0], saved[1])
+    (received,) = shares(
+        False, False, saved.__getitem__, (2, 1), (1, 1), [0], True
+    )
+    np.testing.assert_array_equal(received, saved[1])

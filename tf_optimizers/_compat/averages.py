@@ -52,6 +52,60 @@ class _AveragesOf:
         return iter(self._optimizer._model_variables_moving_average)
 
 
+class WholeAverages:
+    """Averages of which replicas have some rows each, shown as whole ones.
+
+    To `SwapEMAWeights`, which lets every replica add, subtract and assign. Each
+    is read when its turn comes, which is a sum over replicas.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._averages = averages_of(optimizer)
+        self._strategy = strategy_of(optimizer)
+        # Not `setattr`: Keras tracks what is assigned to an optimizer.
+        object.__setattr__(optimizer, _AVERAGES, self)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._averages[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        # Imported here: the module is not needed without a strategy.
+        from tensorflow.python.distribute import values
+
+        for average in self._averages:
+            whole = tf.convert_to_tensor(average.numpy())
+            copies = self._strategy.experimental_local_results(average.value)
+            yield values.MirroredVariable(
+                self._strategy,
+                [_Whole(copy, whole) for copy in copies],
+                tf.VariableAggregation.NONE,
+            )
+
+
+class _Shown:
+    """What `SwapEMAWeights` takes for a component of an average."""
+
+    def __init__(self, variable: tf.Variable) -> None:
+        self._variable = variable
+        self.device, self.dtype = variable.device, variable.dtype
+        self.name, self.shape = variable.name, variable.shape
+
+
+class _Whole(_Shown):
+    """A replica's rows of a variable, as if it had all of them."""
+
+    def __init__(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        super().__init__(variable)
+        self._value = value
+
+    def assign(self, value: tf.Tensor, **kwargs: Any) -> None:
+        self._value = tf.convert_to_tensor(value)
+        self._variable.assign(value, **kwargs)
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self._value, dtype, name=name)
+
+
 def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
     """Return an average with a component for each of its variable's."""
     if isinstance(variable, keras.Variable):
@@ -60,6 +114,7 @@ def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
     if (
         average is None
         or not isinstance(variable, shared)
+        or isinstance(average, shared)  # As `WholeAverages` shows it.
         or isinstance(average.value, shared)  # Of `SparseLoCo` around it.
     ):
         return average
@@ -74,14 +129,12 @@ def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
     )
 
 
-class _Share:
+class _Share(_Shown):
     """A variable of the process, as one replica sees it: the first assigns."""
 
     def __init__(self, variable: tf.Variable, is_first: bool) -> None:
-        self._variable = variable
+        super().__init__(variable)
         self._is_first = is_first
-        self.device, self.dtype = variable.device, variable.dtype
-        self.name, self.shape = variable.name, variable.shape
 
     def assign(self, value: tf.Tensor, **kwargs: Any) -> None:
         if self._is_first:

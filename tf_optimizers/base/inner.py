@@ -70,7 +70,10 @@ class InnerSteps:
         parts = parts_of(self._optimizer)
         moved = [self._variables[i] for i in indices]
         shown = [
-            variable if isinstance(variable, keras.Variable) else weight
+            variable
+            if isinstance(variable, keras.Variable)
+            and variable.shape == weight.shape  # Not some rows of it.
+            else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]
         switched_off = [*unconstrained(shown), *settings]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.distribute.optimizers import is_wrapper, parts_of
 from tf_optimizers.offload.host_optimizer import HostOptimizer
@@ -35,7 +36,7 @@ def check_inner(value: Any, itself: type) -> None:
             "`LossScaleOptimizer`. Put it around `ShardedState`: "
             "`LossScaleOptimizer(ShardedState(...))`."
         )
-    if is_wrapper(value):
+    if is_wrapper(value) or hasattr(value, "optimizers"):
         raise ValueError(
             "`inner_optimizer` must be one optimizer. Received: "
             f"`{name}`. Put `ShardedState` around each one inside of it."
@@ -60,20 +61,21 @@ def check_shared(
             f"{type(strategy).__name__}. Create model and optimizer in the "
             "scope of one of these."
         )
-    if isinstance(inner, HostOptimizer):
+    given = inner.gradient_accumulation_steps
+    if given and isinstance(inner, HostOptimizer):
         raise ValueError(
-            "`inner_optimizer` must keep its state on the devices. Received: "
-            f"`{type(inner).__name__}`, with several replicas. Use it alone, "
-            "or pass `keras.optimizers.AdamW`."
+            "`inner_optimizer` must keep gradients on the devices. Received: "
+            f"`{type(inner).__name__}` with gradient_accumulation_steps="
+            f"{given}, which keeps them on the host. Leave it out, or pass "
+            "`keras.optimizers.Adam`."
         )
-    for argument in ("use_ema", "gradient_accumulation_steps"):
-        given = getattr(inner, argument)
-        if given:
-            raise ValueError(
-                f"`inner_optimizer` must have no `{argument}` with several "
-                f"replicas. Received: {argument}={given!r}. Leave it out, or "
-                f"use `{type(inner).__name__}` alone."
-            )
+    if given and inner.use_ema and not isinstance(inner, Optimizer):
+        raise ValueError(
+            "Averages must follow updates. Received: "
+            f"`{type(inner).__name__}` with use_ema=True and "
+            f"gradient_accumulation_steps={given}, of which averages follow "
+            "every batch. Leave one of the two out."
+        )
     for variable in variables:
         if is_overwritten(inner, variable):
             raise ValueError(

@@ -5,8 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.averages import averages_of
-from tf_optimizers._compat.keras import micro_steps, raw_iterations
+from tf_optimizers._compat.averages import WholeAverages
+from tf_optimizers._compat.keras import (
+    micro_steps,
+    raw_iterations,
+    variable_index,
+)
 from tf_optimizers._compat.owned import Copy, part_of
 from tf_optimizers._compat.strategies import at_rate
 from tf_optimizers.agreement.workers import Workers
@@ -52,6 +56,8 @@ class OwnSteps:
         self._replicas = strategy.num_replicas_in_sync
         self._exchange = exchange_of(strategy)
         self._steps = InnerSteps(optimizer, variables, variables)
+        if optimizer.use_ema:
+            self._averages = WholeAverages(optimizer)
         devices = strategy.extended.worker_devices
         first = Workers(strategy).index * len(devices)
         self._copies = {
@@ -150,9 +156,8 @@ class OwnSteps:
         """Let averages follow and, when due, overwrite what is owned."""
         inner = self._optimizer
         frequency = inner.ema_overwrite_frequency
-        averages = averages_of(inner)
         for piece, weight in weights.items():
-            mean = _own(averages[piece.position])
+            mean = _own(self._averages[piece.position])
             master = master_weight(inner, piece.position)
             new = weight.read_value()
             if master is not None:
@@ -166,6 +171,14 @@ class OwnSteps:
                 weight.assign(tf.cast(new, weight.dtype))
                 if master is not None:
                     master.assign(new)
+
+    def overwrite(self, variables: Sequence[Any]) -> None:
+        """Set variables to their averages, outside of replicas."""
+        if not int(micro_steps(self._optimizer)):
+            return  # There are none yet.
+        for variable in map(backend_variable, variables):
+            mean = self._averages[variable_index(self._optimizer, variable)]
+            variable.assign(tf.cast(mean.numpy(), variable.dtype))
 
     def _spread(
         self, pieces: Sequence[Piece], weights: Mapping[Piece, tf.Variable]
