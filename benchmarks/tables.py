@@ -85,6 +85,35 @@ def exchange(name: str, result: dict) -> str:
     )
 
 
+def sharded_state(name: str, result: dict) -> str:
+    """Return step times, state and bytes by layout and contender."""
+
+    def median(values: list[float]) -> float:
+        return statistics.median(values)
+
+    return table(
+        f"{name}: {result['variables']:,} variables, "
+        f"{result['parameters'] / 1e6:.1f} M parameters",
+        "| | state | median ms | state, bytes a parameter | resident, too "
+        "| MB per step and worker |",
+        (
+            [
+                f"{layout}, {optimizer}",
+                kind,
+                f"{median(found['step_ms']):,.0f}",
+                *(
+                    f"{median(found[what]) / result['parameters']:.2f}"
+                    for what in ("state_bytes", "resident_bytes")
+                ),
+                f"{median(found['bytes_per_step']) / 1e6:,.1f}",
+            ]
+            for layout, contenders in result["layouts"].items()
+            for key, found in contenders.items()
+            for optimizer, kind in [key.split(", ")]
+        ),
+    )
+
+
 def kilobytes(contender: dict) -> str:
     return f"{statistics.median(contender['bytes_per_step']) / 1e3:,.1f}"
 
@@ -274,6 +303,7 @@ TABLES = {
     "local_work": step_time,
     "memory": memory,
     "exchange": exchange,
+    "sharded_state": sharded_state,
     "fit": fit,
     "monitors": monitors,
     "shaped_network": shaped_network,

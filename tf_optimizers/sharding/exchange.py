@@ -67,11 +67,9 @@ class AllToAll:
         sums = list(values)
         for group in _by_dtype(values):
             parts = self._parts(group, owners)
-            longest = self._longest(parts, values)
-            rows = [_row([values[i] for i in part], longest) for part in parts]
             dtype = values[group[0]].dtype
-            words = extended.all_to_all(_as_words(_stack(rows, dtype, longest)))
-            received = _from_words(words, dtype)
+            rows = _rows(parts, values, self._longest(parts, values), dtype)
+            received = _from_words(extended.all_to_all(_as_words(rows)), dtype)
             # In the order of ranks.
             total = tf.add_n(tf.unstack(received, num=self._replicas))
             own = parts[_rank()]
@@ -89,10 +87,9 @@ class AllToAll:
             parts = self._parts(group, owners)
             longest = self._longest(parts, values)
             dtype = values[group[0]].dtype
-            row = _row([values[i] for i in parts[_rank()]], longest)
+            row = _rows([parts[_rank()]], values, longest, dtype)
             words = extended.in_replica(
-                extended.channel.all_gather,
-                _as_words(_stack([row], dtype, longest)),
+                extended.channel.all_gather, _as_words(row)
             )
             rows = _from_words(words, dtype)
             for rank, part in enumerate(parts):
@@ -113,7 +110,8 @@ class AllToAll:
     def _longest(self, parts: list[list[int]], values: Sequence[Any]) -> int:
         """Return the length of the rows, in whole words of 32 bits."""
         longest = max(sum(_size(values[i]) for i in part) for part in parts)
-        return longest + longest % 2
+        is_half = any(values[i].dtype.size == 2 for part in parts for i in part)
+        return longest + (longest % 2 if is_half else 0)
 
 
 def exchange_of(strategy: tf.distribute.Strategy) -> Merged | AllToAll:
@@ -165,19 +163,21 @@ def _size(value: Any) -> int:
     return value.shape.num_elements()
 
 
-def _row(values: Sequence[Any], length: int) -> tf.Tensor | None:
-    """Return values one after another, filled up; None without any."""
-    if not values:
-        return None
-    flat = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
-    return tf.pad(flat, [[0, length - sum(map(_size, values))]])
-
-
-def _stack(
-    rows: Sequence[tf.Tensor | None], dtype: tf.DType, length: int
+def _rows(
+    parts: Sequence[Sequence[int]],
+    values: Sequence[tf.Tensor],
+    length: int,
+    dtype: tf.DType,
 ) -> tf.Tensor:
-    empty = tf.zeros([length], dtype)
-    return tf.stack([empty if row is None else row for row in rows])
+    """Return rows of values one after another, filled up, in one copy."""
+    flat = []
+    for part in parts:
+        flat += [tf.reshape(values[i], [-1]) for i in part]
+        gap = length - sum(_size(values[i]) for i in part)
+        if gap:
+            flat.append(tf.zeros([gap], dtype))
+    joined = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+    return tf.reshape(joined, [len(parts), length])
 
 
 def _split(

@@ -202,11 +202,11 @@ class OwnSteps:
         )
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
-            if piece not in weights or not piece.is_whole:
-                parts.setdefault(piece.position, []).append(new)
-        for index, rows in parts.items():
+            parts.setdefault(piece.position, []).append(new)
+        # Owners, too: their old weights would be beside the memory of these.
+        for position, rows in parts.items():
             new = tf.concat(rows, 0) if len(rows) > 1 else rows[0]
-            own_component(self._variables[index]).assign(new)
+            own_component(self._variables[position]).assign(new)
         for variable, new in zip(shared, news[len(pieces) :], strict=True):
             variable.assign(new)
         for piece in weights:

@@ -1,0 +1,206 @@
+"""What does sharing the state out save, and what does it cost?
+
+    python benchmarks/sharded_state.py [--models bert-base] [--steps 5]
+
+`ShardedState` and its inner optimizer step the same variables with the same
+gradients, in processes of their own, one contender after another: on 1, 2 and
+4 workers joined by loopback, and on 2 and 4 logical devices of one process,
+under `MirroredStrategy`. Times are the first worker's. The state is what
+`memory_summary()` says of the fullest replica, and by how much the resident
+memory of the first worker grows from before the optimizer is built until after
+some steps. Bytes are those that a worker's TCP sockets have sent in a step, by
+the kernel.
+"""
+
+import argparse
+import ctypes
+import functools
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import launched
+import results
+import step_time
+import tables
+import tensorflow as tf
+import tqdm
+
+import tf_optimizers as tfo
+from tf_optimizers.demo.sockets import sent_bytes
+
+WARM_UP = 2
+MODELS = {name: step_time.MODELS[name] for name in ("20M", "bert-base")}
+OPTIMIZERS = {
+    "AdamW": lambda: keras.optimizers.AdamW(1e-3),
+    "Lamb": lambda: tfo.Lamb(1e-3),
+}
+
+
+class Layout(NamedTuple):
+    """How many replicas there are, and where."""
+
+    workers: int
+    devices: int  # Of each.
+
+
+LAYOUTS = {
+    "1 worker": Layout(1, 1),
+    "2 workers": Layout(2, 1),
+    "4 workers": Layout(4, 1),
+    "2 devices": Layout(1, 2),
+    "4 devices": Layout(1, 4),
+}
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, but for what is free."""
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def strategy_of(layout: Layout) -> tf.distribute.Strategy:
+    """Return the strategy of this process."""
+    if layout.workers > 1:
+        return tfo.SparseMultiWorkerMirroredStrategy()
+    if layout.devices == 1:
+        return tf.distribute.get_strategy()
+    devices = [f"CPU:{i}" for i in range(layout.devices)]
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in devices],
+    )
+    return tf.distribute.MirroredStrategy(devices)
+
+
+def make_step(
+    strategy: tf.distribute.Strategy,
+    optimizer: keras.optimizers.Optimizer,
+    weights: list[keras.Variable],
+    gradients: Any,
+) -> Callable:
+    """Return a step with gradients that have been computed before."""
+
+    def replica(gradients: list[tf.Tensor]) -> None:
+        optimizer.apply(gradients, weights)
+
+    step = tf.function(
+        lambda gradients: strategy.run(replica, args=(gradients,)),
+        autograph=False,
+    )
+    return functools.partial(step, gradients)
+
+
+def work(
+    layout: Layout,
+    optimizer: str,
+    model: str,
+    is_sharded: bool,
+    steps: int,
+    path: pathlib.Path,
+) -> None:
+    """Step as one worker; the first writes what it has found."""
+    strategy = strategy_of(layout)
+    with strategy.scope():
+        weights = [
+            keras.Variable(tf.random.normal(shape), name=f"weight_{i}")
+            for i, shape in enumerate(MODELS[model])
+        ]
+    gradients = strategy.run(
+        lambda: [1e-3 * tf.random.normal(w.shape) for w in weights]
+    )
+    before = resident_bytes()
+    with strategy.scope():
+        inner = OPTIMIZERS[optimizer]()
+        used = tfo.ShardedState(inner) if is_sharded else inner
+        used.build(weights)
+    step = make_step(strategy, used, weights, gradients)
+    for _ in range(WARM_UP):
+        step()
+    grown = resident_bytes() - before
+    bytes_before = sent_bytes()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - start))
+    sent = (sent_bytes() - bytes_before) / steps
+    held = sum(variable.value.shape.num_elements() for variable in weights) * 8
+    if is_sharded:
+        summary = used.memory_summary()
+        held = max(summary["owned"]) or held
+    result = {
+        "step_ms": times,
+        "bytes_per_step": sent,
+        "state_bytes": held,
+        "resident_bytes": grown,
+    }
+    if layout.workers == 1 or strategy.cluster_resolver.task_id == 0:
+        path.write_text(json.dumps(result))
+
+
+def measure(model: str, rounds: int, steps: int, some: list[str]) -> dict:
+    """Return what each contender takes on each layout."""
+    found: dict = {}
+    contenders = [
+        (layout, optimizer, is_sharded)
+        for layout in some
+        for optimizer in OPTIMIZERS
+        for is_sharded in (False, True)
+    ]
+    for _ in range(rounds):
+        for layout, optimizer, is_sharded in tqdm.tqdm(contenders, desc=model):
+            own = ["--work", layout, "--optimizer", optimizer]
+            own += ["--models", model, "--steps", str(steps)]
+            own += ["--sharded"] if is_sharded else []
+            result = launched.run(__file__, LAYOUTS[layout].workers, *own)
+            kind = "shared out" if is_sharded else "whole"
+            mine = found.setdefault(layout, {}).setdefault(
+                f"{optimizer}, {kind}", dict.fromkeys(result)
+            )
+            for name, value in result.items():
+                many = value if isinstance(value, list) else [value]
+                mine[name] = [*(mine[name] or []), *many]
+    parameters = sum(tf.TensorShape(s).num_elements() for s in MODELS[model])
+    return {
+        "parameters": parameters,
+        "variables": len(MODELS[model]),
+        "layouts": found,
+    }
+
+
+def main() -> None:
+    parser = results.options(__file__, __doc__, MODELS, rounds=1, steps=5)
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
+    parser.add_argument("--work", choices=LAYOUTS, help=argparse.SUPPRESS)
+    parser.add_argument("--optimizer", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--sharded", action="store_true", help=argparse.SUPPRESS
+    )
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(
+            LAYOUTS[arguments.work],
+            arguments.optimizer,
+            arguments.models[0],
+            arguments.sharded,
+            arguments.steps,
+            arguments.output,
+        )
+        return
+    for name in arguments.models:
+        result = measure(
+            name, arguments.rounds, arguments.steps, arguments.layouts
+        )
+        results.record(arguments.output, name, result, tables.sharded_state)
+
+
+if __name__ == "__main__":
+    main()
