@@ -382,38 +382,19 @@ def test_workers_step_as_the_inner_optimizer(tmp_path, names, workers, devices):
 
 
 @pytest.mark.long
-def test_backups_go_on_with_other_workers(tmp_path):
-    """Two workers, then one, then three; and one from beginning to end."""
+def test_killed_workers_go_on_as_others(tmp_path):
+    """Two that are killed, then three, then one; and one that never ends."""
     alone, folder = tf.distribute.get_strategy(), tmp_path / "backups"
     expected = sharded_script.resumed(alone, tmp_path / "alone", 3)
-    real_workers.results("sharded", tmp_path, 2, "resume", folder, 1)
-    sharded_script.resumed(alone, folder, 2)
-    for weights in real_workers.results(
-        *("sharded", tmp_path, 3, "resume", folder, 3)
-    ):
-        for mine, theirs in zip(weights, expected, strict=True):
+    killed = real_workers.run("sharded", tmp_path, 2, "resume", folder, 3, 3)
+    assert killed.exit_code and killed.results == [None, None]
+    results = real_workers.results("sharded", tmp_path, 3, "resume", folder, 2)
+    last = sharded_script.resumed(alone, folder, 3)
+    before = sharded_script.resumed(alone, tmp_path / "two epochs", 2)
+    pairs = [(last, expected), *((result, before) for result in results)]
+    for found, wanted in pairs:
+        for mine, theirs in zip(found, wanted, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
-
-
-def test_backups_hold_each_row_once(mirrored, tmp_path):
-    with mirrored.scope():
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(2000), keras.layers.Dense(3)]
-        )
-        model.compile(tfo.ShardedState(keras.optimizers.Adam(0.01)), "mse")
-    backup = tfo.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
-    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[backup])
-    (path,) = tmp_path.glob("*.npz")
-    # Weights, m and v; entries of the archive have headers.
-    assert path.stat().st_size < 1.1 * 3 * 4 * model.count_params()
-    before = [v.numpy() for v in model.optimizer.variables]
-    for variable in model.optimizer.variables[2:]:
-        variable.assign(tf.zeros_like(variable))
-    options = {"epochs": 1, "verbose": 0, "callbacks": [backup]}
-    with pytest.warns(UserWarning, match="must be of an earlier epoch"):
-        model.fit(X, Y, batch_size=8, **options)
-    for variable, value in zip(model.optimizer.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
 
 
 def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):

@@ -1,9 +1,12 @@
 """Shared state on several workers.
 
 `sharded.py compare NAME...` compares it with the inner optimizer;
-`sharded.py resume BACKUPS EPOCHS` goes on from a backup, if there is one.
+`sharded.py resume BACKUPS EPOCHS [STEPS]` goes on from a backup, if there is
+one, and kills itself after so many steps.
 """
 
+import os
+import signal
 import sys
 
 import keras
@@ -75,24 +78,40 @@ def trained(strategy, name, wrap):
     return model
 
 
-def resumed(strategy, folder, epochs):
-    """Return the weights at an epoch's end, of a training that is backed up."""
+class Kill(keras.callbacks.Callback):
+    """Kills this worker after so many steps, of which the last is not saved."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps -= 1
+        if not self.steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def resumed(strategy, folder, epochs, steps=0):
+    """Return weights and state after a training that is backed up."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)]
         )
         model.compile(tfo.ShardedState(MAKE["nadam"]()), "mse")
-    backup = tfo.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+    backup = tfo.callbacks.BackupAndRestore(
+        folder, save_freq=1, delete_checkpoint=False
+    )
     model.fit(
         *(X, Y),
         batch_size=4,
         epochs=epochs,
         shuffle=False,
         verbose=0,
-        callbacks=[backup],
+        callbacks=[Kill(steps), backup] if steps else [backup],
     )
-    return [weight.tolist() for weight in model.get_weights()]
+    found = [*model.weights, *model.optimizer.variables]
+    return [variable.numpy().tolist() for variable in found]
 
 
 def main():
@@ -100,8 +119,8 @@ def main():
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     mode, *arguments = sys.argv[1:]
     if mode == "resume":
-        folder, epochs = arguments
-        report(resumed(strategy, folder, int(epochs)))
+        folder, *numbers = arguments
+        report(resumed(strategy, folder, *map(int, numbers)))
         return
     wrong = []
     for name in arguments:
