@@ -25,7 +25,7 @@ from tf_optimizers.base.replicas import (
     own_component,
 )
 from tf_optimizers.offload.host import HOST
-from tf_optimizers.offload.optimizer import HostOptimizer
+from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.sharding.checks import check_inner, check_shared
 from tf_optimizers.sharding.ownership import (
     bytes_of,

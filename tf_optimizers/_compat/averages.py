@@ -6,11 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
-    OptimizerHooks,
-    built_variables,
-    strategy_of,
-)
+from tf_optimizers._compat.keras import built_variables, strategy_of
 
 _AVERAGES = "_model_variables_moving_average"
 
@@ -28,7 +24,8 @@ def with_components(optimizer: Any, averages: list[Any]) -> list[Any]:
 
 def averages_of(optimizer: Any) -> list[Any]:
     """Return what `use_ema` keeps, of each variable that is not overwritten."""
-    own = "_averages" if isinstance(optimizer, OptimizerHooks) else _AVERAGES
+    # Ours show others under Keras's name, from the first time that it is read.
+    own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
 
