@@ -10,26 +10,18 @@ import pytest
 import reference
 import tensorflow as tf
 from cases import with_long
+from dgc import SHAPES, start
 from golden import TOLERANCE, load
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
 
-SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
 L = keras.regularizers
 NONE = tf.distribute.get_strategy()
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:DGCMomentum saves traffic:UserWarning"
 )
-
-
-def start(seed=5):
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.standard_normal(shape).astype("float32")
-        for name, shape in SHAPES.items()
-    }
 
 
 # A callback's, say: what waits has another rate than what comes.

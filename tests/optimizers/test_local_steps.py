@@ -11,17 +11,15 @@ import pytest
 import reference
 import tensorflow as tf
 from cases import error, with_long
+from dgc import SHAPES, around, start
 from test_sparse_loco import (
     INNER,
     NONE,
     RATE,
     SETTINGS,
-    SHAPES,
-    around,
     copies,
     gradients_of,
     movement,
-    start,
     train,
 )
 
@@ -356,7 +354,9 @@ def test_frozen_weight_with_a_gradient_moves(mirrored, held_back):
 
 def test_weight_assigned_between_rounds_is_where_the_next_begins(mirrored):
     run = train(mirrored, around(INNER["SGD"]), steps=2, sync_every=2)
-    for variable, value in zip(run.variables, start(9).values(), strict=True):
+    for variable, value in zip(
+        run.variables, start(seed=9).values(), strict=True
+    ):
         variable.assign(value)
     held = [sum(parts) for parts in run.memory("residual")]
     zero = [np.zeros_like(g) for g in gradients_of(0, 1)[0]]
@@ -364,7 +364,7 @@ def test_weight_assigned_between_rounds_is_where_the_next_begins(mirrored):
         run.step([zero, zero])
     left = [sum(parts) for parts in run.memory("residual")]
     for weight, value, before, after in zip(
-        run.weights(), start(9).values(), held, left, strict=True
+        run.weights(), start(seed=9).values(), held, left, strict=True
     ):
         # What was held back before is all that has moved.
         np.testing.assert_allclose(

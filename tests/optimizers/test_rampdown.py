@@ -17,7 +17,7 @@ BACK |= {"rampdown_begin_step": 6, "rampdown_step": 5}
 
 
 def train(strategy, steps, **kwargs):
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, **kwargs)
     for step in range(steps):
         run.step(dgc.make_gradients(step, SHAPES.values(), 2))
@@ -83,7 +83,7 @@ def test_nothing_waits_once_all_is_sent(mirrored, dtype, masking, rule):
 
 @pytest.mark.parametrize("masking", [True, False])
 def test_sent_and_left_is_what_was_accumulated(mirrored, masking):
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros(SHAPES)
     # Two stages there and one back, each of which is traced.
     settings = BACK | {"sparsity": STAGES[::2], "momentum_masking": masking}
     run = dgc.Run(mirrored, zeros, **settings)

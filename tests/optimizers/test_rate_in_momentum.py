@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import with_long
+from dgc import SHAPES, start
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.wire import Wire
 
-SHAPES = {"kernel": (6, 8), "bias": (7,)}
 RATES = [0.1, 0.2, 0.2, 0.05, 0.05, 0.0, 0.01, 0.01, 0.003, 0.001]
 BOUNDARIES = list(range(len(RATES) - 1))
 WHOLE = {"sparsity": (0.0,), "momentum_masking": False}
@@ -19,14 +19,6 @@ NONE = tf.distribute.get_strategy()
 pytestmark = pytest.mark.filterwarnings(
     "ignore:DGCMomentum saves traffic:UserWarning"
 )
-
-
-def start():
-    rng = np.random.default_rng(5)
-    return {
-        name: rng.standard_normal(shape).astype("float32")
-        for name, shape in SHAPES.items()
-    }
 
 
 def gradients_of(step, scale=1.0):
@@ -98,7 +90,7 @@ def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     """A millionth of them is rounded as they are; float16 has no 1e-9."""
 
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros()
     run = dgc.Run(mirrored, zeros, sparsity=(0.5,), value_dtype=dtype)
 
     def trained_at(rate):

@@ -9,11 +9,11 @@ import pytest
 import reference
 import tensorflow as tf
 from cases import error, needs_groups, with_long
+from dgc import SHAPES, around, start
 from test_replicas import assert_swaps_averages
 
 import tf_optimizers as tfo
 
-SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
 NONE = tf.distribute.get_strategy()
 RATE = 0.01
 
@@ -33,19 +33,6 @@ HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
 pytestmark = pytest.mark.filterwarnings(
     "ignore:SparseLoCo saves traffic:UserWarning"
 )
-
-
-def around(inner):
-    """Return a function that makes SparseLoCo around an inner class."""
-    return lambda rate, **kwargs: tfo.SparseLoCo(inner(rate), **kwargs)
-
-
-def start(seed=5):
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.standard_normal(shape).astype("float32")
-        for name, shape in SHAPES.items()
-    }
 
 
 def movement(weights):

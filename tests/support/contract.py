@@ -472,7 +472,7 @@ class Compressed:
 
         Rounding alone, were it not fed back, would lose ten times as much.
         """
-        zeros = {name: np.zeros(shape) for name, shape in dgc.SHAPES.items()}
+        zeros = dgc.zeros()
         settings = {"sparsity": (0.9,), "make": case.make} | lossless
         run = dgc.Run(mirrored, zeros, **settings)
         accumulated = list(zeros.values())

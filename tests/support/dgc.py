@@ -10,6 +10,26 @@ import tf_optimizers as tfo
 SHAPES = {"kernel": (6, 8), "cube": (2, 3, 4), "bias": (7,)}
 
 
+def start(shapes=SHAPES, seed=5):
+    """Return random values."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(shape).astype("float32")
+        for name, shape in shapes.items()
+    }
+
+
+def zeros(shapes=SHAPES):
+    return {name: np.zeros(shape) for name, shape in shapes.items()}
+
+
+def around(inner, **settings):
+    """Return what makes SparseLoCo around a new optimizer of a class."""
+    return lambda rate, **kwargs: tfo.SparseLoCo(
+        inner(rate, **settings), **kwargs
+    )
+
+
 class Run:
     """An optimizer and its variables under a strategy.
 

@@ -11,6 +11,7 @@ import dgc
 import keras
 import numpy as np
 import tensorflow as tf
+from dgc import around
 from real_workers import report
 
 import tf_optimizers as tfo
@@ -35,13 +36,6 @@ STRATEGIES = {
 }
 # 210 and 35 entries: an odd number, too.
 FEW = {"sparsity": (0.93,), "min_compress_size": 100}
-
-
-def around(inner, **settings):
-    """Return what makes SparseLoCo around a new optimizer of a class."""
-    return lambda rate, **kwargs: tfo.SparseLoCo(
-        inner(rate, **settings), **kwargs
-    )
 
 
 ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
@@ -79,7 +73,7 @@ def train(strategy, steps=STEPS, drawn=None, eager=False, **settings):
 
 def train_mixed(strategy):
     """Return weights of several dtypes, and of NumPy, where none is rounded."""
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros(SHAPES)
     run = dgc.Run(
         *(strategy, zeros, 0.25, around(keras.optimizers.SGD)),
         dtypes={"cube": "float64", "bias": "float16"},
@@ -120,7 +114,7 @@ def balance(strategy, steps=STEPS, **settings):
 
     And whether its replicas hold the same.
     """
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
     accumulated = [np.zeros(SHAPES[name]) for name in ("kernel", "cube")]
     for step in range(steps):
@@ -201,7 +195,7 @@ def count_bytes(strategy, **settings):
     By collective, of which it returns the numbers, too. Without what replicas
     of one worker tell each other.
     """
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, **FEW | settings)
     counts = collections.Counter()
     graph = run.graph(make_gradients(strategy, 0))
@@ -226,7 +220,7 @@ def count_bytes(strategy, **settings):
 
 def count_collectives(strategy, **settings):
     """Return how often each collective stands in the graph of a step."""
-    zeros = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, min_compress_size=100, **settings)
     return collectives_in(run.graph(make_gradients(strategy, 0)))
 
