@@ -8,26 +8,19 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import strategy_of
-from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.inner import of_inner
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_integer, check_positive, check_share
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.schedule import (
-    PAPERS,
     SparsitySchedule,
-    recommended,
+    recommended_updates,
 )
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.rounds import average
 from tf_optimizers.local_updates.updates import LocalUpdates, adopt_inner
 from tf_optimizers.sharded_state import ShardedState
-
-# The config's entry of names that are excluded from the inner one's decay.
-_NAMES = "excluded_names"
-# Found on the digits of benchmarks/loco_accuracy.py.
-SHORT_RUNS_DECAY = 0.7
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -153,9 +146,7 @@ class SparseLoCo(CompressedOptimizer):
         )
         residual_decay = check_share("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
-        checks.check_arguments(kwargs)
-        # Of a config; an optimizer of Keras keeps none in its own.
-        exclusions = check_exclusions(kwargs.pop(_NAMES, None), kwargs)
+        exclusions = checks.check_arguments(kwargs)
         super().__init__(
             *(0.0, schedule, min_compress_size, value_dtype),
             sends_rows=False,
@@ -192,10 +183,7 @@ class SparseLoCo(CompressedOptimizer):
         Raises:
             TypeError, ValueError: As the class.
         """
-        every = check_integer("sync_every", kwargs.get("sync_every", 1), 1)
-        settings = recommended(steps, every)
-        if every == 1 and settings["sparsity"] != PAPERS:
-            settings["residual_decay"] = SHORT_RUNS_DECAY
+        settings = recommended_updates(steps, kwargs.get("sync_every", 1))
         return cls(inner_optimizer, **settings | kwargs)
 
     learning_rate = of_inner("learning_rate")
@@ -284,7 +272,7 @@ class SparseLoCo(CompressedOptimizer):
         excluded = self._exclusions.config(self._excluded)
         names = excluded.pop("exclude_from_weight_decay")
         if names:
-            excluded[_NAMES] = names
+            excluded[checks.NAMES] = names
         own = ("sync_every", "residual_decay", "outer_learning_rate")
         config |= {name: getattr(self, name) for name in own}
         return config | excluded | {"inner_optimizer": inner}

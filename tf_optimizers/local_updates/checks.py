@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers.base.exclusions import Exclusions, check_exclusions
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.checks import check_unused
@@ -27,6 +28,8 @@ _OF_THE_OUTER = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
+# The config's entry of names that are excluded from the inner one's decay.
+NAMES = "excluded_names"
 # Of Keras: the weights follow from their state alone, or mostly.
 _ABSOLUTE = tuple(
     getattr(keras.optimizers, name)
@@ -35,10 +38,16 @@ _ABSOLUTE = tuple(
 )
 
 
-def check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that the inner optimizer takes."""
+def check_arguments(arguments: dict[str, Any]) -> Exclusions:
+    """Refuse arguments that the inner optimizer takes.
+
+    Returns:
+        What a config excludes from the inner one's decay, of which optimizers
+        of Keras keep nothing in theirs. It is removed from the arguments.
+    """
     hint = "Give it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
+    return check_exclusions(arguments.pop(NAMES, None), arguments)
 
 
 def check_inner(value: Any, refused: tuple[type, ...]) -> Any:
