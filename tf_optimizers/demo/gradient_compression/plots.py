@@ -27,7 +27,9 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
     where = "without a link" if link == "none" else f"over {link}"
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.4), layout="constrained")
-        axes = figure.subplots(1, len(result["pairs"]), sharey=True)
+        axes = figure.subplots(
+            1, len(result["pairs"]), sharex=True, sharey=True
+        )
         for number, pair in enumerate(result["pairs"]):
             _draw_pair(np.atleast_1d(axes)[number], pair, 2 * number)
         np.atleast_1d(axes)[0].set_ylabel("test accuracy (%)")
