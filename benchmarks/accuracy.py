@@ -24,7 +24,7 @@ TUNING_SEEDS = {
     "code": (10_001,),
 }
 
-FEW_STEPS = ("digits in 96 steps", "digits in 320 steps")
+FEW_STEPS = "digits in 96 steps"
 FEW_STEPS_RATES = [2.0**k for k in range(-6, 0)]
 FEW_STEPS_SEEDS = (10_001, 10_002, 10_003)
 
@@ -146,8 +146,7 @@ FAMILIES = {
     )
     for task in RATES
 } | {
-    task: Family(task, FEW_STEPS_RATES, FEW_STEPS_SEEDS, IN_FEW_STEPS)
-    for task in FEW_STEPS
+    FEW_STEPS: Family(FEW_STEPS, FEW_STEPS_RATES, FEW_STEPS_SEEDS, IN_FEW_STEPS)
 }
 
 

@@ -201,10 +201,12 @@ FAMILIES = {
     for task in ("text", "code")
     for name in INNER
 } | {
-    f"{task}, AdamW": Family(
-        task, FEW_STEPS_RATES, FEW_STEPS_SEEDS, in_few_steps(INNER["AdamW"])
+    f"{FEW_STEPS}, AdamW": Family(
+        FEW_STEPS,
+        FEW_STEPS_RATES,
+        FEW_STEPS_SEEDS,
+        in_few_steps(INNER["AdamW"]),
     )
-    for task in FEW_STEPS
 }
 
 
