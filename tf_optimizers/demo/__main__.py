@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'Run `pip install "tf_optimizers[demo]"`.'
         )
     try:
-        check_loopback()
+        if "gradient-compression" in options.parts:
+            check_loopback()
         # Slow, so bad arguments do not wait for it.
         parts = load_parts(dict.fromkeys(options.parts))
         run(parts, options)
