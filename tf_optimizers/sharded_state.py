@@ -211,8 +211,7 @@ class ShardedState(Optimizer):
         """Return gradients that can be unscaled, ours in the state's dtype."""
         if isinstance(self.inner_optimizer, Optimizer):
             return super()._cast(gradients, variables)
-        several = strategy_of(self).num_replicas_in_sync > 1
-        if several or self.loss_scale_factor:
+        if self.loss_scale_factor:  # Keras can divide no slices.
             gradients = densify(gradients, variables)
         return gradients
 

@@ -183,6 +183,29 @@ def test_averages_can_be_swapped_in(mirrored, swap_on_epoch):
     np.testing.assert_allclose(loss, expected_loss, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_what_is_shared_is_of_those_who_have_made_a_step(mirrored):
+    """Nadam multiplies one number in each step; here only one replica does."""
+
+    def stepped(wrap):
+        with mirrored.scope():
+            weights = [keras.Variable([1.0], name=name) for name in "ab"]
+            optimizer = wrap(keras.optimizers.Nadam(0.1, **EMA))
+            optimizer.build(weights)
+
+        def step():
+            optimizer.apply([None, tf.ones([1])], weights)
+
+        run = tf.function(lambda: mirrored.run(step))
+        for _ in range(3):
+            run()
+        return [*weights, *optimizer.variables]
+
+    pairs = zip(stepped(tfo.ShardedState), stepped(lambda o: o), strict=True)
+    for mine, theirs in pairs:
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
+
+
 def test_a_step_may_be_in_a_condition(mirrored):
     """Where a sum on all replicas cannot be, under `MirroredStrategy`."""
     with mirrored.scope():

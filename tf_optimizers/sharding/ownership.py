@@ -13,7 +13,6 @@ from tf_optimizers._compat.owned import Rows
 # How much more than the mean the fullest replica may have. It never has if
 # all variables can be split: those that are not are smaller than the excess.
 _UNEVEN = 1.5
-_LARGE = _UNEVEN - 1
 # Of Keras: each entry of a step depends on the entries at its place only.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
@@ -59,7 +58,7 @@ def share_out(
     No replica gets two pieces of a variable.
     """
     sizes = list(map(bytes_of, variables))
-    large = _LARGE * sum(sizes) / replicas
+    large = (_UNEVEN - 1) * sum(sizes) / replicas
     loads = [0] * replicas
     pieces = []
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

@@ -26,7 +26,7 @@ from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
 # What replicas do for the inner optimizer.
-_DONE = ("loss_scale_factor", "gradient_accumulation_steps")
+_DONE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
 _NORMS = ("clipnorm", "global_clipnorm")
 
 
@@ -85,19 +85,14 @@ class OwnSteps:
             [_rows_of(gradients[piece.position], piece) for piece in pieces],
             [piece.owner for piece in pieces],
         )
-        own = [
-            (piece, total)
-            for piece, total in zip(pieces, sums, strict=True)
-            if piece.owner == rank
-        ]
+        totals = dict(zip(pieces, sums, strict=True))
         if inner.use_ema:
-            pieces = list(self._pieces)  # Averages move without a gradient.
-        weights = {
-            piece: self._weight(piece)
-            for piece in pieces
-            if piece.owner == rank
-        }
-        self._step(own, [weights[piece] for piece, _ in own], updates)
+            # Averages move without a gradient.
+            pieces += [piece for piece in self._pieces if piece not in totals]
+        own = [piece for piece in pieces if piece.owner == rank]
+        weights = {piece: self._weight(piece) for piece in own}
+        stepped = {piece: totals[piece] for piece in own if piece in totals}
+        self._step(stepped, weights, updates)
         if inner.use_ema:
             self._average(weights, updates)
         self._spread(pieces, weights)
@@ -113,16 +108,12 @@ class OwnSteps:
 
     def _step(
         self,
-        own: Sequence[tuple[Piece, tf.Tensor]],
-        weights: Sequence[tf.Variable],
+        gradients: Mapping[Piece, tf.Tensor],
+        weights: Mapping[Piece, tf.Variable],
         updates: tf.Tensor,
     ) -> None:
         inner = self._optimizer
-        gradients = [gradient for _, gradient in own]
-        settings = [
-            *((inner, name, None) for name in _DONE),
-            (inner, "use_ema", False),
-        ]
+        settings = [(inner, name, None) for name in _DONE]
         if inner.gradient_accumulation_steps:
             # Schedules count micro-batches, and steps updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
@@ -130,25 +121,31 @@ class OwnSteps:
             own_component(raw_iterations(inner)).assign(updates)
         are_split = not all(piece.is_whole for piece in self._pieces)
         if inner.global_clipnorm or (inner.clipnorm and are_split):
-            gradients = self._clipped(own)
+            gradients = self._clipped(gradients)
             settings += [(inner, name, None) for name in _NORMS]
-        indices = [piece.position for piece, _ in own]
-        self._steps.step_on_replica(gradients, weights, indices, settings)
+        self._steps.step_on_replica(
+            list(gradients.values()),
+            [weights[piece] for piece in gradients],
+            [piece.position for piece in gradients],
+            settings,
+        )
 
     def _clipped(
-        self, own: Sequence[tuple[Piece, tf.Tensor]]
-    ) -> list[tf.Tensor]:
+        self, gradients: Mapping[Piece, tf.Tensor]
+    ) -> dict[Piece, tf.Tensor]:
         """Clip by norms of what all replicas have, of one or all variables."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
-        groups = [0 if is_global else piece.position for piece, _ in own]
-        gradients = [gradient for _, gradient in own]
-        norms = tf.sqrt(total_squares(gradients, groups, len(self._variables)))
+        groups = [0 if is_global else piece.position for piece in gradients]
+        values = list(gradients.values())
+        norms = tf.sqrt(total_squares(values, groups, len(self._variables)))
         scales = limit * tf.minimum(1.0 / norms, 1.0 / limit) + (norms - norms)
-        return [
-            gradient * tf.cast(scales[group], gradient.dtype)
-            for group, gradient in zip(groups, gradients, strict=True)
-        ]
+        return {
+            piece: gradient * tf.cast(scales[group], gradient.dtype)
+            for group, (piece, gradient) in zip(
+                groups, gradients.items(), strict=True
+            )
+        }
 
     def _average(
         self, weights: Mapping[Piece, tf.Variable], updates: tf.Tensor
@@ -184,29 +181,25 @@ class OwnSteps:
         self, pieces: Sequence[Piece], weights: Mapping[Piece, tf.Variable]
     ) -> None:
         """Give all replicas what owners have."""
-        whole = [own_component(self._variables[p.position]) for p in pieces]
+        whole = [own_component(variable) for variable in self._variables]
         shared = list(map(own_component, self._shared))
         values = [
             weights[piece].read_value()
             if piece in weights
-            else _rows_of(weight.read_value(), piece)
-            for piece, weight in zip(pieces, whole, strict=True)
+            else _rows_of(whole[piece.position].read_value(), piece)
+            for piece in pieces
         ]
-        news = self._exchange.gather(
-            [*values, *(variable.read_value() for variable in shared)],
-            # Those who have made a step have all moved what is shared.
-            [
-                *(piece.owner for piece in pieces),
-                *(pieces[0].owner for _ in shared),
-            ],
-        )
+        values += [variable.read_value() for variable in shared]
+        # The first piece has a gradient, and all with one move what is shared.
+        owners = [piece.owner for piece in pieces]
+        owners += owners[:1] * len(shared)
+        news = self._exchange.gather(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
             parts.setdefault(piece.position, []).append(new)
         # Owners, too: their old weights would be beside the memory of these.
         for position, rows in parts.items():
-            new = tf.concat(rows, 0) if len(rows) > 1 else rows[0]
-            own_component(self._variables[position]).assign(new)
+            whole[position].assign(tf.concat(rows, 0) if rows[1:] else rows[0])
         for variable, new in zip(shared, news[len(pieces) :], strict=True):
             variable.assign(new)
         for piece in weights:
