@@ -1,5 +1,7 @@
 """Shared state steps as the inner optimizer does under the same strategy."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
+from tf_optimizers.sharding.ownership import bytes_of, loads_of, share_out
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]
@@ -369,6 +372,29 @@ def test_what_replicas_cannot_share_is_refused(mirrored, make):
         sharded = tfo.ShardedState(make(gradient_accumulation_steps=2))
         with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
             sharded.build(model.trainable_variables)
+
+
+def bert_base():
+    """Variables with the shapes of BERT-base, without its values."""
+    width, inner = 768, 3072
+    norm = [(width,), (width,)]
+    attention = 4 * [(width, width), (width,)] + norm
+    mlp = [(width, inner), (inner,), (inner, width), (width,)] + norm
+    embeddings = [(30522, width), (512, width), (2, width), *norm]
+    shapes = [*embeddings, *12 * (attention + mlp), (width, width), (width,)]
+    return [SimpleNamespace(shape=s, dtype="float32") for s in shapes]
+
+
+@pytest.mark.parametrize("may_split", [False, True])
+def test_four_workers_own_a_quarter_of_bert_each(may_split):
+    variables = bert_base()
+    pieces = share_out(variables, 4, may_split)
+    loads = loads_of([(variables[p.position], p) for p in pieces], 4)
+    assert max(loads) <= 0.255 * sum(map(bytes_of, variables))
+    for i, variable in enumerate(variables):
+        own = [p for p in pieces if p.position == i]
+        assert sum(bytes_of(variable, p) for p in own) == bytes_of(variable)
+        assert len({p.owner for p in own}) == len(own)
 
 
 def test_large_variables_are_warned_of(mirrored):
