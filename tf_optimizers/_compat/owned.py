@@ -98,7 +98,8 @@ def owned_variable(
         with tf.device(device):
             part = None
             if own is not None:
-                part = plain_variable(value[own], **options)
+                # A sum: a slice would keep the memory of all rows.
+                part = plain_variable(value[own] + 0, **options)
             if not isinstance(own, EllipsisType):
                 part = _Component(
                     part=part,
