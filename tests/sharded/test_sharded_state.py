@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import cases
 import keras
 import numpy as np
 import pytest
@@ -235,6 +236,7 @@ def test_a_step_may_be_in_a_condition(mirrored):
         np.testing.assert_array_equal(copy, 0.5)
 
 
+@cases.needs_groups
 def test_multi_optimizer_belongs_around(mirrored, tmp_path):
     def choose(wrap):
         kernels = wrap(keras.optimizers.AdamW(0.01))
