@@ -6,10 +6,14 @@
 gradients, in processes of their own, one contender after another: on 1, 2 and
 4 workers joined by loopback, and on 2 and 4 logical devices of one process,
 under `MirroredStrategy`. Times are the first worker's. The state is what
-`memory_summary()` says of the fullest replica, and by how much the resident
-memory of the first worker grows from before the optimizer is built until after
-some steps. Bytes are those that a worker's TCP sockets have sent in a step, by
-the kernel.
+`memory_summary()` says of the fullest replica. The resident memory of the first
+worker, with all its devices, is what it grows by from before the optimizer is
+built until after two steps: by the state, and by all that the steps need
+besides, which TensorFlow keeps. Bytes are those that a worker's TCP sockets
+have sent in a step, by the kernel.
+
+`--models` and `--layouts` measure some anew, and keep what the file has of the
+others. Four workers of BERT-base take more than 20 GB of memory.
 """
 
 import argparse
@@ -36,7 +40,14 @@ import tf_optimizers as tfo
 from tf_optimizers.demo.sockets import sent_bytes
 
 WARM_UP = 2
-MODELS = {name: step_time.MODELS[name] for name in ("20M", "bert-base")}
+PACK_BYTES = 1 << 25
+BERT = step_time.MODELS["bert-base"]
+MODELS = {
+    "20M": step_time.MODELS["20M"],
+    "bert-base": BERT,
+    # Six layers, and half of the words, for what has little memory.
+    "half of bert-base": [(15261, 768), *BERT[1 : 5 + 6 * 16], *BERT[-2:]],
+}
 OPTIMIZERS = {
     "AdamW": lambda: keras.optimizers.AdamW(1e-3),
     "Lamb": lambda: tfo.Lamb(1e-3),
@@ -69,7 +80,13 @@ def resident_bytes() -> int:
 def strategy_of(layout: Layout) -> tf.distribute.Strategy:
     """Return the strategy of this process."""
     if layout.workers > 1:
-        return tfo.SparseMultiWorkerMirroredStrategy()
+        # Without a limit, sums of all gradients take several copies of them.
+        options = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=PACK_BYTES
+        )
+        return tfo.SparseMultiWorkerMirroredStrategy(
+            communication_options=options
+        )
     if layout.devices == 1:
         return tf.distribute.get_strategy()
     devices = [f"CPU:{i}" for i in range(layout.devices)]
@@ -110,12 +127,10 @@ def work(
     strategy = strategy_of(layout)
     with strategy.scope():
         weights = [
-            keras.Variable(tf.random.normal(shape), name=f"weight_{i}")
+            keras.Variable(tf.fill(shape, 0.1), name=f"weight_{i}")
             for i, shape in enumerate(MODELS[model])
         ]
-    gradients = strategy.run(
-        lambda: [1e-3 * tf.random.normal(w.shape) for w in weights]
-    )
+    gradients = strategy.run(lambda: [tf.fill(w.shape, 1e-3) for w in weights])
     before = resident_bytes()
     with strategy.scope():
         inner = OPTIMIZERS[optimizer]()
@@ -148,7 +163,7 @@ def work(
 
 def measure(model: str, rounds: int, steps: int, some: list[str]) -> dict:
     """Return what each contender takes on each layout."""
-    found: dict = {}
+    found: dict = {layout: {} for layout in some}
     contenders = [
         (layout, optimizer, is_sharded)
         for layout in some
@@ -162,7 +177,7 @@ def measure(model: str, rounds: int, steps: int, some: list[str]) -> dict:
             own += ["--sharded"] if is_sharded else []
             result = launched.run(__file__, LAYOUTS[layout].workers, *own)
             kind = "shared out" if is_sharded else "whole"
-            mine = found.setdefault(layout, {}).setdefault(
+            mine = found[layout].setdefault(
                 f"{optimizer}, {kind}", dict.fromkeys(result)
             )
             for name, value in result.items():
@@ -199,6 +214,9 @@ def main() -> None:
         result = measure(
             name, arguments.rounds, arguments.steps, arguments.layouts
         )
+        known = results.load(arguments.output)["models"].get(name, {})
+        every = known.get("layouts", {}) | result["layouts"]
+        result["layouts"] = {key: every[key] for key in LAYOUTS if key in every}
         results.record(arguments.output, name, result, tables.sharded_state)
 
 

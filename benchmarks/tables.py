@@ -94,7 +94,7 @@ def sharded_state(name: str, result: dict) -> str:
     return table(
         f"{name}: {result['variables']:,} variables, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
-        "| | state | median ms | state, bytes a parameter | resident, too "
+        "| | state | median ms | bytes of state a parameter | and of steps "
         "| MB per step and worker |",
         (
             [
