@@ -107,8 +107,10 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     seeds = range(first, first + min(settings.seeds, plan.max_seeds))
     trials = len(plan.tuning_seeds) * sum(map(len, plan.rates.values()))
     progress.reset(trials + 2 * len(PAIRS) * len(seeds))
-    progress.set_description_str(f"measuring {settings.link}")
-    measured = NONE if settings.link == NONE else measure(settings.link)
+    measured = NONE
+    if settings.link != NONE:
+        progress.set_description_str(f"measuring {settings.link}")
+        measured = measure(settings.link)
     tuned = choose_rates(plan, settings, progress)
     progress.set_description_str("starting workers")
     task = {
