@@ -181,10 +181,10 @@ def test_any_optimizer_has_the_same_recommended_settings():
 @pytest.mark.parametrize(
     ("steps", "arguments", "decay"),
     [
-        (1999, {}, 0.7),
-        (2000, {}, 1.0),
-        (1999, {"residual_decay": 0.9}, 0.9),
-        (1999, {"sync_every": 2}, 1.0),
+        (127, {}, 0.7),
+        (128, {}, 1.0),
+        (127, {"residual_decay": 0.9}, 0.9),
+        (127, {"sync_every": 2}, 1.0),
     ],
 )
 def test_what_waits_in_a_short_run_fades(steps, arguments, decay):
