@@ -2,7 +2,7 @@
 
     python benchmarks/latency.py [--quick] [--workers 2 4 8]
         [--round-trips 0 5 20 80] [--link "100 Mbit/s"] [--optimizer AdamW]
-        [--width 1414]
+        [--width 1414] [--by-keras]
 
 `--quick`, for some minutes, takes one round of 0 and 20 ms, without the custom
 loop, float16 and int4.
@@ -17,6 +17,8 @@ All contenders are alive together and take turns, in rounds, at every delay.
 Times are the first worker's, from the end of one step to the end of the next.
 The model has two square layers of `--width`.
 `--link` limits the rate, too, which needs root; see hosts.py.
+`--by-keras` names contenders by the version of Keras, too, and keeps what was
+found with another one.
 """
 
 import argparse
@@ -245,6 +247,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=FAMILIES, default="momentum")
     parser.add_argument("--link", choices=hosts.LINKS)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--by-keras", action="store_true")
     parser.add_argument("--work", choices=STRATEGIES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     chosen = FAMILIES[arguments.optimizer]
@@ -280,6 +283,12 @@ def main() -> None:
             arguments.link,
             arguments.width,
         )
+        if arguments.by_keras:
+            others = results.load(arguments.output)["models"].get(name, {})
+            result["contenders"] = others.get("contenders", {}) | {
+                f"{contender}, Keras {keras.__version__}": found
+                for contender, found in result["contenders"].items()
+            }
         results.record(arguments.output, name, result, tables.latency)
 
 
