@@ -127,7 +127,10 @@ def test_interrupted_workers_leave_no_process(module, tmp_path):
         "time.sleep(600)\n"
     )
     program = (
+        "import signal\n"
         "from tf_optimizers.demo.processes import run_workers\n"
+        # What starts the tests in the background ignores it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "run_workers(['stub_worker'], 2, 600, None)\n"
     )
     with subprocess.Popen(
@@ -139,7 +142,10 @@ def test_interrupted_workers_leave_no_process(module, tmp_path):
                 break
             time.sleep(0.1)
         demo.send_signal(signal.SIGINT)
-        demo.wait(60)
+        try:
+            demo.wait(60)
+        finally:
+            demo.kill()
     assert len(started) == 4
     assert_gone(started)
 
