@@ -44,7 +44,7 @@ def test_readme_of_a_release_has_no_relative_link(tmp_path, monkeypatch):
     assert not home.LINK.search(text)
     url = f"https://github.com/me/{NAME}"
     assert f"]({url}/blob/v0.2.0/docs/lamb.md)" in text
-    assert f"{url}/raw/v0.2.0/docs/benchmarks/" in text
+    assert f"{url}/raw/v0.2.0/docs/demo/" in text
     assert f"]({url}/tree/v0.2.0/colab)" in text
     assert "```bash\npip install tf_optimizers\n```" in text
     (tmp_path / "setup.cfg").write_text(

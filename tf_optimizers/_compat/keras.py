@@ -22,7 +22,7 @@ def with_hooks(cls: type) -> type:
     `_check_name(name)`, which raises if what a checkpoint has under a name must
     not be read.
     """
-    for name, hook in _HOOKS.items():
+    for name, hook in HOOKS.items():
         setattr(cls, name, hook)
     return cls
 
@@ -89,7 +89,7 @@ def _dependency(
     )
 
 
-_HOOKS = {
+HOOKS = {
     "_backend_apply_gradients": _accumulate,
     "_overwrite_model_variables_with_average_value": _overwrite,
     "_model_variables_moving_average": property(_averages, _set_averages),
