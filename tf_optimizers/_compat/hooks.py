@@ -120,13 +120,16 @@ def agree_on_overflow() -> None:
             replica = tf.distribute.get_replica_context()
             if replica is None or not tf.distribute.has_strategy():
                 apply_alone(optimizer, grads, trainable_variables)
-            else:
-                _apply_together(replica, optimizer, grads, trainable_variables)
+                return
+            if not optimizer.built:
+                with keras.name_scope(optimizer.name, caller=optimizer):
+                    optimizer.build(trainable_variables)
+            _apply_together(replica, optimizer, grads, trainable_variables)
 
         return apply
 
     check_names(REPLICAS)
-    replace("_tf_apply", together)
+    replace("LossScaleOptimizer.apply", together)
 
 
 def _apply_together(

@@ -68,7 +68,7 @@ PATCHES = (
         test="distribute/test_guide.py::test_data_may_be_of_any_dtype",
     ),
     Patch(
-        names=(f"{_OPTIMIZERS}.LossScaleOptimizer._tf_apply",),
+        names=(f"{_OPTIMIZERS}.LossScaleOptimizer.apply",),
         features=(STRATEGY, REPLICAS),
         why="Keras asks one replica whether gradients are finite, before they "
         "are summed.",
@@ -170,8 +170,7 @@ PATCHES = (
     ),
     Patch(
         names=(
-            f"{_OPTIMIZERS}.Optimizer.apply",
-            f"{_OPTIMIZERS}.LossScaleOptimizer.apply",
+            f"{_OPTIMIZERS}.Optimizer.apply",  # And its subclasses'.
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",
             f"{_OPTIMIZERS}.LossScaleOptimizer.scale_loss",

@@ -121,8 +121,8 @@ class SparseMultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
+        agree_on_overflow()  # Of gradients that have been weighed.
         weigh_uneven_batches()
-        agree_on_overflow()
         adopt_optimizers_of_keras(is_sparse_multi_worker)
         build_from_specs(is_sparse_multi_worker)
         share_generators(peek_at_shared)
