@@ -17,6 +17,7 @@ from tf_optimizers._compat.keras import (
 from tf_optimizers._compat.replicas import switch_across_replicas
 from tf_optimizers._compat.strategies import adopt, replaced, unconstrained
 from tf_optimizers.base.gradients import densify
+from tf_optimizers.base.inner import of_inner, with_inner
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import (
     Accumulators,
@@ -141,14 +142,7 @@ class ShardedState(Optimizer):
         """The updates that the inner optimizer has made."""
         return self.inner_optimizer.iterations
 
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate of the inner optimizer."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner_optimizer.learning_rate = value
+    learning_rate = of_inner("learning_rate")
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`."""
@@ -284,7 +278,4 @@ class ShardedState(Optimizer):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "ShardedState":
         """Return an optimizer of what `get_config` returned."""
-        inner = keras.saving.deserialize_keras_object(
-            config["inner_optimizer"], custom_objects=custom_objects
-        )
-        return cls(**config | {"inner_optimizer": inner})
+        return cls(**with_inner(config, custom_objects))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import strategy_of
-from tf_optimizers.base.inner import of_inner
+from tf_optimizers.base.inner import of_inner, with_inner
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_integer, check_positive, check_share
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
@@ -282,10 +282,7 @@ class SparseLoCo(CompressedOptimizer):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "SparseLoCo":
         """Return an optimizer of what `get_config` returned."""
-        inner = keras.saving.deserialize_keras_object(
-            config["inner_optimizer"], custom_objects=custom_objects
-        )
-        return cls(**config | {"inner_optimizer": inner})
+        return cls(**with_inner(config, custom_objects))
 
 
 def sparse_loco(

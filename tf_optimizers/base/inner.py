@@ -29,6 +29,14 @@ def of_inner(name: str) -> property:
     )
 
 
+def with_inner(config: dict[str, Any], custom_objects: Any) -> dict[str, Any]:
+    """Return a configuration with its `inner_optimizer` made."""
+    inner = keras.saving.deserialize_keras_object(
+        config["inner_optimizer"], custom_objects=custom_objects
+    )
+    return config | {"inner_optimizer": inner}
+
+
 class InnerSteps:
     """Lets an optimizer see the components of one replica alone.
 
