@@ -506,6 +506,10 @@ RULES = [
         where=but("1"),
     ),
     only(
+        *("optimizer", {"ScheduleFreeAdamW"}, "strategies build it earlier"),
+        layers=but("SpectralNormalization"),
+    ),
+    only(
         *("optimizer", {"ScheduleFreeAdamW"}, "it reads what has no value yet"),
         family=but("no call"),
     ),
