@@ -7,7 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.data.ops import dataset_ops
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -17,21 +17,19 @@ tf.config.set_logical_device_configuration(
 )
 
 
-def _end_at_once(make):
-    """Return a function that makes a device's dataset without autotuning.
+def _end_at_once(dataset):
+    """Return a dataset whose iterators are not tuned.
 
-    The thread that tunes its iterator sleeps as long as that has lived, up to a
-    minute, and misses every third end: whoever deletes the iterator waits.
+    The thread that tunes one sleeps as long as that has lived, up to a minute,
+    and misses every third end: whoever deletes the iterator waits.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
-    return lambda *args: make(*args).with_options(options)
+    return dataset.with_options(options)
 
 
-# Nothing public reaches these datasets, of which each device has one.
-multi_device_iterator_ops._create_device_dataset = _end_at_once(
-    multi_device_iterator_ops._create_device_dataset
-)
+# All iterators call it, also those of devices, which nothing public reaches.
+dataset_ops.DatasetV2._apply_debug_options = _end_at_once
 
 
 @pytest.fixture(autouse=True)
