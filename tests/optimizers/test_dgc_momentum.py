@@ -166,6 +166,7 @@ SETTINGS = {
 # Of these, others tell, too.
 LONG = ["l1", "l1l2, clip, nesterov", "warm-up", "rate outside"]
 LONG += ["there and back, nesterov, no masking"]
+LONG += ["nesterov", "no masking", "clip", "l2"]
 
 
 @pytest.mark.parametrize(

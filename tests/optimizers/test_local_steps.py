@@ -88,7 +88,13 @@ class Rounds:
         return max(errors)
 
 
-@pytest.mark.parametrize("name", [n for n in SETTINGS if n != "there and back"])
+@pytest.mark.parametrize(
+    "name",
+    with_long(
+        [name for name in SETTINGS if name != "there and back"],
+        ["adam", "decay, outer rate"],  # Others tell, too.
+    ),
+)
 def test_two_replicas_match_reference(mirrored, name):
     rounds = Rounds(mirrored, SETTINGS[name])
     for step in range(1, 14):

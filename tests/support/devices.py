@@ -38,6 +38,12 @@ def seed():
 
 
 @pytest.fixture(scope="session")
-def mirrored():
-    """One for all tests: TensorFlow's collectives of two get mixed up."""
-    return tf.distribute.MirroredStrategy(DEVICES)
+def mirrored(request):
+    """One for all tests: TensorFlow's collectives of two get mixed up.
+
+    To trace these takes a third of the time of such tests. So only the long
+    tests, which all others are among, exchange by what is TensorFlow's default.
+    """
+    is_long = "long" in request.config.getoption("-m")
+    exchange = None if is_long else tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(DEVICES, cross_device_ops=exchange)
