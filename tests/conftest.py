@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave what was imported out of garbage collections: they are faster."""
-    gc.freeze()
+    """Leave what was imported out of garbage collections, which are rare."""
     gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)

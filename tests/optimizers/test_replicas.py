@@ -104,6 +104,7 @@ SINGLE = [
     *({"clipnorm": 0.01}, {"global_clipnorm": 0.01}, {"clipvalue": 0.001}),
     *(AVERAGED, {"loss_scale_factor": 128.0}, TWICE),
     {"clipvalue": 0.001} | AVERAGED,
+    {"clipnorm": 0.01, "loss_scale_factor": 128.0},
 ]
 
 
@@ -111,8 +112,7 @@ SINGLE = [
     "kwargs",
     [
         {},
-        {"clipnorm": 0.01, "loss_scale_factor": 128.0},
-        TWICE | AVERAGED | {"global_clipnorm": 0.01},
+        TWICE | AVERAGED | {"global_clipnorm": 0.01, "loss_scale_factor": 8.0},
         *cases.with_long(SINGLE, SINGLE),
     ],
     ids=lambda kwargs: "-".join(kwargs) or "plain",
