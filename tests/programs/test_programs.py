@@ -41,14 +41,6 @@ HANDFUL = {
         "optimizer": "AdamW",
         "interrupt": "batch",
     },
-    "several losses": {
-        "where": "2",
-        "style": "two outputs",
-        "metrics": ["mae"],
-        "optimizer": "AdamOffload",
-        "clip": "global_clipnorm",
-        "validation": "data",
-    },
     "compression": {
         "where": "2",
         "layers": ["Dense"],

@@ -41,9 +41,11 @@ def seed():
 def mirrored(request):
     """One for all tests: TensorFlow's collectives of two get mixed up.
 
-    To trace these takes a third of the time of such tests. So only the long
-    tests, which all others are among, exchange by what is TensorFlow's default.
+    To trace these, TensorFlow's default, takes a third of the time of such
+    tests. So only `tox -e next` and long tests exchange by them.
     """
-    is_long = "long" in request.config.getoption("-m")
-    exchange = None if is_long else tf.distribute.ReductionToOneDevice()
+    is_default = "long" in request.config.getoption("-m") or os.environ.get(
+        "MIRRORED_EXCHANGE"
+    )
+    exchange = None if is_default else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(DEVICES, cross_device_ops=exchange)

@@ -360,7 +360,7 @@ OPTIMIZERS = {
 }
 
 
-def outside(names=("adam", "dgc")):
+def outside(names=("adam",)):
     """What `compile` out of the scope does, and in it."""
     strategy = Strategy()
     results = {}
@@ -503,7 +503,7 @@ def looked_at():
     }
 
 
-def looked(names=("unseeded", "one of two")):
+def looked(names=("one of two",)):
     """What workers see of data at which one has looked, in 3 epochs."""
     strategy = Strategy()
     tf.random.set_seed(None)
