@@ -170,7 +170,8 @@ PATCHES = (
     ),
     Patch(
         names=(
-            f"{_OPTIMIZERS}.Optimizer.apply",  # And its subclasses'.
+            # That of `LossScaleOptimizer` has a row above: both are replaced.
+            f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",
             f"{_OPTIMIZERS}.LossScaleOptimizer.scale_loss",
