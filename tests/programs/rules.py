@@ -205,6 +205,7 @@ RULES = [
     only(
         *("shuffle", {"random filter", "two"}, "their rows have numbers"),
         task={"regression"},
+        metrics=PLAIN,
         validation={"none"},
         steps={"none"},
         style=but(*BOTH),
