@@ -214,6 +214,11 @@ RULES = [
         actions=but("save, load"),
     ),
     only(
+        *("shuffle", {"random filter"}, "steps are more or fewer, or none"),
+        layers=but("SpectralNormalization"),
+        looked_at={"not"},
+    ),
+    only(
         *("shuffle", {"in map"}, "labels of few rows may agree by chance"),
         task={"regression"},
     ),
