@@ -205,7 +205,7 @@ OPTIMIZERS = {
     "Nadam": "keras.optimizers.Nadam({rate}, epsilon=1e-3{more})",
     "Ftrl": "keras.optimizers.Ftrl({rate}{more})",
     "KerasLamb": "keras.optimizers.Lamb({rate}, epsilon=1e-3{more})",
-    "Adafactor": "keras.optimizers.Adafactor({rate}{more})",
+    "Adafactor": "keras.optimizers.Adafactor({rate}, epsilon_1=1e-6{more})",
     "ScheduleFreeAdamW": (
         "keras.optimizers.ScheduleFreeAdamW({rate}, epsilon=1e-3{more})"
     ),

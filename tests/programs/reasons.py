@@ -4,7 +4,7 @@ Each reason says for which programs it holds, and what is not compared then: by
 the beginnings of names of what a script has seen, or "replicas".
 """
 
-from .rules import SHUFFLED, version_of
+from .rules import REFITTED, SHUFFLED, version_of
 
 # That of nightly builds comes first.
 KERAS = version_of("keras-nightly", "keras")
@@ -80,7 +80,7 @@ REASONS = {
         lambda p: (
             p["shuffle"] == "seeded"
             and p["steps"] == "repeat"
-            and "fit" in p["actions"]
+            and REFITTED & set(p["actions"])
         ),
         EVERYTHING,
     ),

@@ -20,6 +20,10 @@ SHUFFLED = {
     *("shuffle", "before", "in map", "in flat_map", "random filter"),
     *("two", "np.random"),
 }
+# Actions that call `fit` again.
+REFITTED = {
+    *("fit", "freeze", "thaw", "freeze, compile", "set rate", "save, load"),
+}
 SAVED_RATES = {"LearningRateScheduler", "ReduceLROnPlateau"}
 # The plainest values of all features, but for lists, which are empty then.
 PLAIN = {
@@ -258,10 +262,7 @@ RULES = [
         steps={"none"},
         accumulate={1},
         validation=but("split"),
-        actions=but(
-            *("fit", "freeze", "thaw", "freeze, compile", "save, load"),
-            *("set rate", "evaluate", "predict"),
-        ),
+        actions=but(*REFITTED, "evaluate", "predict"),
     ),
     only(
         *("source", {"arrays"}, "arrays have no pipeline"),

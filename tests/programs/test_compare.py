@@ -1,9 +1,10 @@
 """What counts as a failure of a random program."""
 
+import keras
 import numpy as np
 import pytest
 
-from . import grammar
+from . import grammar, worker
 from .compare import judge
 
 RULE = "`x` must be 1. Received: x=2. Pass 1."
@@ -50,6 +51,25 @@ def test_equal_results_agree():
 def test_other_results_differ(changed):
     other = result(**changed)
     assert kind([other, other]) == "differs"
+
+
+def test_what_overflows_in_one_place_only_is_not_compared():
+    other = result(weight=2.0)
+    other["left"]["scales"] = [2.0**14]
+    reference = result()
+    reference["left"]["scales"] = [2.0**15]
+    assert kind([other, other], reference) == "skipped"
+
+
+def test_worker_tells_steps_and_loss_scales():
+    layers = [keras.Input((1,)), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse"
+    )
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), batch_size=1, verbose=0)
+    left = worker.state_of({"model": model})
+    assert (left["steps"], left["scales"]) == ([2], [2.0**15])
 
 
 def test_missing_result_differs():

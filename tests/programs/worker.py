@@ -144,12 +144,16 @@ def is_common(variable, optimizer):
 
 
 def state_of(names):
-    """Return the weights, and how many steps they have made."""
+    """Return the weights, how many steps they have made, and loss scales."""
     weights, state = variables_of(names)
-    steps = [int(v) for v in state if v.path.endswith("iterations")]
+    steps, scales = (
+        [np.array(v).item() for v in state if v.path.endswith(ending)]
+        for ending in (("iteration", "iterations"), "dynamic_scale")
+    )
     return {
         "weights": [np.array(variable) for variable in weights],
-        "steps": steps[:1],
+        "steps": [max(steps)] if steps else [],
+        "scales": scales,
     }
 
 
