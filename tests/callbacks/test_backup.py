@@ -41,11 +41,10 @@ LONG = ["lamb", "lans", "loco", "keras-adam", "rounds", "adam_offload"]
             pytest.param(name, "two", 4, 9, 1, marks=pytest.mark.long)
             for name in LONG
         ),
-        ("dgc", "one", 4, 14, 1),
         ("lamb", "one", 4, 5, 2),
         *(
             pytest.param("dgc", "one", freq, step, 1, marks=pytest.mark.long)
-            for freq, step in [("epoch", 8), (6, 6)]
+            for freq, step in [(4, 14), ("epoch", 8), (6, 6)]
         ),
     ],
     ids=lambda value: str(value),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import with_long
 
 from tf_optimizers.collectives.chunks import CHUNK
 from tf_optimizers.collectives.entries import (
@@ -114,7 +115,7 @@ def test_positions_beyond_32_bits_arrive():
 
 
 @pytest.mark.parametrize("share", [1, 4, 64, 2**32])
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", with_long(CODES, list(CODES)[1:]))
 def test_more_entries_than_32_bits_count_have_shapes(code, share):
     """Traced only: no machine has the memory."""
     size = 2**33

@@ -85,6 +85,7 @@ def test_failing_worker_is_shown(module):
     assert re.search(r"^\[worker \d\] this worker has no data$", message, re.M)
 
 
+@pytest.mark.long
 def test_overdue_workers_are_ended(module, tmp_path):
     command = module(
         "import os, pathlib, time\n"

@@ -33,12 +33,15 @@ OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # combines these is for `-m long`. Several are DGCMomentum's.
 TELLING = [
     *("lamb", "adam_offload", "loco", "uneven adam"),
-    *("normalized", "train_on_batch", "custom_loop"),
+    *("normalized", "custom_loop"),
 ]
 # Workers, devices of each, and what they do.
 GROUPS = [
     pytest.param((2, 1, TELLING), id="2 workers"),
-    pytest.param((1, 1, ["half", "dgc", "compiled"]), id="1 worker"),
+    pytest.param((1, 1, ["half", "compiled"]), id="1 worker"),
+    pytest.param(
+        (1, 1, ["dgc"]), id="1 worker, the rest", marks=pytest.mark.long
+    ),
     pytest.param(
         (2, 1, [name for name in training.SCENARIOS if name not in TELLING]),
         id="2 workers, the rest",

@@ -1,5 +1,6 @@
 """Workers that load TensorFlow; those of the other tests do without."""
 
+import pytest
 from launcher import INDEX, lines_of
 
 
@@ -32,6 +33,7 @@ def test_workers_form_a_strategy_of_logical_cpus_and_reduce(
         assert b"places device:CPU:0 device:CPU:1" in lines
 
 
+@pytest.mark.long
 def test_port_taken_by_force_is_an_error_of_that_worker(launch, write):
     script = write(
         INDEX,

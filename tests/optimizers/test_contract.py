@@ -18,9 +18,7 @@ import tf_optimizers as tfo
 from tf_optimizers import schedules
 from tf_optimizers.kernels import compiled, norms
 
-pytestmark = pytest.mark.parametrize(
-    "case", cases.CASES.values(), ids=cases.CASES.keys()
-)
+pytestmark = cases.EACH_KIND
 
 # Of `norms`: so that a tensor of 20 elements has three blocks and a rest.
 SMALL_BLOCKS = {"_BLOCK": 8, "_LANES": 1, "_ROWS": 2, "_SMALL": 4}

@@ -25,7 +25,7 @@ LOSSLESS = [
     for masking in (True, False)
 ]
 LOSSLESS += [each | {"nesterov": True} for each in LOSSLESS[:2]]
-LONG = [LOSSLESS[i] for i in (4, 5, 10)]
+LONG = [LOSSLESS[i] for i in (3, 4, 5, 7, 10)]
 
 
 @pytest.fixture(

@@ -178,7 +178,10 @@ def test_two_replicas_match_reference(mirrored, settings):
     assert run_both(mirrored, ours=ours, theirs=theirs) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["plain", "there and back", "too small"])
+@pytest.mark.parametrize(
+    "name",
+    with_long(["plain", "there and back", "too small"], ["plain", "too small"]),
+)
 def test_eager_matches_reference(mirrored, name):
     ours, theirs = SETTINGS[name]
     assert run_both(mirrored, 8, eager=True, ours=ours, theirs=theirs) < 1e-5

@@ -360,27 +360,20 @@ def run_200_steps(strategy, dtype="float32", share=1.0):
     return variables
 
 
-@pytest.fixture(scope="module")
-def undisturbed():
-    """The weights that steps in place, on the host, come to."""
-    return {
-        dtype: [
-            cases.as_numpy(v)
-            for v in run_200_steps(tf.distribute.get_strategy(), dtype)
-        ]
-        for dtype in ("float32", "bfloat16")
-    }
+@functools.cache
+def undisturbed(dtype):
+    """Return the weights that steps in place, on the host, come to."""
+    variables = run_200_steps(tf.distribute.get_strategy(), dtype)
+    return list(map(cases.as_numpy, variables))
 
 
 @pytest.mark.parametrize(
     "dtype", cases.with_long(["float32", "bfloat16"], ["bfloat16"])
 )
-def test_long_copies_and_short_arithmetic_do_not_race(
-    strategy, dtype, undisturbed
-):
+def test_long_copies_and_short_arithmetic_do_not_race(strategy, dtype):
     share = 1 / strategy.num_replicas_in_sync
     variables = run_200_steps(strategy, dtype, share)
-    for variable, expected in zip(variables, undisturbed[dtype], strict=True):
+    for variable, expected in zip(variables, undisturbed(dtype), strict=True):
         for copy in strategy.experimental_local_results(variable.value):
             np.testing.assert_array_equal(cases.as_numpy(copy), expected)
 

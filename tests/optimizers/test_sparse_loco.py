@@ -177,7 +177,11 @@ def test_without_sparsity_sgd_is_that_of_the_global_batch(mirrored):
     assert error(run.weights(), expected) < 1e-6
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    "eager",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["graph", "eager"],
+)
 @pytest.mark.parametrize("name", INNER | HOSTED)
 def test_one_replica_without_sparsity_is_the_inner_optimizer(name, eager):
     inner = (INNER | HOSTED)[name]
@@ -496,7 +500,9 @@ def make_model(optimizer):
 X, Y = np.random.default_rng(0).random((2, 32, 4)).astype("float32")
 
 
-@pytest.mark.parametrize("inner", ["AdamW", "tfo.LANS"])
+@pytest.mark.parametrize(
+    "inner", with_long(["AdamW", "tfo.LANS"], ["tfo.LANS"])
+)
 def test_saved_model_goes_on_to_the_bit(tmp_path, inner):
     model = make_model(
         tfo.SparseLoCo(
