@@ -20,15 +20,6 @@ HANDFUL = {
         "optimizer": "Adam",
         "actions": ["predict"],
     },
-    "masked words": {
-        "where": "2",
-        "input": "tokens",
-        "layers": ["masked Embedding", "LSTM"],
-        "task": "classes",
-        "loss": "from logits",
-        "optimizer": "momentum",
-        "rest": 2,
-    },
     "unseeded shuffle": {
         "where": "2",
         "source": "tf.data",
