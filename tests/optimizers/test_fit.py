@@ -130,6 +130,7 @@ def moved(make, dtype):
     return cases.as_numpy(model.weights[0]) - start
 
 
+@pytest.mark.long
 def test_bfloat16_model_trains_as_its_float32_twin(case):
     """Where Keras's Lamb stands still."""
 

@@ -367,9 +367,8 @@ def undisturbed(dtype):
     return list(map(cases.as_numpy, variables))
 
 
-@pytest.mark.parametrize(
-    "dtype", cases.with_long(["float32", "bfloat16"], ["bfloat16"])
-)
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_copies_and_short_arithmetic_do_not_race(strategy, dtype):
     share = 1 / strategy.num_replicas_in_sync
     variables = run_200_steps(strategy, dtype, share)
