@@ -53,12 +53,22 @@ def test_other_results_differ(changed):
     assert kind([other, other]) == "differs"
 
 
-def test_what_overflows_in_one_place_only_is_not_compared():
-    other = result(weight=2.0)
-    other["left"]["scales"] = [2.0**14]
-    reference = result()
-    reference["left"]["scales"] = [2.0**15]
-    assert kind([other, other], reference) == "skipped"
+@pytest.mark.parametrize(
+    ("scale", "scales", "expected"),
+    [
+        ("ordinary", [2.0**14], "skipped"),
+        ("ordinary", [], "differs"),
+        ("huge", [2.0**14], "differs"),
+    ],
+)
+def test_what_overflows_in_one_place_only_is_not_compared(
+    scale, scales, expected
+):
+    other, reference = result(weight=2.0), result()
+    other["left"]["scales"], reference["left"]["scales"] = scales, [2.0**15]
+    features = {"precision": "mixed_float16", "scale": scale}
+    assert kind([other, other], reference, **features) == expected
+    assert kind([other, other], reference) == "differs"
 
 
 def test_worker_tells_steps_and_loss_scales():
