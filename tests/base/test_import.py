@@ -114,6 +114,7 @@ def test_saved_model_finds_its_classes_when_keras_is_imported_later(model_file):
     ]
 
 
+@pytest.mark.long
 def test_one_process_needs_no_private_module_of_distribute(model_file):
     trained, error = run(WITHOUT_PRIVATE_MODULES, model_file)
     assert trained == "tf_optimizers.lamb 1"

@@ -171,7 +171,7 @@ class OwnLoss(keras.Sequential):
         return keras.ops.mean((y - y_pred) ** 2)
 
 
-@pytest.mark.parametrize("replicas", ["one", "two"])
+@pytest.mark.parametrize("replicas", cases.with_long(["one", "two"], ["one"]))
 def test_loss_of_the_model_is_resumed_within_an_epoch(
     tmp_path, strategies, replicas
 ):
@@ -274,7 +274,7 @@ def test_another_rate_of_the_script_is_used(tmp_path, step):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", cases.with_long([True, False], [True]))
 def test_last_execution_of_an_epoch_may_be_short(tmp_path, known):
     """Six batches, four of them and two in an execution."""
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)

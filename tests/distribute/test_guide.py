@@ -21,9 +21,8 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
-    parts = ["guide", "interleaved", "uncompiled", "another_cluster"]
-    parts += ["versions", "shifted"]
-    parts += ["order", "counts", "seeds", "files", "kinds", "outside", "rows"]
+    parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
+    parts += ["order", "counts", "seeds", "rows"]
     parts += ["compared", "mixed", "by_rows", "looked", "permuted", "batches"]
     return real_workers.results("guide", folder, 2, *parts)
 
@@ -35,8 +34,8 @@ ALL = pytest.param("all", marks=pytest.mark.long)
 def long_results(tmp_path_factory):
     """What two workers report with more time."""
     folder = tmp_path_factory.mktemp("long")
-    parts = [f"every {part}" for part in ("kinds", "outside", "looked")]
-    parts += ["steps", "generated"]
+    parts = ["kinds", "outside", "every looked", "steps", "generated"]
+    parts += ["interleaved", "files"]
     results = real_workers.results("guide", folder, 2, *parts)
     return [
         {part.removeprefix("every "): found for part, found in result.items()}
@@ -45,10 +44,11 @@ def long_results(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["some", ALL])
-def cases_of(request):
-    """What two workers report of some cases of a part, or of all, by part."""
+def looked(request):
+    """What two workers report of data that one looks at, some or all."""
     is_all = request.param == "all"
-    return request.getfixturevalue("long_results" if is_all else "results")
+    found = request.getfixturevalue("long_results" if is_all else "results")
+    return [result["looked"] for result in found]
 
 
 THREE = pytest.param(3, marks=pytest.mark.long)
@@ -75,9 +75,10 @@ def test_guide_runs(results):
     assert runs[1]["loss"][0] < runs[0]["loss"][0]
 
 
-def test_strategies_of_one_process_do_not_meet(results):
+@pytest.mark.long
+def test_strategies_of_one_process_do_not_meet(long_results):
     """Their variables and collectives are of different shapes."""
-    for result in results:
+    for result in long_results:
         for total, size in zip(
             result["interleaved"], (2, 7, 3, 8), strict=True
         ):
@@ -164,13 +165,15 @@ def test_unknown_numbers_of_batches_end_together(results):
     assert first["updates"] == second["updates"] == 2 * 5
 
 
-def test_files_are_not_written_to(results):
+@pytest.mark.long
+def test_files_are_not_written_to(long_results):
     """Where TensorFlow takes an array without a copy, and computes in place."""
-    assert [result["files"] for result in results] == [True, True]
+    assert [result["files"] for result in long_results] == [True, True]
 
 
-def test_data_may_be_of_any_dtype(cases_of):
-    for result in cases_of:
+@pytest.mark.long
+def test_data_may_be_of_any_dtype(long_results):
+    for result in long_results:
         for losses in result["kinds"].values():
             assert losses == pytest.approx(result["kinds"]["float32"], 1e-6)
 
@@ -201,9 +204,10 @@ def test_rows_that_all_replicas_have_move_as_in_one_process(results, name):
         np.testing.assert_allclose(ours, alone, atol=1e-5)
 
 
-def test_compile_outside_of_the_scope_is_as_inside(cases_of):
+@pytest.mark.long
+def test_compile_outside_of_the_scope_is_as_inside(long_results):
     """The optimizer's count and rate, and metrics of all workers' rows."""
-    first, second = (result["outside"] for result in cases_of)
+    first, second = (result["outside"] for result in long_results)
     for name in {case.split()[0] for case in first}:
         assert first[f"{name} False"] == first[f"{name} True"], name
         assert second[f"{name} False"] == first[f"{name} True"], name
@@ -215,9 +219,9 @@ def test_workers_that_draw_different_rows_are_told_so(results):
             assert "All workers must draw the same batches" in message, kind
 
 
-def test_who_has_looked_at_data_before_sees_what_others_do(cases_of):
+def test_who_has_looked_at_data_before_sees_what_others_do(looked):
     """In the order that one process goes on with; nobody's rows are missed."""
-    first, second = (result["looked"]["rows"] for result in cases_of)
+    first, second = (result["rows"] for result in looked)
     for name in first:
         for own, other in zip(first[name], second[name], strict=True):
             assert sorted(own + other) == [*range(24)], name

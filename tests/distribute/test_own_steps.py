@@ -32,6 +32,7 @@ LONG = [
     *("synchronized, no reduction", "numbers", "metrics, eager"),
     *("no reduction", "no reduction, eager", "several optimizers"),
     *("guide, floats", "guide, eager", "compute_loss", "function within"),
+    *("guide, ours", "average of TensorFlow", "distillation", "total"),
 ]
 
 
@@ -179,7 +180,7 @@ def make_telling(reduction, *, synchronized):
             *(("mean", False), ("sum", False), ("none", False)),
             ("mean_with_sample_weight", True),
         ],
-        [("sum", False), ("none", False)],
+        [("mean", False), ("sum", False), ("none", False)],
     ),
 )
 def test_row_that_is_not_its_own_counts_for_nothing(
@@ -268,7 +269,7 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", cases.with_long(DTYPES, DTYPES[1:-2]))
 def test_values_of_any_dtype_are_joined(ours, dtype):
     """Two rows of one replica, and one of the other."""
     numbers = tf.constant([[0, 1], [2, 3], [100, 0]])

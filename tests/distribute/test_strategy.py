@@ -32,8 +32,7 @@ OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what
 # combines these is for `-m long`. Several are DGCMomentum's.
 TELLING = [
-    *("lamb", "adam_offload", "loco", "uneven adam"),
-    *("normalized", "custom_loop"),
+    *("adam_offload", "loco", "uneven adam", "normalized", "custom_loop"),
 ]
 # Workers, devices of each, and what they do.
 GROUPS = [

@@ -98,7 +98,7 @@ CASES = {
 # Of these, others tell, too.
 LONG = [
     *("masked by weight", "outputs", "even but masked"),
-    *("sum", "weighted, several steps"),
+    *("sum", "weighted, several steps", "by weight"),
 ]
 
 

@@ -40,7 +40,10 @@ print("ready", os.getpid(), child.pid, flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+INTERRUPT = pytest.param(signal.SIGINT, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("number", [None, INTERRUPT, signal.SIGTERM])
 def test_stubborn_processes_are_killed_after_the_grace_period(
     start, write, tmp_path, number
 ):

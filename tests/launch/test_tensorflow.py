@@ -4,6 +4,7 @@ import pytest
 from launcher import INDEX, lines_of
 
 
+@pytest.mark.long
 def test_workers_form_a_strategy_of_logical_cpus_and_reduce(
     launch, write, environment
 ):

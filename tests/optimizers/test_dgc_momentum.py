@@ -166,7 +166,8 @@ SETTINGS = {
 # Of these, others tell, too.
 LONG = ["l1", "l1l2, clip, nesterov", "warm-up", "rate outside"]
 LONG += ["there and back, nesterov, no masking"]
-LONG += ["nesterov", "no masking", "clip", "l2"]
+LONG += ["plain", "nesterov", "no masking", "clip", "l2"]
+LONG += ["rate outside, warm-up, clip, nesterov, l2"]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,8 @@ def test_reference_tells_each_setting_from_plain():
 
 
 @pytest.mark.parametrize(
-    "name", with_long(["default", "l2", "rampup", "single"], ["default"])
+    "name",
+    with_long(["default", "l2", "rampup", "single"], ["default", "single"]),
 )
 def test_golden_of_two_workers(mirrored, name):
     assert dgc.golden(f"dgc_paddle_{name}", mirrored).max() < TOLERANCE

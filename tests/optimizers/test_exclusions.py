@@ -10,7 +10,11 @@ import tf_optimizers as tfo
 
 X, Y = np.random.default_rng(0).random((2, 8, 3)).astype("float32")
 KINDS = pytest.mark.parametrize(
-    "kind", ["sequential", "subclassed", "functional", "equal names"]
+    "kind",
+    cases.with_long(
+        ["sequential", "subclassed", "functional", "equal names"],
+        ["subclassed", "functional"],
+    ),
 )
 
 
@@ -200,7 +204,10 @@ def test_config_of_a_model_it_does_not_fit_is_an_error():
         assert len(optimizer.variables) == 2
 
 
-@pytest.mark.parametrize("pattern", ["^sequential", "dense.*/kernel", "^dense"])
+@pytest.mark.parametrize(
+    "pattern",
+    cases.with_long(["^sequential", "dense.*/kernel", "^dense"], ["^dense"]),
+)
 @pytest.mark.parametrize(
     "argument", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"]
 )

@@ -158,6 +158,7 @@ for optimizer in (tfo.Lamb(), tfo.LANS(weight_decay=0.01)):
 """
 
 
+@pytest.mark.long
 def test_step_keeps_nothing_of_the_size_of_the_variable():
     done = subprocess.run(
         [sys.executable, "-c", TEMPORARY_MEMORY],

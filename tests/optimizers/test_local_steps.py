@@ -92,7 +92,7 @@ class Rounds:
     "name",
     with_long(
         [name for name in SETTINGS if name != "there and back"],
-        ["adam", "decay, outer rate"],  # Others tell, too.
+        ["adam", "decay, outer rate", "sgd"],  # Others tell, too.
     ),
 )
 def test_two_replicas_match_reference(mirrored, name):
@@ -726,6 +726,7 @@ def test_overflow_on_one_replica_is_no_local_step(mirrored):
     assert inner.is_synchronized
 
 
+@pytest.mark.long
 def test_monitor_measures_rounds(mirrored):
     model = make_model(mirrored, sparsity=(0.8,))
     monitor = tfo.callbacks.CompressionMonitor(every=5)
@@ -736,6 +737,7 @@ def test_monitor_measures_rounds(mirrored):
     assert 0.5 * EVERY < history["residual_age"][-1] < 20 * EVERY
 
 
+@pytest.mark.long
 def test_monitor_measures_rounds_that_end_with_an_epoch(mirrored):
     model = make_model(mirrored, sparsity=(0.8,), sync_every=7)
     monitor = tfo.callbacks.CompressionMonitor(every=1)

@@ -414,9 +414,8 @@ def train(model, epochs):
 
 
 SOURCES = [("host", "float32"), ("device", "bfloat16")]
-SOURCES += [("one device", "float32")]
 LONG = [("host", "bfloat16"), ("device", "float32")]
-LONG += [("one device", "bfloat16")]
+LONG += [("one device", "float32"), ("one device", "bfloat16")]
 
 
 @pytest.fixture(

@@ -155,7 +155,7 @@ def values_of(gradient):
     return tf.cast(gradient, "float32").numpy()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", cases.with_long(OPTIMIZERS, ["lans"]))
 @given(kernel=gradients(0), bias=gradients(1), extra=st.integers(0, 9))
 def test_gradient_is_a_step_or_changes_nothing(name, kernel, bias, extra):
     optimizer, variables = make(name)

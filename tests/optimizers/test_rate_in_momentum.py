@@ -42,7 +42,7 @@ def keras_sgd(rate, **kwargs):
     return after
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("nesterov", with_long([False, True], [False]))
 @pytest.mark.parametrize(
     "settings",
     [
@@ -86,7 +86,10 @@ def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
     assert dgc.worst(run.weights(), keras_sgd(schedule())[-1]) < 3e-7
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int4", "int2"])
+@pytest.mark.parametrize(
+    "dtype",
+    with_long(["float16", "bfloat16", "int4", "int2"], ["bfloat16", "int2"]),
+)
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     """A millionth of them is rounded as they are; float16 has no 1e-9."""
 

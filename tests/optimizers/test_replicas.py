@@ -9,7 +9,8 @@ import pytest
 import reference
 import tensorflow as tf
 
-pytestmark = cases.EACH_KIND
+# AdamOffload on several replicas is in test_offload_placement.py, too.
+pytestmark = cases.each_kind("lans", "adam_offload")
 
 # Float32 sums of two replicas' gradients, over some steps of 2e-2.
 TOLERANCE = 2e-6
@@ -111,9 +112,8 @@ SINGLE = [
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {},
         TWICE | AVERAGED | {"global_clipnorm": 0.01, "loss_scale_factor": 8.0},
-        *cases.with_long(SINGLE, SINGLE),
+        *cases.with_long([{}, *SINGLE], [{}, *SINGLE]),
     ],
     ids=lambda kwargs: "-".join(kwargs) or "plain",
 )

@@ -29,6 +29,8 @@ INNER = {
     and name not in WRAPPERS + ABSOLUTE
 } | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
 HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
+# Of slots in the variable's shape, of others, and of ours.
+KINDS = ("AdamW", "Adafactor", "Muon", "tfo.LANS")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:SparseLoCo saves traffic:UserWarning"
@@ -149,12 +151,14 @@ def worst_of_any_step(strategy, settings, steps=8, eager=False, other=None):
     return max(errors)
 
 
-@pytest.mark.parametrize("name", with_long(SETTINGS, ["adam", "sgd"]))
+@pytest.mark.parametrize(
+    "name", with_long(SETTINGS, ["adam", "sgd", "warm-up"])
+)
 def test_two_replicas_match_reference(mirrored, name):
     assert worst_of_any_step(mirrored, SETTINGS[name]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["adamw", "warm-up"])
+@pytest.mark.parametrize("name", with_long(["adamw", "warm-up"], ["adamw"]))
 def test_eager_matches_reference(mirrored, name):
     assert worst_of_any_step(mirrored, SETTINGS[name], 6, eager=True) < 1e-4
 
@@ -182,7 +186,9 @@ def test_without_sparsity_sgd_is_that_of_the_global_batch(mirrored):
     [False, pytest.param(True, marks=pytest.mark.long)],
     ids=["graph", "eager"],
 )
-@pytest.mark.parametrize("name", INNER | HOSTED)
+@pytest.mark.parametrize(
+    "name", with_long(INNER | HOSTED, set(INNER) - set(KINDS))
+)
 def test_one_replica_without_sparsity_is_the_inner_optimizer(name, eager):
     inner = (INNER | HOSTED)[name]
     variables = [keras.Variable(v, name=n) for n, v in start().items()]
@@ -199,11 +205,6 @@ def test_one_replica_without_sparsity_is_the_inner_optimizer(name, eager):
             np.testing.assert_allclose(
                 ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-7
             )
-
-
-# Of slots in the variable's shape, of others, and of ours; a step of the other
-# classes is compared above.
-KINDS = ("AdamW", "Adafactor", "Muon", "tfo.LANS")
 
 
 @pytest.mark.parametrize("name", with_long(INNER, set(INNER) - set(KINDS)))

@@ -57,14 +57,22 @@ CASES = {
     ),
 }
 
+
+def each_kind(*long):
+    """Return the mark of tests of each, some of them only with `-m long`."""
+    return pytest.mark.parametrize(
+        "case",
+        [
+            pytest.param(
+                case, id=name, marks=[pytest.mark.long] * (name in long)
+            )
+            for name, case in CASES.items()
+        ],
+    )
+
+
 # What Lamb and LANS have in common, `tox` tries with one of them.
-EACH_KIND = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name, marks=[pytest.mark.long] * (name == "lans"))
-        for name, case in CASES.items()
-    ],
-)
+EACH_KIND = each_kind("lans")
 
 SHAPES = {"kernel": (4, 5), "bias": (3,)}
 

@@ -45,7 +45,9 @@ class Contract:
         expected = cases.run_reference(case.reference_step(), 20)
         assert cases.error(actual, expected) < 1e-13
 
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize(
+        "dtype", cases.with_long(["float16", "bfloat16"], ["float16"])
+    )
     @pytest.mark.usefixtures("either_path")
     def test_half_precision_trains_as_its_float32_twin(self, case, dtype):
         """Steps of 1e-4 vanish in bfloat16 without master weights."""
@@ -490,7 +492,9 @@ class Compressed:
         }
         dgc.assert_nothing_is_lost([balance], atol=2e-4)
 
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize(
+        "dtype", cases.with_long(["float16", "bfloat16"], ["bfloat16"])
+    )
     def test_half_precision_of_replicas_trains_as_its_float32_twin(
         self, case, mirrored, dtype, twin
     ):

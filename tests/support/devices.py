@@ -32,6 +32,22 @@ def _end_at_once(dataset):
 dataset_ops.DatasetV2._apply_debug_options = _end_at_once
 
 
+def is_short(config):
+    """Tell whether neither `-m long` nor `tox -e next` has asked for all."""
+    return (
+        "long" not in config.getoption("-m")
+        and "TENSORFLOW_DEFAULTS" not in os.environ
+    )
+
+
+def pytest_sessionstart(session):
+    """Save the tenth of the time in which graphs of a few nodes are tuned."""
+    if is_short(session.config):
+        tf.config.optimizer.set_experimental_options(
+            {"disable_meta_optimizer": True}
+        )
+
+
 @pytest.fixture(autouse=True)
 def seed():
     keras.utils.set_random_seed(0)
@@ -42,10 +58,11 @@ def mirrored(request):
     """One for all tests: TensorFlow's collectives of two get mixed up.
 
     To trace these, TensorFlow's default, takes a third of the time of such
-    tests. So only `tox -e next` and long tests exchange by them.
+    tests, so most exchange on one device.
     """
-    is_default = "long" in request.config.getoption("-m") or os.environ.get(
-        "MIRRORED_EXCHANGE"
+    exchange = (
+        tf.distribute.ReductionToOneDevice()
+        if is_short(request.config)
+        else None
     )
-    exchange = None if is_default else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(DEVICES, cross_device_ops=exchange)
