@@ -31,9 +31,7 @@ HALF = ["half", "half eager", "half dgc", "half offload"]
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what
 # combines these is for `-m long`. Several are DGCMomentum's.
-TELLING = [
-    *("adam_offload", "loco", "uneven adam", "normalized", "custom_loop"),
-]
+TELLING = ["loco", "uneven adam", "normalized", "custom_loop"]
 # Workers, devices of each, and what they do.
 GROUPS = [
     pytest.param((2, 1, TELLING), id="2 workers"),

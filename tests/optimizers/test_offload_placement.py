@@ -413,8 +413,8 @@ def train(model, epochs):
     return [cases.as_numpy(w) for w in model.weights]
 
 
-SOURCES = [("host", "float32"), ("device", "bfloat16")]
-LONG = [("host", "bfloat16"), ("device", "float32")]
+SOURCES = [("device", "bfloat16")]
+LONG = [("host", "float32"), ("host", "bfloat16"), ("device", "float32")]
 LONG += [("one device", "float32"), ("one device", "bfloat16")]
 
 

@@ -30,7 +30,7 @@ INNER = {
 } | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
 HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
 # Of slots in the variable's shape, of others, and of ours.
-KINDS = ("AdamW", "Adafactor", "Muon", "tfo.LANS")
+KINDS = ("Adafactor", "Muon", "tfo.LANS")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:SparseLoCo saves traffic:UserWarning"

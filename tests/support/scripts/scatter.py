@@ -1,4 +1,9 @@
-"""DGCMomentum with sums by shards, whether they are worth it or not."""
+"""DGCMomentum with sums by shards: `scatter.py some`, or `all`.
+
+Whether they are worth it or not.
+"""
+
+import sys
 
 import dgc
 import numpy as np
@@ -38,32 +43,43 @@ def drain(strategy):
     }
 
 
+def few(strategy):
+    """Return what is tried of float32 values."""
+    return {
+        "few steps": transport.balance(strategy, STEPS),
+        "loco": transport.balance(strategy, **transport.PLAIN, sync_every=2),
+        "bytes": transport.count_bytes(strategy),
+        "drain": drain(strategy),
+        "not finite": transport.not_finite(strategy),
+    }
+
+
+def rounded(strategy):
+    """Return what is tried of other values."""
+    return {
+        "many steps": transport.balance(
+            strategy, value_dtype="float16", momentum_masking=False
+        ),
+        "two bits": transport.balance(
+            strategy, transport.MANY, value_dtype="int2"
+        ),
+        "bytes of few bits": transport.count_bytes(
+            strategy, value_dtype="int4"
+        ),
+        "not finite in two bits": transport.not_finite(
+            strategy, value_dtype="int2"
+        ),
+    }
+
+
 def main():
+    """Report what the command line names."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     Compressor.exchange_kind = "sharded"
-    report(
-        {
-            "few steps": transport.balance(strategy, STEPS),
-            "many steps": transport.balance(
-                strategy, value_dtype="float16", momentum_masking=False
-            ),
-            "loco": transport.balance(
-                strategy, **transport.PLAIN, sync_every=2
-            ),
-            "two bits": transport.balance(
-                strategy, transport.MANY, value_dtype="int2"
-            ),
-            "bytes": transport.count_bytes(strategy),
-            "bytes of few bits": transport.count_bytes(
-                strategy, value_dtype="int4"
-            ),
-            "drain": drain(strategy),
-            "not finite": transport.not_finite(strategy),
-            "not finite in two bits": transport.not_finite(
-                strategy, value_dtype="int2"
-            ),
-        }
-    )
+    found = few(strategy)
+    if "all" in sys.argv:
+        found |= rounded(strategy)
+    report(found)
 
 
 if __name__ == "__main__":
