@@ -42,6 +42,16 @@ def test_fault_ends_as_it_should(case, expected):
     assert trial["passed"], trial
 
 
+@pytest.mark.long
+def test_state_that_is_shared_out_outlives_a_kill_while_it_is_saved(tmp_path):
+    """The part of the killed worker is in no other's file."""
+    own = {"optimizer": "ShardedState"}
+    expected = training.reference(tmp_path, **own)
+    case = "other worker killed as it writes its part"
+    trial = soak.attempt(case, 31, expected, **own)
+    assert trial["passed"], trial
+
+
 @pytest.mark.parametrize("figure", ["detected", "resumed", "steps_lost"])
 def test_table_holds_medians_and_ranges(figure):
     trials = [

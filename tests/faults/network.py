@@ -32,7 +32,12 @@ class Network(Training):
             task = {"type": "worker", "index": place}
             self.run(
                 *("ip", "netns", "exec", host),
-                *(sys.executable, str(SCRIPT), str(self.folder)),
+                *(
+                    sys.executable,
+                    str(SCRIPT),
+                    str(self.folder),
+                    self.optimizer,
+                ),
                 TF_CONFIG=json.dumps({"cluster": cluster, "task": task}),
             )
 

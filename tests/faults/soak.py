@@ -30,18 +30,20 @@ def run(names, until, seed=0):
             yield attempt(name, rng.randrange(FIRST, LAST), expected)
 
 
-def attempt(name, step, expected):
+def attempt(name, step, expected, **kwargs):
     """Return what became of one training.
 
     Args:
         name: Of the case.
         step: When to do harm.
         expected: The weights of a training without.
+        **kwargs: Of the training.
     """
     if reason := missing(name):
         return {"case": name, "skipped": reason, "passed": True}
     try:
-        return {"case": name, "step": step, **_attempt(name, step, expected)}
+        found = _attempt(name, step, expected, **kwargs)
+        return {"case": name, "step": step, **found}
     except TimeoutError as error:  # It hangs.
         return {
             "case": name,
@@ -52,7 +54,7 @@ def attempt(name, step, expected):
         }
 
 
-def _attempt(name, step, expected):
+def _attempt(name, step, expected, **kwargs):
     harm, outcome, message = CASES[name]
     make = network.Network if name in network.CASES else training.Training
     with contextlib.ExitStack() as stack:
@@ -61,7 +63,7 @@ def _attempt(name, step, expected):
         )
         if name == "disk full":
             stack.enter_context(small_disk(folder / "backup"))
-        run = stack.enter_context(contextlib.closing(make(folder)))
+        run = stack.enter_context(contextlib.closing(make(folder, **kwargs)))
         run.wait_for_step(step)
         now = time.time()
         since = harm(run) or now

@@ -1,4 +1,4 @@
-"""The training that faults are tried on: `train.py FOLDER`.
+"""The training that faults are tried on: `train.py FOLDER OPTIMIZER`.
 
 A worker writes to FOLDER/events-PLACE what it does, as lines of JSON. FOLDER/
 fault, if it exists, names what is wrong with the second worker's script, and
@@ -89,6 +89,17 @@ class Loss(keras.losses.MeanSquaredError):
         return loss
 
 
+OPTIMIZERS = {
+    "DGCMomentum": lambda: tfo.DGCMomentum(
+        0.05,
+        momentum=0.8 if is_wrong("version") else 0.9,
+        sparsity=(0.99,),
+        min_compress_size=1000,
+    ),
+    "ShardedState": lambda: tfo.ShardedState(keras.optimizers.AdamW(0.001)),
+}
+
+
 def main():
     """Train, and say so."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
@@ -102,13 +113,7 @@ def main():
                 keras.layers.Dense(64),
             ]
         )
-        optimizer = tfo.DGCMomentum(
-            0.05,
-            momentum=0.8 if is_wrong("version") else 0.9,
-            sparsity=(0.99,),
-            min_compress_size=1000,
-        )
-        model.compile(optimizer, Loss())
+        model.compile(OPTIMIZERS[sys.argv[2]](), Loss())
     events = Events()
     stall(events)
     backup = tfo.callbacks.BackupAndRestore(

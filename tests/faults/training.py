@@ -12,6 +12,7 @@ import real_workers
 SCRIPT = pathlib.Path(__file__).with_name("train.py")
 # In seconds: what takes longer, hangs.
 LIMIT = 480
+OPTIMIZER = "DGCMomentum"
 
 
 class Training:
@@ -20,11 +21,13 @@ class Training:
     Args:
         folder: An empty one.
         restarts: How often.
+        optimizer: One of `train.OPTIMIZERS`.
     """
 
-    def __init__(self, folder, restarts=1):
+    def __init__(self, folder, restarts=1, optimizer=OPTIMIZER):
         self.folder = folder
         self.restarts = restarts
+        self.optimizer = optimizer
         self.output = []
         self.launchers = []
         self.until = time.time() + LIMIT
@@ -36,7 +39,8 @@ class Training:
         self.run(
             *(*real_workers.LAUNCHER, "--workers", "2"),
             *("--grace-period", "2", "--max-restarts", str(self.restarts)),
-            *("--restart-pause", "0", str(SCRIPT), str(self.folder)),
+            *("--restart-pause", "0"),
+            *(str(SCRIPT), str(self.folder), self.optimizer),
         )
 
     def run(self, *command, **environment):
@@ -122,9 +126,9 @@ class Training:
                 process.wait()
 
 
-def reference(folder):
+def reference(folder, optimizer=OPTIMIZER):
     """Return the weights of a training that nothing happens to."""
-    training = Training(folder, restarts=0)
+    training = Training(folder, restarts=0, optimizer=optimizer)
     try:
         if training.wait():
             raise RuntimeError(training.text())
