@@ -8,6 +8,7 @@ See study.py.
 
 import keras
 import study
+from run_bytes import without_first_stage
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
@@ -91,6 +92,19 @@ def paddles(
     )
 
 
+def from_second_stage(workers: int, share: int) -> Variant:
+    """Return DGC of 4 bits that begins and ends at the second sparsity."""
+    return Variant(
+        workers,
+        lambda rate, steps: tfo.DGCMomentum(
+            rate,
+            momentum=MOMENTUM,
+            value_dtype="int4",
+            **without_first_stage(steps, share),
+        ),
+    )
+
+
 NO_COOL_DOWN = {"rampdown_begin_step": None, "rampdown_step": 1}
 MAIN = {
     DENSE: Variant(
@@ -137,12 +151,18 @@ IN_FEW_STEPS = {DENSE: MAIN[DENSE]} | {
     f"DGC, 2 workers, {100 * last:g} %": dgc(2, sparsity=SPARSITY[: i + 1])
     for i, last in enumerate(SPARSITY[:3])
 }
+# The first stage sends most of the bytes of a run.
+ONLY_TEXT = {
+    f"DGC, {workers} workers, int4, from 93.75 %, stages of 1/{share}": (
+        from_second_stage(workers, share)
+    )
+    for workers in (2, 8)
+    for share in (20, 16)
+}
+ONLY = {"digits": ONLY_DIGITS, "text": ONLY_TEXT}
 FAMILIES = {
     task: Family(
-        task,
-        RATES[task],
-        TUNING_SEEDS[task],
-        VARIANTS | (ONLY_DIGITS if task == "digits" else {}),
+        task, RATES[task], TUNING_SEEDS[task], VARIANTS | ONLY.get(task, {})
     )
     for task in RATES
 } | {

@@ -7,6 +7,7 @@ over, by `communication_summary`'s own arithmetic. Nothing is trained.
 """
 
 import os
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -15,6 +16,7 @@ import tables
 
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.schedule import (
+    PAPERS,
     SparsitySchedule,
     recommended,
     sent_count,
@@ -26,6 +28,21 @@ MODEL = "4 M, 2 workers"
 STEPS = (3268, 10_000, 100_000)
 
 
+def without_first_stage(steps: int, share: int) -> dict[str, Any]:
+    """Return the arguments of a schedule from the second sparsity on.
+
+    Stages take 1 / `share` of the run each.
+    """
+    sparsity = PAPERS[1:]
+    rampdown_step = (len(sparsity) - 1) * steps // share
+    return {
+        "sparsity": sparsity,
+        "rampup_step": len(sparsity) * steps // share,
+        "rampdown_begin_step": steps - rampdown_step,
+        "rampdown_step": rampdown_step,
+    }
+
+
 def schedules(steps: int) -> dict[str, SparsitySchedule]:
     both = recommended(steps)
     up = {name: both[name] for name in ("sparsity", "rampup_step")}
@@ -33,6 +50,12 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
         "99.9 % from the first step": SparsitySchedule(both["sparsity"][-1:]),
         "warm-up": SparsitySchedule(**up),
         "warm-up and cool-down": SparsitySchedule(**both),
+        **{
+            f"from 93.75 %, stages of 1/{share}": SparsitySchedule(
+                **without_first_stage(steps, share)
+            )
+            for share in (20, 16)
+        },
     }
 
 
