@@ -172,6 +172,9 @@ def test_bytes_do_not_grow_with_replicas():
 
 
 BALANCES = {"few steps", "many steps", "loco", "two bits"}
+SOME = {"few steps", "loco", "bytes", "drain", "not finite"}
+ROUNDED = {"many steps", "two bits", "bytes of few bits"}
+ROUNDED |= {"not finite in two bits"}
 GROUPS = [
     # An odd number: nothing comes out even.
     pytest.param((1, 3, "some"), id="3 devices"),
@@ -188,6 +191,8 @@ def group(request, tmp_path_factory):
     results = real_workers.results(
         "scatter", folder, count, which, devices=devices
     )
+    expected = SOME | ROUNDED if which == "all" else SOME
+    assert all(result.keys() == expected for result in results)
     return results, count, devices
 
 

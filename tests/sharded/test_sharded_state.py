@@ -157,13 +157,7 @@ def without_kernels(optimizer):
     return optimizer
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] * (name in LONG))
-        for name in IN_PARTS
-    ],
-)
+@pytest.mark.parametrize("name", cases.with_long(IN_PARTS, LONG))
 def test_averages_and_accumulators_are_those_of_one_replica(mirrored, name):
     expected = trained(tf.distribute.get_strategy(), IN_PARTS[name]())
     with mirrored.scope():
