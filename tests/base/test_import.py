@@ -108,6 +108,7 @@ def run(program, model_file):
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_saved_model_finds_its_classes_when_keras_is_imported_later(model_file):
     assert run(BEFORE_KERAS, model_file) == [
         "tf_optimizers.lamb tf_optimizers.schedules"

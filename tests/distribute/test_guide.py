@@ -22,8 +22,8 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
-    parts += ["order", "counts", "seeds", "rows"]
-    parts += ["compared", "mixed", "by_rows", "looked", "permuted", "batches"]
+    parts += ["order", "seeds", "rows"]
+    parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -35,7 +35,7 @@ def long_results(tmp_path_factory):
     """What two workers report with more time."""
     folder = tmp_path_factory.mktemp("long")
     parts = ["kinds", "outside", "every looked", "steps", "generated"]
-    parts += ["interleaved", "files"]
+    parts += ["interleaved", "files", "counts", "permuted"]
     results = real_workers.results("guide", folder, 2, *parts)
     return [
         {part.removeprefix("every "): found for part, found in result.items()}
@@ -144,17 +144,21 @@ def test_different_seeds_are_an_error_that_names_them(results):
         assert expected in messages["shuffle"]
 
 
-def test_different_numbers_of_batches_are_an_error_that_names_them(results):
-    for result in results:
+@pytest.mark.long
+def test_different_numbers_of_batches_are_an_error_that_names_them(
+    long_results,
+):
+    for result in long_results:
         messages = result["counts"]
         assert "3 on worker 0, 5 on worker 1" in messages["known"]
         expected = "3 on worker 0, infinitely many on worker 1"
         assert expected in messages["infinite"]
 
 
-def test_unknown_numbers_of_batches_end_together(results):
+@pytest.mark.long
+def test_unknown_numbers_of_batches_end_together(long_results):
     """Whoever has no rows left waits for those that have."""
-    first, second = (result["counts"] for result in results)
+    first, second = (result["counts"] for result in long_results)
     assert [first["epochs"], second["epochs"]] == [
         [[*range(6), 4, 4]] * 2,  # The first of its last batch stands in.
         [[*range(10)]] * 2,
@@ -239,9 +243,11 @@ def test_shuffles_by_a_seed_are_those_of_one_process(results):
             assert both == order[6 * i : 6 * i + 6]
 
 
-def test_generators_of_the_host_are_aligned_before_an_epoch(results):
+@pytest.mark.long
+def test_generators_of_the_host_are_aligned_before_an_epoch(long_results):
     """In time for what NumPy draws at its end."""
-    (first, own), (second, other) = (result["permuted"] for result in results)
+    permuted = [result["permuted"] for result in long_results]
+    (first, own), (second, other) = permuted
     assert first is None and second is None
     for rows, others in zip(own, other, strict=True):
         assert sorted(rows + others) == [*range(24)]

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 
+pytestmark = pytest.mark.long
+
 L = keras.layers
 RNG = np.random.default_rng(0)
 
@@ -98,20 +100,7 @@ def model_of(shape):
     return model
 
 
-SHORT = {image(2)}
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(
-            shape,
-            id=str(shape),
-            marks=[] if shape in SHORT else pytest.mark.long,
-        )
-        for shape in sorted(SHAPES)
-    ],
-)
+@pytest.mark.parametrize("shape", sorted(SHAPES), ids=str)
 def test_layers_take_a_batch_smaller_than_the_replicas(ours, shape):
     """In training, and in prediction, where the number of rows is known."""
     x = RNG.standard_normal((1, *shape)).astype("float32")

@@ -35,9 +35,10 @@ TELLING = ["loco", "uneven adam", "normalized", "custom_loop"]
 # Workers, devices of each, and what they do.
 GROUPS = [
     pytest.param((2, 1, TELLING), id="2 workers"),
-    pytest.param((1, 1, ["half", "compiled"]), id="1 worker"),
     pytest.param(
-        (1, 1, ["dgc"]), id="1 worker, the rest", marks=pytest.mark.long
+        (1, 1, ["half", "compiled", "dgc"]),
+        id="1 worker",
+        marks=pytest.mark.long,
     ),
     pytest.param(
         (2, 1, [name for name in training.SCENARIOS if name not in TELLING]),

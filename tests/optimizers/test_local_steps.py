@@ -569,6 +569,7 @@ class Pair(keras.Model):
         return {"own": losses[0]}
 
 
+@pytest.mark.long
 def test_optimizers_of_compiled_parts_synchronize_too(mirrored, tmp_path):
     with mirrored.scope():
         model = Pair(mirrored)
@@ -758,7 +759,7 @@ RUNS = [(49, 98, True), (50, None, False), (49, 98, False), (50, None, True)]
 
 
 @pytest.mark.parametrize(
-    ("epochs", "rounds", "known"), with_long(RUNS, RUNS[2:])
+    ("epochs", "rounds", "known"), with_long(RUNS, RUNS[1:])
 )
 def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
     """Two rounds an epoch, of which the second ends early."""

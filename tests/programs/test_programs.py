@@ -20,12 +20,6 @@ HANDFUL = {
         "optimizer": "Adam",
         "actions": ["predict"],
     },
-    "unseeded shuffle": {
-        "where": "2",
-        "source": "tf.data",
-        "shuffle": "shuffle",
-        "metrics": ["mae"],
-    },
     "interruption": {
         "where": "2",
         "layers": ["Dense"],

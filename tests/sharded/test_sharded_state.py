@@ -149,7 +149,7 @@ IN_PARTS = {
 
 
 # Of these, the others tell, too.
-LONG = ["ema", "tfo ema", "accumulated", "offload"]
+LONG = ["ema", "ema overwrites", "tfo ema", "accumulated", "offload"]
 
 
 def without_kernels(optimizer):

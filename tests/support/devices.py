@@ -41,10 +41,19 @@ def is_short(config):
 
 
 def pytest_sessionstart(session):
-    """Save the tenth of the time in which graphs of a few nodes are tuned."""
-    if is_short(session.config):
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": True}
+    """Save a third of the time: how kernels and graphs are made fast."""
+    if not is_short(session.config):
+        return
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": True}
+    )
+    # Another version may not know these, and end the process.
+    if tf.__version__.startswith("2.21."):
+        os.environ.setdefault(
+            "XLA_FLAGS",
+            "--xla_backend_optimization_level=1 "
+            "--xla_cpu_parallel_codegen_split_count=1 "
+            "--xla_cpu_use_fusion_emitters=false",
         )
 
 
