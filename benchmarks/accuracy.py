@@ -151,15 +151,25 @@ IN_FEW_STEPS = {DENSE: MAIN[DENSE]} | {
     f"DGC, 2 workers, {100 * last:g} %": dgc(2, sparsity=SPARSITY[: i + 1])
     for i, last in enumerate(SPARSITY[:3])
 }
-# The first stage sends most of the bytes of a run.
-ONLY_TEXT = {
-    f"DGC, {workers} workers, int4, from 93.75 %, stages of 1/{share}": (
-        from_second_stage(workers, share)
-    )
-    for workers in (2, 8)
-    for share in (20, 16)
+
+
+def from_second_stages(*shares: int) -> dict[str, Variant]:
+    """Return what spares the first stage, which sends most of a run's bytes."""
+    return {
+        f"DGC, {workers} workers, int4, from 93.75 %, stages of 1/{share}": (
+            from_second_stage(workers, share)
+        )
+        for workers in (2, 4, 8)
+        for share in shares
+    }
+
+
+ONLY = {
+    "digits": ONLY_DIGITS | from_second_stages(20, 16),
+    "text": from_second_stages(20, 16),
+    "code": from_second_stages(16),
 }
-ONLY = {"digits": ONLY_DIGITS, "text": ONLY_TEXT}
+IN_FEW_STEPS |= from_second_stages(16)
 FAMILIES = {
     task: Family(
         task, RATES[task], TUNING_SEEDS[task], VARIANTS | ONLY.get(task, {})

@@ -17,6 +17,7 @@ import keras
 import study
 import tensorflow as tf
 from accuracy import FEW_STEPS, FEW_STEPS_SEEDS
+from run_bytes import without_first_stage
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
@@ -107,6 +108,20 @@ def recommended(
     )
 
 
+def from_second_stage(workers: int, make: Make) -> Variant:
+    """Return SparseLoCo of 4 bits that begins and ends at 93.75 %."""
+    return Variant(
+        workers,
+        lambda rate, steps: tfo.SparseLoCo.for_steps(
+            steps,
+            make(rate),
+            value_dtype="int4",
+            **without_first_stage(steps, 16),
+        ),
+        SEEDS,
+    )
+
+
 def local_steps(make: Make, sync_every: int, sparsity: float) -> Variant:
     """Return two workers that exchange after several steps."""
     return Variant(
@@ -141,6 +156,16 @@ def variants(make: Make) -> dict[str, Variant]:
         "99.9 %, 4 workers": recommended(4, make),
         # What of a difference is not due to compression.
         "all sent, 4 workers": recommended(4, make, **ALL),
+    } | from_second_stages(make)
+
+
+def from_second_stages(make: Make) -> dict[str, Variant]:
+    """Return what spares the first stage, which sends most of a run's bytes."""
+    return {
+        f"{workers} workers, int4, from 93.75 %, stages of 1/16": (
+            from_second_stage(workers, make)
+        )
+        for workers in (2, 4, 8)
     }
 
 
@@ -190,10 +215,12 @@ def family(task: str, name: str) -> Family:
 
 def in_few_steps(make: Make) -> dict[str, Variant]:
     """Return what is tried where a replica sends each entry a few times."""
-    return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)} | {
+    decays = {
         f"decay {decay:g}": recommended(2, make, residual_decay=decay)
         for decay in DECAYS
     }
+    dense = {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
+    return dense | decays | from_second_stages(make)
 
 
 FAMILIES = {

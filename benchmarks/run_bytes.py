@@ -16,7 +16,6 @@ import tables
 
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.schedule import (
-    PAPERS,
     SparsitySchedule,
     recommended,
     sent_count,
@@ -31,10 +30,11 @@ STEPS = (3268, 10_000, 100_000)
 def without_first_stage(steps: int, share: int) -> dict[str, Any]:
     """Return the arguments of a schedule from the second sparsity on.
 
-    Stages take 1 / `share` of the run each.
+    Stages take 1 / `share` of the run each, up to the last sparsity that
+    `recommended` takes.
     """
-    sparsity = PAPERS[1:]
-    rampdown_step = (len(sparsity) - 1) * steps // share
+    sparsity = recommended(steps)["sparsity"][1:]
+    rampdown_step = max(1, (len(sparsity) - 1) * steps // share)
     return {
         "sparsity": sparsity,
         "rampup_step": len(sparsity) * steps // share,
