@@ -1,7 +1,7 @@
 """Does an optimizer in SparseLoCo learn what it learns without, dense?
 
     python benchmarks/loco_accuracy.py [--models "text, AdamW"] [--seeds 5]
-        [--variants "99.9 %, 2 workers"]
+        [--variants "for_steps, 2 workers"]
 
 See study.py. With several local steps there is neither warm-up nor cool-down.
 What exchanges every H steps sends H thousandths of the entries, as many a step
@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import study
 import tensorflow as tf
-from accuracy import FEW_STEPS, FEW_STEPS_SEEDS
-from run_bytes import without_first_stage
+from accuracy import FEW_STEPS, FEW_STEPS_SEEDS, STAGES
+from run_bytes import stages
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
@@ -92,31 +92,24 @@ class DiLoCo(tfo.SparseLoCo):
         super().update_step(step, variable, learning_rate)
 
 
-def recommended(
-    workers: int, make: Make, factor: float = 1.0, **kwargs: Any
-) -> Variant:
-    """Return what `for_steps` recommends, but for some settings.
-
-    At a multiple of the learning rate.
-    """
+def recommended(workers: int, make: Make) -> Variant:
+    """Return what `for_steps` recommends."""
     return Variant(
         workers,
-        lambda rate, steps: tfo.SparseLoCo.for_steps(
-            steps, make(Multiple(rate, factor)), **kwargs
-        ),
+        lambda rate, steps: tfo.SparseLoCo.for_steps(steps, make(rate)),
         SEEDS,
     )
 
 
-def from_second_stage(workers: int, make: Make) -> Variant:
-    """Return SparseLoCo of 4 bits that begins and ends at 93.75 %."""
+def from_75(
+    workers: int, make: Make, factor: float = 1.0, **kwargs: Any
+) -> Variant:
+    """Return all the paper's stages, at a multiple of the learning rate."""
     return Variant(
         workers,
-        lambda rate, steps: tfo.SparseLoCo.for_steps(
-            steps,
-            make(rate),
-            value_dtype="int4",
-            **without_first_stage(steps, 16),
+        lambda rate, steps: tfo.SparseLoCo(
+            make(Multiple(rate, factor)),
+            **stages(steps, 0.75, STAGES) | kwargs,
         ),
         SEEDS,
     )
@@ -150,21 +143,20 @@ def variants(make: Make) -> dict[str, Variant]:
     """Return an optimizer without and with compression."""
     return {
         DENSE: Variant(1, lambda rate, _: make(rate), SEEDS),
-        "99.6 %, 2 workers": recommended(2, make, sparsity=UP_TO_996),
-        "99.9 %, 2 workers": recommended(2, make),
-        "99.6 %, 4 workers": recommended(4, make, sparsity=UP_TO_996),
-        "99.9 %, 4 workers": recommended(4, make),
+        **for_steps(make),
+        "from 75 to 99.6 %, 2 workers": from_75(2, make, sparsity=UP_TO_996),
+        "from 75 to 99.9 %, 2 workers": from_75(2, make),
+        "from 75 to 99.6 %, 4 workers": from_75(4, make, sparsity=UP_TO_996),
+        "from 75 to 99.9 %, 4 workers": from_75(4, make),
         # What of a difference is not due to compression.
-        "all sent, 4 workers": recommended(4, make, **ALL),
-    } | from_second_stages(make)
+        "all sent, 4 workers": from_75(4, make, **ALL),
+    }
 
 
-def from_second_stages(make: Make) -> dict[str, Variant]:
-    """Return what spares the first stage, which sends most of a run's bytes."""
+def for_steps(make: Make) -> dict[str, Variant]:
+    """Return what it recommends, by number of workers."""
     return {
-        f"{workers} workers, int4, from 93.75 %, stages of 1/16": (
-            from_second_stage(workers, make)
-        )
+        f"for_steps, {workers} workers": recommended(workers, make)
         for workers in (2, 4, 8)
     }
 
@@ -177,14 +169,14 @@ def with_higher_rates(make: Make) -> dict[str, Variant]:
     """
     two, four = 2**0.5, 2.0
     return variants(make) | {
-        "99.6 %, 2 workers, rate x 1.4": recommended(
+        "from 75 to 99.6 %, 2 workers, rate x 1.4": from_75(
             2, make, two, sparsity=UP_TO_996
         ),
-        "99.9 %, 2 workers, rate x 1.4": recommended(2, make, two),
-        "99.6 %, 4 workers, rate x 2": recommended(
+        "from 75 to 99.9 %, 2 workers, rate x 1.4": from_75(2, make, two),
+        "from 75 to 99.6 %, 4 workers, rate x 2": from_75(
             4, make, four, sparsity=UP_TO_996
         ),
-        "99.9 %, 4 workers, rate x 2": recommended(4, make, four),
+        "from 75 to 99.9 %, 4 workers, rate x 2": from_75(4, make, four),
     }
 
 
@@ -216,11 +208,11 @@ def family(task: str, name: str) -> Family:
 def in_few_steps(make: Make) -> dict[str, Variant]:
     """Return what is tried where a replica sends each entry a few times."""
     decays = {
-        f"decay {decay:g}": recommended(2, make, residual_decay=decay)
+        f"from 75 %, decay {decay:g}": from_75(2, make, residual_decay=decay)
         for decay in DECAYS
     }
     dense = {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
-    return dense | decays | from_second_stages(make)
+    return dense | for_steps(make) | decays
 
 
 FAMILIES = {

@@ -16,24 +16,25 @@ import tables
 
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.schedule import (
+    PAPERS,
     SparsitySchedule,
-    recommended,
+    recommended_schedule,
     sent_count,
 )
 from tf_optimizers.compression.wire import Wire
 
 SIZE = 4_000_000
 MODEL = "4 M, 2 workers"
-STEPS = (3268, 10_000, 100_000)
+STEPS = (160, 3268, 10_000, 100_000)
 
 
-def without_first_stage(steps: int, share: int) -> dict[str, Any]:
-    """Return the arguments of a schedule from the second sparsity on.
+def stages(steps: int, first: float, share: int) -> dict[str, Any]:
+    """Return the schedule that `for_steps` makes, of other stages.
 
-    Stages take 1 / `share` of the run each, up to the last sparsity that
-    `recommended` takes.
+    They begin and end at a sparsity, and take 1 / `share` of the run each.
     """
-    sparsity = recommended(steps)["sparsity"][1:]
+    last = recommended_schedule(steps)["sparsity"][-1]
+    sparsity = tuple(each for each in PAPERS if first <= each <= last)
     rampdown_step = max(1, (len(sparsity) - 1) * steps // share)
     return {
         "sparsity": sparsity,
@@ -44,18 +45,16 @@ def without_first_stage(steps: int, share: int) -> dict[str, Any]:
 
 
 def schedules(steps: int) -> dict[str, SparsitySchedule]:
-    both = recommended(steps)
+    both = recommended_schedule(steps)
     up = {name: both[name] for name in ("sparsity", "rampup_step")}
     return {
-        "99.9 % from the first step": SparsitySchedule(both["sparsity"][-1:]),
+        "last stage only": SparsitySchedule(both["sparsity"][-1:]),
         "warm-up": SparsitySchedule(**up),
         "warm-up and cool-down": SparsitySchedule(**both),
-        **{
-            f"from 93.75 %, stages of 1/{share}": SparsitySchedule(
-                **without_first_stage(steps, share)
-            )
-            for share in (20, 16)
-        },
+        "stages of 1/20": SparsitySchedule(**stages(steps, 0.9375, 20)),
+        "from 75 %, stages of 1/40": SparsitySchedule(
+            **stages(steps, 0.75, 40)
+        ),
     }
 
 

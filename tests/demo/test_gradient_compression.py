@@ -175,7 +175,7 @@ def test_plan_keeps_its_promises(plan):
             for step in range(plan.steps)
         ]
     )
-    assert dgc[0] == 0.75 and dgc[-1] == 0.0
+    assert dgc[0] == 0.9375 and dgc[-1] == 0.0
 
 
 def test_rates_are_validated_on_splits_of_their_own(tmp_path, monkeypatch):

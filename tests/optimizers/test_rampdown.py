@@ -130,17 +130,17 @@ def test_summary_follows_there_and_back(mirrored):
 
 @pytest.mark.parametrize("steps", [2, 3, 9, 40, 127, 4000])
 def test_recommended_settings_end_with_the_run(steps):
-    optimizer = tfo.DGCMomentum.for_steps(steps, 0.1, value_dtype="float16")
+    optimizer = tfo.DGCMomentum.for_steps(steps, 0.1)
     schedule = optimizer._compressor.schedule
     shares = [schedule.stages[schedule.stage(s)] for s in range(steps + 1)]
-    assert shares[0] == 0.75
+    assert shares[0] == (0.9375 if steps >= 32 else 0.75)
     assert shares[-2:] == [0.0, None]
     assert None not in shares[:-1]
     if steps == 4000:
-        # Of the way down 399 steps, in four parts.
+        # Of the way down 749 steps, in three parts.
         counts = [shares.count(share) for share in schedule.sparsity]
-        assert counts == [199, 200, 200, 200, 3200]
-    assert optimizer.value_dtype == "float16"
+        assert counts == [499, 500, 500, 2500]
+    assert optimizer.value_dtype == "int4"
 
 
 @pytest.mark.parametrize(
@@ -150,16 +150,20 @@ def test_recommended_settings_end_with_the_run(steps):
 def test_a_short_run_holds_less_back(first, sparsity):
     """Else what waits is out of date; a replica sends all entries twice."""
     made = [tfo.DGCMomentum.for_steps(s, 0.1) for s in (first - 1, first)]
-    assert made[0].sparsity == made[1].sparsity[:-1]
+    assert made[0].sparsity == (made[1].sparsity[:-1] or (0.75,))
     assert made[1].sparsity[-1] == sparsity
 
 
 def test_recommended_settings_may_be_overruled():
     optimizer = tfo.DGCMomentum.for_steps(
-        100, 0.1, sparsity=(0.99,), rampdown_begin_step=50
+        *(100, 0.1),
+        sparsity=(0.99,),
+        rampdown_begin_step=50,
+        value_dtype="float32",
     )
     assert optimizer.sparsity == (0.99,)
     assert optimizer.rampdown_begin_step == 50
+    assert optimizer.value_dtype == "float32"
     for steps, error in ((1, ValueError), (2.5, TypeError)):
         with pytest.raises(error, match="`steps` must be an integer >= 2"):
             tfo.DGCMomentum.for_steps(steps, 0.1)
@@ -173,8 +177,9 @@ def test_any_optimizer_has_the_same_recommended_settings():
         optimizer.get_config()
         for optimizer in (loco, tfo.DGCMomentum.for_steps(4000, 0.1))
     )
-    ours = [name for name in config if name.startswith(("ramp", "spars"))]
-    assert len(ours) == 5
+    starts = ("ramp", "spars", "value")
+    ours = [name for name in config if name.startswith(starts)]
+    assert len(ours) == 6
     assert [config[name] for name in ours] == [dgc[name] for name in ours]
 
 

@@ -20,7 +20,11 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import SparsitySchedule, recommended
+from tf_optimizers.compression.schedule import (
+    VALUE_DTYPE,
+    SparsitySchedule,
+    recommended_schedule,
+)
 from tf_optimizers.demo.data import (
     SPLIT_SIZES,
     load_splits,
@@ -39,7 +43,6 @@ from tf_optimizers.demo.tuning import tune
 WORKER = "tf_optimizers.demo.gradient_compression.worker"
 
 MOMENTUM = 0.9
-VALUE_DTYPE = "int4"
 
 # Dense -> compressed, which uses the learning rate of the dense one.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
@@ -65,7 +68,7 @@ class Plan:
     @property
     def schedule(self) -> SparsitySchedule:
         """The sparsity of each step."""
-        return SparsitySchedule(**recommended(self.steps))
+        return SparsitySchedule(**recommended_schedule(self.steps))
 
 
 FULL = Plan(
@@ -91,11 +94,11 @@ def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
     return {
         "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=MOMENTUM),
         "DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
-            plan.steps, rate, momentum=MOMENTUM, value_dtype=VALUE_DTYPE
+            plan.steps, rate, momentum=MOMENTUM
         ),
         "AdamW": keras.optimizers.AdamW,
         "SparseLoCo": lambda rate: tfo.SparseLoCo.for_steps(
-            plan.steps, keras.optimizers.AdamW(rate), value_dtype=VALUE_DTYPE
+            plan.steps, keras.optimizers.AdamW(rate)
         ),
     }
 
