@@ -23,6 +23,9 @@ from tf_optimizers.kernels.compiled import compiled
 # threshold is set four deviations lower; a miss costs time, not exactness.
 _SAMPLED = 128
 _DEVIATIONS = 4
+# More of them, if no element in so many is passed over: then there are few
+# candidates too many, of which each costs as much as it does to sample 4.
+_STRIDE = 128
 
 # Entries of a block, a cache line. To search a block takes as long as to pass
 # over this many entries.
@@ -132,7 +135,7 @@ def _row_maxima(rows: tf.Tensor) -> tf.Tensor:
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     """Return a magnitude that k entries, and not many more, should reach."""
-    stride = k // _SAMPLED
+    stride = min(k // _SAMPLED, _STRIDE)
     start = tf.random.stateless_uniform([], seed, 0, stride, tf.int32)
     expected = k / stride
     rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected))
@@ -149,8 +152,17 @@ def _largest(values: tf.Tensor, rank: int) -> tf.Tensor:
 def _cut(candidates: tf.Tensor, magnitude: tf.Tensor, k: int) -> tf.Tensor:
     """Return the k candidates of largest magnitude."""
     last = _largest(magnitude, k)
-    above = magnitude > last
-    tied = magnitude == last
-    left = k - tf.math.count_nonzero(above, dtype=tf.int32)
-    fits = tf.cumsum(tf.cast(tied, tf.int32)) <= left
-    return tf.boolean_mask(candidates, above | (tied & fits))
+    reaches = magnitude >= last
+    surplus = tf.math.count_nonzero(reaches, dtype=tf.int32) - k
+    kept = tf.cond(
+        surplus > 0,
+        lambda: reaches & ~_last_of(magnitude == last, surplus),
+        lambda: reaches,
+    )
+    return tf.boolean_mask(candidates, kept)
+
+
+def _last_of(ties: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Return which are the last `count` that are True."""
+    rank = tf.cumsum(tf.cast(ties, tf.int32), reverse=True)
+    return ties & (rank <= count)
