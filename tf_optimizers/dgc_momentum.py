@@ -211,8 +211,7 @@ class DGCMomentum(CompressedOptimizer):
         the end they return in reverse, and the last step sends all that is
         left. Values are of 4 bits: `value_dtype="int4"`.
 
-        With 0.999, a run of T steps sends what 0.0038 T + 1 dense steps do;
-        without the cool-down, what 0.0021 T do.
+        With 0.999, a run of T steps sends what 0.0038 T + 1 dense steps do.
 
         Args:
             steps: int >= 2. Updates of the run: of `fit`, the batches of an
