@@ -18,6 +18,7 @@ is not finite, and 0 for the others, which are sent in a later step.
 import abc
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 CHUNK = 64
@@ -104,8 +105,13 @@ class Chunks(abc.ABC):
 
     def _apart(self, data: tf.Tensor) -> tf.Tensor:
         """Return the codes of `_together`."""
-        base = 1 << self.width
-        parts = [data // base**i % base for i in range(8 // self.width)]
+        lowest = np.uint8((1 << self.width) - 1)
+        parts = [
+            tf.bitwise.bitwise_and(
+                tf.bitwise.right_shift(data, np.uint8(self.width * i)), lowest
+            )
+            for i in range(8 // self.width)
+        ]
         return tf.concat(parts, 1)
 
     def _encode(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -191,7 +197,8 @@ class Means(Chunks):
         positions: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Return the values of chunks of codes, 0 where there is no entry."""
-        values = tf.where(codes % 2 == 1, scales[:, 1:], scales[:, :1])
+        is_high = tf.bitwise.bitwise_and(codes, np.uint8(1)) == 1
+        values = tf.where(is_high, scales[:, 1:], scales[:, :1])
         values = tf.where(codes < 2, values, -values)
         return tf.where(_fill(positions) < 0, 0.0, values)
 
