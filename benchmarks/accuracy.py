@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 import study
-from run_bytes import stages
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
+from tf_optimizers.compression.schedule import PAPERS, recommended_schedule
 
 MOMENTUM = 0.9
 RATES = {
@@ -31,22 +31,27 @@ FEW_STEPS = "digits in 96 steps"
 FEW_STEPS_RATES = [2.0**k for k in range(-6, 0)]
 FEW_STEPS_SEEDS = (10_001, 10_002, 10_003)
 
-# The paper's sparsities. A stage of the warm-up is 1 / STAGES of the run.
-SPARSITY = (0.75, 0.9375, 0.984375, 0.996, 0.999)
+# A stage of the paper's warm-up is 1 / STAGES of the run.
 STAGES = 40
 ABLATION_SEEDS = 3
 
 
 def dgc(workers: int, **kwargs: int) -> Variant:
-    """Return DGC with the settings we recommend, but for some stages."""
+    """Return DGC with the settings we recommend, but perhaps other stages."""
+    return Variant(
+        workers,
+        lambda rate, steps: tfo.DGCMomentum.for_steps(
+            steps,
+            rate,
+            momentum=MOMENTUM,
+            **recommended_schedule(steps, **kwargs),
+        ),
+    )
 
-    def make(rate: Any, steps: int) -> tfo.DGCMomentum:
-        other = stages(steps, 0.9375, **kwargs) if kwargs else {}
-        return tfo.DGCMomentum.for_steps(
-            steps, rate, momentum=MOMENTUM, **other
-        )
 
-    return Variant(workers, make)
+def papers_stages(steps: int) -> dict[str, Any]:
+    """Return a schedule of all the paper's stages."""
+    return recommended_schedule(steps, shares=PAPERS, stages=STAGES)
 
 
 def from_75(workers: int, **kwargs: Any) -> Variant:
@@ -54,7 +59,7 @@ def from_75(workers: int, **kwargs: Any) -> Variant:
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum(
-            rate, momentum=MOMENTUM, **stages(steps, 0.75, STAGES) | kwargs
+            rate, momentum=MOMENTUM, **papers_stages(steps) | kwargs
         ),
     )
 
@@ -66,7 +71,7 @@ def longer_cool_down(workers: int, share: int) -> Variant:
         lambda rate, steps: tfo.DGCMomentum(
             rate,
             momentum=MOMENTUM,
-            **stages(steps, 0.75, STAGES)
+            **papers_stages(steps)
             | {
                 "rampdown_begin_step": steps - steps // share,
                 "rampdown_step": steps // share,
@@ -82,7 +87,7 @@ def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
         lambda rate, steps: tfo.DGCMomentum(
             rate,
             momentum=MOMENTUM,
-            sparsity=SPARSITY,
+            sparsity=PAPERS,
             rampup_step=steps // 8,
             rampdown_begin_step=steps - steps // 10,
             rampdown_step=steps // 10,
@@ -92,7 +97,7 @@ def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
 
 
 def paddles(
-    workers: int, sparsity: tuple[float, ...] = SPARSITY, **kwargs: bool | str
+    workers: int, sparsity: tuple[float, ...] = PAPERS, **kwargs: bool | str
 ) -> Variant:
     """Return DGC by Paddle's rule, which stays at its last sparsity."""
     return Variant(
@@ -141,11 +146,11 @@ ABLATIONS = {
     "Paddle's rule, 2 workers, float16 values": paddles(
         2, value_dtype="float16"
     ),
-    "Paddle's rule, 2 workers, no warm-up": paddles(2, SPARSITY[-1:]),
+    "Paddle's rule, 2 workers, no warm-up": paddles(2, PAPERS[-1:]),
     "Paddle's rule, 2 workers, no momentum masking": paddles(
         2, momentum_masking=False
     ),
-    "Paddle's rule, 2 workers, 99.99 %": paddles(2, (*SPARSITY, 0.9999)),
+    "Paddle's rule, 2 workers, 99.99 %": paddles(2, (*PAPERS, 0.9999)),
 }
 VARIANTS = MAIN | {
     name: variant._replace(seeds=ABLATION_SEEDS)
@@ -164,11 +169,11 @@ IN_FEW_STEPS = {
     name: MAIN[name]
     for name in (DENSE, *(f"DGC, {workers} workers" for workers in (2, 4, 8)))
 } | {
-    f"up to {100 * last:g} %, 2 workers": from_75(2, sparsity=SPARSITY[: i + 1])
-    for i, last in enumerate(SPARSITY[:3])
+    f"up to {100 * last:g} %, 2 workers": from_75(2, sparsity=PAPERS[: i + 1])
+    for i, last in enumerate(PAPERS[:3])
 }
 ONLY_TEXT = {
-    f"DGC, {workers} workers, stages of 1/20": dgc(workers, share=20)
+    f"DGC, {workers} workers, stages of 1/20": dgc(workers, stages=20)
     for workers in (2, 8)
 }
 ONLY = {"digits": ONLY_DIGITS, "text": ONLY_TEXT}

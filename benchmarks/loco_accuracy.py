@@ -16,8 +16,7 @@ from typing import Any
 import keras
 import study
 import tensorflow as tf
-from accuracy import FEW_STEPS, FEW_STEPS_SEEDS, STAGES
-from run_bytes import stages
+from accuracy import FEW_STEPS, FEW_STEPS_SEEDS, papers_stages
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
@@ -92,15 +91,6 @@ class DiLoCo(tfo.SparseLoCo):
         super().update_step(step, variable, learning_rate)
 
 
-def recommended(workers: int, make: Make) -> Variant:
-    """Return what `for_steps` recommends."""
-    return Variant(
-        workers,
-        lambda rate, steps: tfo.SparseLoCo.for_steps(steps, make(rate)),
-        SEEDS,
-    )
-
-
 def from_75(
     workers: int, make: Make, factor: float = 1.0, **kwargs: Any
 ) -> Variant:
@@ -109,7 +99,7 @@ def from_75(
         workers,
         lambda rate, steps: tfo.SparseLoCo(
             make(Multiple(rate, factor)),
-            **stages(steps, 0.75, STAGES) | kwargs,
+            **papers_stages(steps) | kwargs,
         ),
         SEEDS,
     )
@@ -156,7 +146,11 @@ def variants(make: Make) -> dict[str, Variant]:
 def for_steps(make: Make) -> dict[str, Variant]:
     """Return what it recommends, by number of workers."""
     return {
-        f"for_steps, {workers} workers": recommended(workers, make)
+        f"for_steps, {workers} workers": Variant(
+            workers,
+            lambda rate, steps: tfo.SparseLoCo.for_steps(steps, make(rate)),
+            SEEDS,
+        )
         for workers in (2, 4, 8)
     }
 

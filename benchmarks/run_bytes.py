@@ -7,7 +7,6 @@ over, by `communication_summary`'s own arithmetic. Nothing is trained.
 """
 
 import os
-from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -28,22 +27,6 @@ MODEL = "4 M, 2 workers"
 STEPS = (160, 3268, 10_000, 100_000)
 
 
-def stages(steps: int, first: float, share: int) -> dict[str, Any]:
-    """Return the schedule that `for_steps` makes, of other stages.
-
-    They begin and end at a sparsity, and take 1 / `share` of the run each.
-    """
-    last = recommended_schedule(steps)["sparsity"][-1]
-    sparsity = tuple(each for each in PAPERS if first <= each <= last)
-    rampdown_step = max(1, (len(sparsity) - 1) * steps // share)
-    return {
-        "sparsity": sparsity,
-        "rampup_step": len(sparsity) * steps // share,
-        "rampdown_begin_step": steps - rampdown_step,
-        "rampdown_step": rampdown_step,
-    }
-
-
 def schedules(steps: int) -> dict[str, SparsitySchedule]:
     both = recommended_schedule(steps)
     up = {name: both[name] for name in ("sparsity", "rampup_step")}
@@ -51,9 +34,11 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
         "last stage only": SparsitySchedule(both["sparsity"][-1:]),
         "warm-up": SparsitySchedule(**up),
         "warm-up and cool-down": SparsitySchedule(**both),
-        "stages of 1/20": SparsitySchedule(**stages(steps, 0.9375, 20)),
+        "stages of 1/20": SparsitySchedule(
+            **recommended_schedule(steps, stages=20)
+        ),
         "from 75 %, stages of 1/40": SparsitySchedule(
-            **stages(steps, 0.75, 40)
+            **recommended_schedule(steps, shares=PAPERS, stages=40)
         ),
     }
 

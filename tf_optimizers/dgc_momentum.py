@@ -206,10 +206,10 @@ class DGCMomentum(CompressedOptimizer):
 
         The stages of the paper's warm-up but the first, (0.9375, 0.984375,
         0.996, 0.999), of a sixteenth of the steps each, up to the last one that
-        lets a replica send every entry twice, on average: steps (1 - sparsity)
-        >= 2, as 0.999 does from 2,000 steps on; 0.75 in fewer than 32 steps. At
-        the end they return in reverse, and the last step sends all that is
-        left. Values are of 4 bits: `value_dtype="int4"`.
+        lets a replica send every entry twice: steps (1 - sparsity) >= 2, as
+        0.999 does from 2,000 steps on; 0.75 in fewer than 32 steps. At the end
+        they return in reverse, and the last step sends all that is left. Values
+        are of 4 bits: `value_dtype="int4"`.
 
         With 0.999, a run of T steps sends what 0.0038 T + 1 dense steps do.
 

@@ -1,5 +1,7 @@
 """What workers must know of a batch, they know when the step begins."""
 
+import functools
+
 import numpy as np
 import pytest
 import real_workers
@@ -81,6 +83,19 @@ def test_first_row_of_the_last_batch_stands_for_none():
 
 # What two devices tell.
 LONG = ["endless", "asks for the spec"]
+
+
+def names_of(devices, scenarios):
+    """Return what workers of so many devices do."""
+    return [name for name in scenarios if devices > 1 or name not in LONG]
+
+
+@functools.cache
+def alone(name):
+    """Return what one process without a strategy does."""
+    return ahead.TRAININGS[name](tf.distribute.get_strategy())
+
+
 TWO = pytest.param(2, marks=pytest.mark.long)
 
 
@@ -88,11 +103,7 @@ TWO = pytest.param(2, marks=pytest.mark.long)
 def workers(request, tmp_path_factory):
     """What two workers report, and how many devices each has."""
     folder = tmp_path_factory.mktemp("ahead")
-    names = [
-        name
-        for name in ahead.TRAININGS | ahead.OTHERS
-        if request.param > 1 or name not in LONG
-    ]
+    names = names_of(request.param, ahead.TRAININGS | ahead.OTHERS)
     results = real_workers.results(
         "ahead", folder, 2, *names, devices=request.param
     )
@@ -153,10 +164,10 @@ def test_workers_know_the_rows_of_all(workers):
 
 @pytest.mark.slow
 def test_uneven_batches_train_like_one_process(workers):
-    (first, second), _ = workers
+    (first, second), devices = workers
     start = training.make_model().get_weights()
-    for name in ahead.TRAININGS.keys() & first.keys():
-        expected = ahead.TRAININGS[name](tf.distribute.get_strategy())
+    for name in names_of(devices, ahead.TRAININGS):
+        expected = alone(name)
         assert second[name] == first[name], name
         assert error(start, expected["weights"]) > 1e-2
         actual = first[name]["weights"]

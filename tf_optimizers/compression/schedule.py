@@ -13,7 +13,7 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # Of `for_steps`, found in benchmarks/accuracy.py. 0.75 would send most of a
 # run's bytes; without it, the other stages can be longer.
-LONG_RUNS, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
+RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
 # Of `SparseLoCo`, found in 96 steps of benchmarks/loco_accuracy.py. Longer runs
 # hold more back, and were not studied with it.
 SHORT_RUN, SHORT_RUNS_DECAY = 127, 0.7
@@ -134,24 +134,30 @@ class SparsitySchedule:
             )
 
 
-def recommended_schedule(steps: Any, sync_every: int = 1) -> dict[str, Any]:
+def recommended_schedule(
+    steps: Any,
+    sync_every: int = 1,
+    shares: Sequence[float] = RECOMMENDED,
+    stages: int = STAGES,
+) -> dict[str, Any]:
     """Return the arguments of a schedule for a run of so many steps.
 
-    A stage of the way up is 1 / STAGES of it, and so is one of the way down.
-    The last one lets a replica send every entry twice, on average: what comes
-    more rarely is out of date. It exchanges in one of `sync_every` steps.
+    A stage of the way up is 1 / `stages` of it, and so is one of the way down.
+    The last one, of `shares`, lets a replica send every entry twice, on
+    average: what comes more rarely is out of date. It exchanges in one of
+    `sync_every` steps.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
         share
-        for share in LONG_RUNS
+        for share in shares
         if steps // sync_every * (1 - Fraction(str(share))) >= 2
     )
     sparsity = sparsity or PAPERS[:1]
-    rampdown_step = max(1, (len(sparsity) - 1) * steps // STAGES)
+    rampdown_step = max(1, (len(sparsity) - 1) * steps // stages)
     return {
         "sparsity": sparsity,
-        "rampup_step": max(1, len(sparsity) * steps // STAGES),
+        "rampup_step": max(1, len(sparsity) * steps // stages),
         "rampdown_begin_step": steps - rampdown_step,
         "rampdown_step": rampdown_step,
     }
