@@ -24,6 +24,7 @@ SURVIVED = {
     "settings": ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"],
     "step": ["step=0 on worker 0, step=7 on worker 1"],
     "parted": ["All workers must have the weights", "dense/kernel=['"],
+    "resets alone": ["Received: assignments=", "reset them on every worker"],
     "absent": ["Received nothing from worker 1 in 5 s"],
 }
 FAILED = [

@@ -60,7 +60,7 @@ def test_steps_that_end_follow_each_other(worker, step):
     for count in range(1, 4):
         assert step() == 2 * count
     worker.exchange()
-    assert worker.own.numpy() == [7, 1, 5, 0, 0]
+    assert worker.own.numpy() == [10, 1, 5, 0, 0]
 
 
 def test_no_step_follows_one_that_has_failed(worker, step):

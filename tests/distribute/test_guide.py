@@ -8,6 +8,7 @@ import own_steps
 import pytest
 import real_workers
 from scripts.guide import (
+    ROWS,
     looked_between,
     trained_on_batches,
     trained_positions,
@@ -22,7 +23,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
-    parts += ["order", "seeds", "rows"]
+    parts += ["order", "seeds", "rows", "read"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     return real_workers.results("guide", folder, 2, *parts)
 
@@ -87,6 +88,17 @@ def test_strategies_of_one_process_do_not_meet(long_results):
 
 def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
     assert [result["uncompiled"] for result in results] == [1.5, 1.5]
+
+
+def test_metrics_are_read_together_and_after_every_step(results):
+    """A step may be one without a collective; metrics may be reset."""
+    rows = ROWS.reshape(8, 3)
+    sums = [*rows[:4].sum(1).cumsum(), *rows[4:].sum(1).cumsum()]
+    numbers = [3 * (1 + i % 4) for i in range(8)]
+    expected = [[s, s / n] for s, n in zip(sums, numbers, strict=True)]
+    for result in results:
+        np.testing.assert_allclose(result["read"]["found"], expected, 1e-6)
+        assert result["read"]["asked"] == 8
 
 
 @pytest.mark.long

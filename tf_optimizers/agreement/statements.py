@@ -5,6 +5,7 @@ forever. So they compare first, through TensorFlow's coordination service: it
 needs no collective, and notices a worker that is silent.
 """
 
+import concurrent.futures
 import contextlib
 import itertools
 import json
@@ -89,7 +90,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     timeout = strategy.agreement_seconds
     serial = next(_serial)
     prefix = f"tf_optimizers/{serial}"
-    coordination.write(f"{prefix}/{worker}", note)
+    until = time.monotonic() + timeout
 
     def wait_for(who: str, key: str, other: int, until: float) -> str | None:
         return _wait(
@@ -99,8 +100,8 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             until,
         )
 
-    until = time.monotonic() + timeout
     if worker == 0:
+        coordination.write(f"{prefix}/0", note)
         notes = [
             wait_for(f"worker {other}", str(other), other, until)
             for other in range(len(tasks))
@@ -109,10 +110,17 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
         if serial:  # All workers are here, so they have read what was before.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    if wait_for("worker 0", "0", 0, until) is None:
-        return [None]
-    until = time.monotonic() + timeout + _LISTENING_SECONDS
-    answer = wait_for("all workers", "all", 0, until)
+    # What this worker says and its question travel at once: one round trip.
+    with concurrent.futures.ThreadPoolExecutor(1) as writer:
+        written = writer.submit(coordination.write, f"{prefix}/{worker}", note)
+        answer = wait_for("all workers", "all", 0, until)
+        written.result()
+    if answer is None:
+        # If the first worker has come late, it still waits for others.
+        if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
+            return [None]
+        until += timeout + _LISTENING_SECONDS
+        answer = wait_for("all workers", "all", 0, until)
     return [None] if answer is None else json.loads(answer)
 
 

@@ -108,9 +108,9 @@ class Watchdog:
         return (
             "All workers must exchange values of the same sizes and dtypes, "
             f"in the same order. Received: {describe(*now[1:])} on worker "
-            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}, "
-            f"as collective {now[0]}. Reduce and gather "
-            "values of one shape on all workers, whatever their batches."
+            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}. "
+            "Reduce and gather values of one shape on all workers, whatever "
+            "their batches."
         )
 
 

@@ -148,15 +148,16 @@ class Progress:
         return self._variable.handle
 
     def numpy(self) -> list[int]:
-        """Return how many collectives have begun, the last one, and the state.
+        """Return the count, the last collective, and the state.
 
-        Of the last one: the group, the elements and their layout.
+        Counted is how many runs and collectives have begun. Of the last one:
+        the group, the elements and their layout.
         """
         return self._variable.numpy().tolist()
 
     def enter(self) -> None:
         """Note that a run begins, of which collectives are a part."""
-        self._move(_ENTER)
+        self._move(_ENTER, 1)
 
     def leave(self) -> None:
         """Note that it has ended."""
@@ -181,10 +182,11 @@ class Progress:
         """Note that the collective has ended."""
         self._move(_END)
 
-    def _move(self, states: Sequence[int]) -> None:
+    def _move(self, states: Sequence[int], begun: int = 0) -> None:
         if self.is_guarded:
             now = self._variable.read_value()
             state = tf.gather(tf.constant(states, tf.int64), now[4])
             self._variable.assign(
-                tf.concat([now[:4], [state]], 0), read_value=False
+                tf.concat([now[:1] + begun, now[1:4], [state]], 0),
+                read_value=False,
             )

@@ -125,9 +125,11 @@ def update_mean(
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     """Assign to a variable, unless it is a metric's and there are no rows."""
-    is_metrics = variable.synchronization == "on_read"
-    if replica.share is None or replica.is_applying or not is_metrics:
+    if variable.synchronization != "on_read" or replica.is_applying:
         return original(variable, value)
+    if replica.share is None:
+        with replica.set(is_assigning=True):
+            return original(variable, value)
     value = tf.cast(value, variable.dtype)
     old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
     return original(variable, tf.where(replica.share.has_rows, value, old))

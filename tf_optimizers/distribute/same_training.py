@@ -1,6 +1,5 @@
 """Checks that all workers take the same first step, and train alike."""
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -8,8 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import micro_steps, strategy_of
-from tf_optimizers._compat.strategies import bring_in
-from tf_optimizers.agreement.statements import check_agreement
+from tf_optimizers.agreement.statements import (
+    check_agreement,
+    check_alike,
+)
 from tf_optimizers.agreement.workers import digests, is_sparse_multi_worker
 from tf_optimizers.distribute.optimizers import (
     has_common_weights,
@@ -64,58 +65,44 @@ def _without_names(settings: Any) -> Any:
     }
 
 
-class EpochCheck:
-    """Compares weights and learning rates of all workers after every epoch.
+def check_same_training(
+    statements: Sequence[dict[str, Any]], weights: Sequence[Any]
+) -> None:
+    """Raise unless all workers have made the same `statement_of` a model.
 
-    Keras then reads the model's metrics on all workers, which is when they
-    compare. If a callback sets a weight or the learning rate on one worker
-    alone, the workers differ from then on, and no step would notice. Weights
-    that have just made local steps differ on purpose.
+    If a callback sets a weight or the learning rate on one worker alone, the
+    workers differ from then on, and no step would notice.
     """
-
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
-        self._models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-
-    def watch(self, model: keras.Model) -> None:
-        """Check a model from now on.
-
-        Metrics that were made outside of the scope would count the rows of
-        this worker alone.
-        """
-        bring_in(self._strategy, model.metrics_variables)
-        self._models.add(model)
-
-    def on_read(self, variable: Any) -> None:
-        """Check the model, if any, whose metric all are about to read."""
-        for model in list(self._models):
-            # One metric is enough to recognize the model by.
-            metrics = model.metrics_variables[:1]
-            if any(metric.value is variable for metric in metrics):
-                self._check(model)
-
-    def _check(self, model: keras.Model) -> None:
-        components = self._strategy.experimental_local_results
-        is_alike = has_common_weights(model)
-        variables = (
-            with_updated(model, model.trainable_variables) if is_alike else []
-        )
-        weights = {
-            f"weight {i}": digests(
-                part.numpy() for part in components(weight.value)
-            )
-            for i, weight in enumerate(variables)
-        }
+    check_alike(
+        "the weights and the learning rate after an epoch",
+        statements,
+        "Callbacks, and code of your own, must set weights and rates alike on "
+        "every worker.",
         # Keras counts names on with every model that a worker has made.
-        shown = {f"weight {i}": w.path for i, w in enumerate(variables)}
-        check_agreement(
-            self._strategy,
-            "the weights and the learning rate after an epoch",
-            _rates_of(optimizers_of(model).values()) | weights,
-            "Callbacks, and code of your own, must set weights and rates alike "
-            "on every worker.",
-            shown=shown,
+        shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
+    )
+
+
+def weights_alike(model: keras.Model) -> list[Any]:
+    """Return what all workers must have the same values of.
+
+    Weights that have just made local steps differ on purpose.
+    """
+    is_alike = has_common_weights(model)
+    return with_updated(model, model.trainable_variables) if is_alike else []
+
+
+def statement_of(
+    strategy: Any, model: keras.Model, weights: Sequence[Any]
+) -> dict[str, Any]:
+    """Return digests of weights, and the learning rates."""
+    components = strategy.experimental_local_results
+    return _rates_of(optimizers_of(model).values()) | {
+        f"weight {i}": digests(
+            part.numpy() for part in components(weight.value)
         )
+        for i, weight in enumerate(weights)
+    }
 
 
 def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:

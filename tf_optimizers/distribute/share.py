@@ -64,6 +64,7 @@ class _Replica(threading.local):
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
     scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
     is_applying: bool = False  # Within an optimizer.
+    is_assigning: bool = False  # Within `keras.Variable.assign`.
     results: list[Any] | None = None  # Of metrics, see `steps.py`.
 
     @contextlib.contextmanager

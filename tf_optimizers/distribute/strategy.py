@@ -17,7 +17,6 @@ from tf_optimizers.agreement.cluster import (
     versions,
 )
 from tf_optimizers.agreement.statements import (
-    check_agreement,
     check_alike,
     gather_statements,
 )
@@ -32,13 +31,13 @@ from tf_optimizers.data.sharing import (
     distribute_dataset,
     distribute_from_function,
 )
+from tf_optimizers.distribute.reading import Reading
 from tf_optimizers.distribute.returned import (
     ScalarsOfRun,
     fill_up_rows,
     gather_any,
 )
-from tf_optimizers.distribute.same_training import EpochCheck
-from tf_optimizers.distribute.share import own_rows
+from tf_optimizers.distribute.share import own_rows, replica
 from tf_optimizers.distribute.steps import Steps
 from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
 
@@ -126,8 +125,8 @@ class SparseMultiWorkerMirroredStrategy(
         adopt_optimizers_of_keras(is_sparse_multi_worker)
         build_from_specs(is_sparse_multi_worker)
         share_generators(peek_at_shared)
-        self._epoch_check = EpochCheck(self)
-        self._steps = Steps(self, self._epoch_check.watch)
+        self._reading = Reading(self)
+        self._steps = Steps(self, self._reading.watch)
         self._scalars = ScalarsOfRun(self, [])
         self._agree()
 
@@ -235,25 +234,20 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If only some workers read such a variable.
         """
-        is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
-        if is_read and self.extended.workers > 1:
-            self._check_all_read(value)
+        if isinstance(value, tf.Variable) and self.extended.workers > 1:
+            if replica.is_assigning:  # Nobody looks at what it has become.
+                self._reading.on_assign()
+                return self.experimental_local_results(value)[0].value()
+            if tf.executing_eagerly():
+                total = self._reading.read(value)
+                if (
+                    total is not None
+                    and reduce_op == tf.distribute.ReduceOp.SUM
+                ):
+                    return total
         return tf.nest.map_structure(
             lambda value: self._reduce(reduce_op, value, axis), value
         )
-
-    def _check_all_read(self, variable: tf.Variable) -> None:
-        """Raise if a worker saves alone, or has trained differently."""
-        check_agreement(
-            self,
-            "the reading of a variable",
-            {"dtype": variable.dtype.name, "shape": variable.shape.as_list()},
-            "It is the sum of what each worker has, and saving reads it: save "
-            "on each, to a path of its own, or use "
-            "`tfo.callbacks.BackupAndRestore`.",
-            f"All workers must read `{variable.name}` together.",
-        )
-        self._epoch_check.on_read(variable)
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         # Keras passes an axis with all that a step returns, results of metrics

@@ -40,7 +40,7 @@ def save_alone(model):
 
 
 class Misbehave(keras.callbacks.Callback):
-    """Dies, falls silent or saves in the middle of an epoch."""
+    """Dies, falls silent, resets or saves in the middle of an epoch."""
 
     def __init__(self, case):
         super().__init__()
@@ -53,6 +53,8 @@ class Misbehave(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         if IS_WRONG and self.case == "silent":
             time.sleep(1000)
+        if IS_WRONG and self.case == "resets alone":
+            self.model.reset_metrics()
         # As who saves on the chief only does.
         if not IS_WRONG and self.case == "saves alone":
             save_alone(self.model)

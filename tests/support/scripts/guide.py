@@ -13,6 +13,7 @@ import tensorflow as tf
 from real_workers import report
 
 import tf_optimizers as tfo
+from tf_optimizers.distribute import reading
 
 Strategy = tfo.SparseMultiWorkerMirroredStrategy
 FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
@@ -147,6 +148,41 @@ def uncompiled():
         model = Counting()
     strategy.run(model.step, (tf.constant(1.0 + worker_of(strategy)),))
     return float(model.mean.result())
+
+
+class Adding(keras.Model):
+    """Has a step without a collective."""
+
+    def __init__(self):
+        super().__init__()
+        self.sum = keras.metrics.Sum()
+        self.mean = keras.metrics.Mean()
+
+    def test_step(self, values):
+        self.sum.update_state(values)
+        self.mean.update_state(values)
+        return {}
+
+
+def read():
+    """Metrics after one step each, and how often workers asked each other."""
+    strategy = Strategy()
+    with strategy.scope():
+        model = Adding()
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(ROWS).batch(3)
+    )
+    step = tf.function(lambda values: strategy.run(model.test_step, (values,)))
+    asked, found = [], []
+    gather = reading.gather_statements
+    reading.gather_statements = lambda *args: asked.append(0) or gather(*args)
+    for batch in data:
+        step(batch)
+        found.append([float(m.result()) for m in (model.sum, model.mean)])
+        if len(found) == 4:
+            model.reset_metrics()
+    reading.gather_statements = gather
+    return {"found": found, "asked": len(asked)}
 
 
 def steps():
@@ -726,7 +762,7 @@ def by_rows():
 PARTS = {
     part.__name__: part
     for part in (
-        *(guide, interleaved, uncompiled, another_cluster),
+        *(guide, interleaved, uncompiled, read, another_cluster),
         *(versions, shifted),
         *(order, seeds, counts, files, kinds, outside, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
