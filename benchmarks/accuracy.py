@@ -28,6 +28,7 @@ TUNING_SEEDS = {
 }
 
 FEW_STEPS = "digits in 96 steps"
+MORE_STEPS = "digits in 128 steps"
 FEW_STEPS_RATES = [2.0**k for k in range(-6, 0)]
 FEW_STEPS_SEEDS = (10_001, 10_002, 10_003)
 
@@ -165,10 +166,11 @@ ONLY_DIGITS = {
         2, rate_in_momentum=False
     )._replace(seeds=ABLATION_SEEDS),
 }
-IN_FEW_STEPS = {
+RECOMMENDED = {
     name: MAIN[name]
     for name in (DENSE, *(f"DGC, {workers} workers" for workers in (2, 4, 8)))
-} | {
+}
+IN_FEW_STEPS = RECOMMENDED | {
     f"up to {100 * last:g} %, 2 workers": from_75(2, sparsity=PAPERS[: i + 1])
     for i, last in enumerate(PAPERS[:3])
 }
@@ -183,7 +185,11 @@ FAMILIES = {
     )
     for task in RATES
 } | {
-    FEW_STEPS: Family(FEW_STEPS, FEW_STEPS_RATES, FEW_STEPS_SEEDS, IN_FEW_STEPS)
+    task: Family(task, FEW_STEPS_RATES, FEW_STEPS_SEEDS, variants)
+    for task, variants in (
+        (FEW_STEPS, IN_FEW_STEPS),
+        (MORE_STEPS, RECOMMENDED),
+    )
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import study
 import tensorflow as tf
-from accuracy import FEW_STEPS, FEW_STEPS_SEEDS, papers_stages
+from accuracy import FEW_STEPS, FEW_STEPS_SEEDS, MORE_STEPS, papers_stages
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
@@ -27,6 +27,11 @@ TUNING_SEEDS = (10_001,)
 SEEDS = 5
 FEW_STEPS_RATES = [2.0**k for k in range(-12, -5)]
 DECAYS = (1.0, 0.9, 0.7, 0.5, 0.0)
+SHORT_RUNS = {
+    MORE_STEPS: [2.0**k for k in range(-10, -6)],
+    "digits in 256 steps": [2.0**k for k in range(-11, -6)],
+    "digits": [2.0**k for k in range(-11, -6)],  # 640 steps.
+}
 UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
 ALL = {
     "sparsity": (0.0,),
@@ -205,8 +210,31 @@ def in_few_steps(make: Make) -> dict[str, Variant]:
         f"from 75 %, decay {decay:g}": from_75(2, make, residual_decay=decay)
         for decay in DECAYS
     }
-    dense = {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
-    return dense | for_steps(make) | decays
+    return dense(make) | for_steps(make) | decays
+
+
+def dense(make: Make) -> dict[str, Variant]:
+    """Return the inner optimizer alone."""
+    return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
+
+
+def with_decays(make: Make) -> dict[str, Variant]:
+    """Return what it recommends, and the same with other decays."""
+    return (
+        dense(make)
+        | for_steps(make)
+        | {
+            f"decay {decay:g}, {workers} workers": Variant(
+                workers,
+                lambda rate, steps, decay=decay: tfo.SparseLoCo.for_steps(
+                    steps, make(rate), residual_decay=decay
+                ),
+                SEEDS,
+            )
+            for decay in (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
+            for workers in (2, 4)
+        }
+    )
 
 
 FAMILIES = {
@@ -219,7 +247,13 @@ FAMILIES = {
         FEW_STEPS_RATES,
         FEW_STEPS_SEEDS,
         in_few_steps(INNER["AdamW"]),
-    )
+    ),
+    **{
+        f"{task}, AdamW": Family(
+            task, rates, FEW_STEPS_SEEDS, with_decays(INNER["AdamW"])
+        )
+        for task, rates in SHORT_RUNS.items()
+    },
 }
 
 

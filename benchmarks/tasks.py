@@ -168,7 +168,12 @@ class Positions(keras.layers.Layer):
 
 TASKS = {
     "digits": Task(load_images, make_convolutional, 64, 40),
-    "digits in 96 steps": Task(load_images, make_dense, 128, 12),
+    **{
+        f"digits in {steps} steps": Task(
+            load_images, make_dense, 128, steps // 8
+        )
+        for steps in (96, 128, 256)
+    },
     "text": Task(load_text, make_transformer, 8, 2),
     "code": Task(
         partial(load_text, sources), partial(make_transformer, sources), 8, 1

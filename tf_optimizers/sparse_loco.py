@@ -170,7 +170,7 @@ class SparseLoCo(CompressedOptimizer):
         """Return an optimizer with the settings we recommend, for a whole run.
 
         They are those of `DGCMomentum.for_steps`, which holds less back the
-        fewer exchanges there are. In runs of fewer than 128 steps, if all of
+        fewer exchanges there are. In runs of fewer than 500 steps, if all of
         them exchange, there is also a `residual_decay` of 0.7: the inner
         optimizer does not see what waits, and would move too far.
 

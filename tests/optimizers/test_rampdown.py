@@ -186,10 +186,10 @@ def test_any_optimizer_has_the_same_recommended_settings():
 @pytest.mark.parametrize(
     ("steps", "arguments", "decay"),
     [
-        (127, {}, 0.7),
-        (128, {}, 1.0),
-        (127, {"residual_decay": 0.9}, 0.9),
-        (127, {"sync_every": 2}, 1.0),
+        (499, {}, 0.7),
+        (500, {}, 1.0),
+        (499, {"residual_decay": 0.9}, 0.9),
+        (499, {"sync_every": 2}, 1.0),
     ],
 )
 def test_what_waits_in_a_short_run_fades(steps, arguments, decay):
