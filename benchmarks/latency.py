@@ -17,12 +17,14 @@ All contenders are alive together and take turns, in rounds, at every delay.
 Times are the first worker's, from the end of one step to the end of the next.
 The model has two square layers of `--width`.
 `--link` limits the rate, too, which needs root; see hosts.py.
+Where each step is an epoch, what follows an epoch is measured, too.
 `--by-keras` names contenders by the version of Keras, too, and keeps what was
 found with another one.
 """
 
 import argparse
 import contextlib
+import functools
 import os
 import statistics
 import time
@@ -64,6 +66,10 @@ ADAMW = {
 OPTIMIZERS = MOMENTUM | ADAMW
 
 
+# A `fit` in which each step is an epoch.
+EPOCHS = "an epoch a step"
+
+
 class Contender(NamedTuple):
     """Which optimizer trains under which strategy, and who calls the steps."""
 
@@ -78,7 +84,10 @@ def family(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
     Keras 3 does not `fit` under TensorFlow's own strategy of several workers.
     """
     return {
-        f"stock, {dense}, custom loop": Contender("stock", dense, "custom loop")
+        f"stock, {dense}, custom loop": Contender(
+            "stock", dense, "custom loop"
+        ),
+        f"{dense}, {EPOCHS}": Contender("ours", dense, EPOCHS),
     } | {
         f"{optimizer}, {way}": Contender("ours", optimizer, way)
         for way in ("fit", "custom loop")
@@ -91,6 +100,18 @@ FAMILIES = {
     "AdamW": family("AdamW", ADAMW),
 }
 CONTENDERS = {k: v for each in FAMILIES.values() for k, v in each.items()}
+
+
+class EpochClock(Clock):
+    """The same where each step is an epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the number of the step."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the time since the last."""
+        super().on_train_batch_end(self._epoch, logs)
 
 
 class Training:
@@ -120,10 +141,15 @@ class Training:
     def measure(self, contender: str, steps: int) -> list[float]:
         """Return the milliseconds of each step."""
         clock, data = Clock(), self.data.take(steps + 1)
-        if CONTENDERS[contender].way == "fit":
-            self.models[contender].fit(
-                data, shuffle=False, verbose=0, callbacks=[clock]
-            )
+        fit = functools.partial(
+            self.models[contender].fit, data, shuffle=False, verbose=0
+        )
+        way = CONTENDERS[contender].way
+        if way == "fit":
+            fit(callbacks=[clock])
+        elif way == EPOCHS:
+            clock = EpochClock()
+            fit(epochs=steps + 1, steps_per_epoch=1, callbacks=[clock])
         else:
             distributed = self.strategy.experimental_distribute_dataset(data)
             self.loops[contender].run(distributed, steps + 1, clock)
