@@ -8,6 +8,7 @@ import own_steps
 import pytest
 import real_workers
 from scripts.guide import (
+    LOOPED,
     ROWS,
     looked_between,
     trained_on_batches,
@@ -35,7 +36,7 @@ ALL = pytest.param("all", marks=pytest.mark.long)
 def long_results(tmp_path_factory):
     """What two workers report with more time."""
     folder = tmp_path_factory.mktemp("long")
-    parts = ["kinds", "outside", "every looked", "steps", "generated"]
+    parts = ["kinds", "outside", "looped", "every looked", "steps", "generated"]
     parts += ["interleaved", "files", "counts", "permuted"]
     results = real_workers.results("guide", folder, 2, *parts)
     return [
@@ -227,6 +228,13 @@ def test_compile_outside_of_the_scope_is_as_inside(long_results):
     for name in {case.split()[0] for case in first}:
         assert first[f"{name} False"] == first[f"{name} True"], name
         assert second[f"{name} False"] == first[f"{name} True"], name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LOOPED)
+def test_optimizer_of_a_loop_may_be_made_and_built_anywhere(long_results, name):
+    first, second = (result["looped"][name] for result in long_results)
+    assert first == second == 5 * first[:1]
 
 
 def test_workers_that_draw_different_rows_are_told_so(results):

@@ -25,12 +25,17 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     another strategy stays there.
     """
     strategy = _strategy_of(variables)
-    if strategy is _none() or strategy_of(optimizer) is not _none():
+    if strategy is _none() or is_adopted(optimizer):
         return
     # Keras has no setter. Nothing has asked for it yet: `build` comes first.
     optimizer._distribution_strategy = strategy
     # Its own; those of an optimizer inside are adopted with that.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
+
+
+def is_adopted(optimizer: Any) -> bool:
+    """Tell whether an optimizer belongs to a strategy."""
+    return strategy_of(optimizer) is not _none()
 
 
 def bring_in(
@@ -50,7 +55,7 @@ def bring_in(
 def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
 ) -> None:
-    """Let Keras's optimizers be adopted when they are built, from now on.
+    """Let Keras's optimizers be adopted when a scope builds them, from now on.
 
     All of them call the method of their base class before they add variables
     of their own. `is_for` tells for which strategies.
@@ -59,7 +64,7 @@ def adopt_optimizers_of_keras(
     def adopting(build: Callable) -> Callable:
         @functools.wraps(build)
         def adopt_and_build(optimizer: Any, variables: Sequence[Any]) -> None:
-            if is_for(_strategy_of(variables)):
+            if is_for(tf.distribute.get_strategy()):
                 adopt(optimizer, variables)
             build(optimizer, variables)
 

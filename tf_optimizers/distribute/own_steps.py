@@ -13,7 +13,9 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
+from tf_optimizers._compat.strategies import adopt, is_adopted
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.distribute.share import Share, replica
 
 
@@ -54,17 +56,23 @@ def _build_together(optimizer: Any, variables: Any) -> None:
 
     Keras builds it on the first replica alone. What that assigns, as the
     momentum of `ScheduleFreeAdamW` begins with the weights, others would lack.
+    One that was made outside of the scope becomes the strategy's.
     """
     context = tf.distribute.get_replica_context()
-    # Keras builds nothing without variables, or gets an error.
-    is_known = optimizer.built or not variables or context is None
-    if is_known or not is_sparse_multi_worker(context.strategy):
+    is_known = optimizer.built and is_adopted(optimizer)
+    if is_known or context is None:
+        return
+    if not is_sparse_multi_worker(context.strategy):
         return
 
     def build(_: tf.distribute.Strategy) -> None:
         scope = keras.name_scope(optimizer.name, caller=optimizer)
         with tf.init_scope(), scope:
-            optimizer.build(variables)
+            for part in parts_of(optimizer):
+                adopt(part, variables or ())
+            # Keras builds nothing without variables, or gets an error.
+            if variables and not optimizer.built:
+                optimizer.build(variables)
 
     context.merge_call(build)
 

@@ -425,6 +425,55 @@ def outside():
     return results
 
 
+LOOPED = {
+    "sgd": OPTIMIZERS["sgd"],
+    "adam": OPTIMIZERS["adam"],
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.1), initial_scale=2.0
+    ),
+}
+
+
+def looped():
+    """What optimizers of a loop do, wherever they are made and built."""
+    strategy = Strategy()
+
+    def state(name, made, built):
+        keras.utils.set_random_seed(0)
+        places = {"inside": strategy.scope, "outside": contextlib.nullcontext}
+        with places[made]():
+            optimizer = LOOPED[name]()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        if built:
+            with places[built]():
+                optimizer.build(model.trainable_variables)
+
+        def replica(rows):
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(tf.reduce_mean(model(rows) ** 2))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+
+        step = tf.function(lambda rows: strategy.run(replica, (rows,)))
+        data = tf.data.Dataset.from_tensor_slices(ROWS / 24).batch(8)
+        for rows in strategy.experimental_distribute_dataset(data):
+            step(rows)
+        return as_lists(
+            v.numpy() for v in [*model.weights, *optimizer.variables]
+        )
+
+    return {
+        name: [
+            state(name, made, built)
+            for made in ("inside", "outside")
+            for built in (None, "inside", "outside")
+            if (made, built) != ("inside", "outside")  # Keras refuses it.
+        ]
+        for name in LOOPED
+    }
+
+
 class Positions(keras.layers.Layer):
     """Adds an embedding of the position, as Transformers do."""
 
@@ -764,7 +813,7 @@ PARTS = {
     for part in (
         *(guide, interleaved, uncompiled, read, another_cluster),
         *(versions, shifted),
-        *(order, seeds, counts, files, kinds, outside, rows, steps),
+        *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
     )
 } | {"every looked": lambda: looked(names=None)}
