@@ -30,7 +30,7 @@ class Reading:
     Keras reads the variables of a model's metrics one by one, at the end of
     every epoch, which is also when workers compare what they have trained.
     Whoever reads one variable reads all of them, and knows their sums until a
-    worker assigns to one or another collective begins.
+    step or a collective begins, or a replica of this worker has other values.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -43,7 +43,7 @@ class Reading:
             weakref.WeakKeyDictionary()
         )
         self._assignments = 0
-        self._known: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._known: list[tuple[tf.Variable, tf.Tensor, bytes]] = []
         self._known_at: Any = None
 
     def watch(self, model: keras.Model) -> None:
@@ -66,8 +66,9 @@ class Reading:
             RuntimeError: If a worker reads alone, or has trained differently.
         """
         if self._known_at == self._now():
-            for known, value in self._known:
-                if known is variable:
+            own = self._own(variable)
+            for known, value, own_then in self._known:
+                if known is variable and own == own_then:
                     return value
         for model in self._models:
             variables = _summed(model)
@@ -80,6 +81,11 @@ class Reading:
 
     def _now(self) -> tuple[Any, int]:
         return self._strategy.extended.channel.progress(), self._assignments
+
+    def _own(self, variable: tf.Variable) -> bytes:
+        """Return the values of this worker's replicas."""
+        parts = self._strategy.experimental_local_results(variable)
+        return b"".join(part.numpy().tobytes() for part in parts)
 
     def _agree(self, variable: tf.Variable, model: keras.Model | None) -> None:
         statement = {
@@ -123,7 +129,10 @@ class Reading:
             tf.reshape(part, v.shape)
             for v, part in zip(variables, tf.split(total, sizes), strict=True)
         ]
-        self._known = list(zip(variables, values, strict=True))
+        self._known = [
+            (v, value, self._own(v))
+            for v, value in zip(variables, values, strict=True)
+        ]
         self._known_at = self._now()
 
 

@@ -234,17 +234,14 @@ class SparseMultiWorkerMirroredStrategy(
         Raises:
             RuntimeError: If only some workers read such a variable.
         """
-        if isinstance(value, tf.Variable) and self.extended.workers > 1:
+        is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
+        if is_read and self.extended.workers > 1:
             if replica.is_assigning:  # Nobody looks at what it has become.
                 self._reading.on_assign()
                 return self.experimental_local_results(value)[0].value()
-            if tf.executing_eagerly():
-                total = self._reading.read(value)
-                if (
-                    total is not None
-                    and reduce_op == tf.distribute.ReduceOp.SUM
-                ):
-                    return total
+            total = self._reading.read(value)
+            if total is not None and reduce_op == tf.distribute.ReduceOp.SUM:
+                return total
         return tf.nest.map_structure(
             lambda value: self._reduce(reduce_op, value, axis), value
         )
