@@ -21,8 +21,7 @@ from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
 )
-from tf_optimizers.kernels.compiled import compiled
-from tf_optimizers.kernels.norms import bias_correction, update_moments
+from tf_optimizers.kernels import bias_correction, compiled, update_moments
 from tf_optimizers.offload.host import is_on_host
 from tf_optimizers.offload.host_optimizer import (
     HostOptimizer,

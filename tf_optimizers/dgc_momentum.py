@@ -9,13 +9,13 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers.checks import check_boolean, check_decay_rate, check_unused
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.compression.schedule import SparsitySchedule, recommended
-from tf_optimizers.dgc.momentum import (
+from tf_optimizers.compression.momentum import (
     MomentumHyperparameters,
     SavedRule,
     add_momentum,
     penalty_of,
 )
+from tf_optimizers.compression.schedule import SparsitySchedule, recommended
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",

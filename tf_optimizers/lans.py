@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_optimizers.base.gradients import clip_elements
 from tf_optimizers.checks import TINY, check_positive
-from tf_optimizers.kernels.norms import scaling
+from tf_optimizers.kernels import scaling
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.step import (
     Corrections,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.kernels.norms import norm, norms
+from tf_optimizers.kernels import norm, norms
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from cases import with_long
 
 from tf_optimizers.collectives.chunks import CHUNK
 from tf_optimizers.collectives.entries import (
+    CODES,
     Entries,
     pack_entries,
     packed_bits,
@@ -25,7 +26,6 @@ from tf_optimizers.collectives.positions import (
     to_planes,
     write_positions,
 )
-from tf_optimizers.collectives.values import CODES
 
 SIZES = [0, 1, 7, 8, 9, 64, 1000]
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.collectives.values import CODES
+from tf_optimizers.collectives.entries import CODES
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.wire import Wire
 

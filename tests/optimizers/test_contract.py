@@ -15,15 +15,14 @@ from contract import TOLERANCE, train
 from versions import KERAS
 
 import tf_optimizers as tfo
-from tf_optimizers import schedules
-from tf_optimizers.kernels import compiled, norms
+from tf_optimizers import kernels, schedules
 
 pytestmark = cases.EACH_KIND
 
-# Of `norms`: so that a tensor of 20 elements has three blocks and a rest.
+# Of `kernels`: so that a tensor of 20 elements has three blocks and a rest.
 SMALL_BLOCKS = {"_BLOCK": 8, "_LANES": 1, "_ROWS": 2, "_SMALL": 4}
 # Their kernels are kept apart, for all tests to share.
-MADE_IN_SMALL_BLOCKS = functools.cache(compiled.made_in.__wrapped__)
+MADE_IN_SMALL_BLOCKS = functools.cache(kernels.made_in.__wrapped__)
 
 
 @pytest.fixture(params=["at once", "in blocks"])
@@ -35,8 +34,8 @@ def either_path(case, request, monkeypatch):
     elsewhere = None
     if request.param == "in blocks":
         for name, value in SMALL_BLOCKS.items():
-            monkeypatch.setattr(norms, name, value)
-        monkeypatch.setattr(compiled, "made_in", MADE_IN_SMALL_BLOCKS)
+            monkeypatch.setattr(kernels, name, value)
+        monkeypatch.setattr(kernels, "made_in", MADE_IN_SMALL_BLOCKS)
         if case.optimizer is tfo.AdamOffload:
             elsewhere = "CPU:1"
     with tf.device(elsewhere):
@@ -123,7 +122,7 @@ def test_traces_once(case, monkeypatch):
         step([tf.constant(g) for g in cases.make_gradients(i)])
         # Two shapes; they are measured, one of them in blocks and a rest, and
         # moved along.
-        times = 4 if norms._SMALL > 20 else 5
+        times = 4 if kernels._SMALL > 20 else 5
         assert traces.count("directions") == times
         assert traces.count("step") == 1
 

@@ -162,7 +162,7 @@ def check_agreement(
 
 def check_alike(
     subject: str,
-    statements: list[dict[str, Any]],
+    statements: Sequence[dict[str, Any]],
     hint: str = START_ALIKE,
     rule: str | None = None,
     shown: dict[str, str] | None = None,

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.kernels.compiled import compiled
-from tf_optimizers.kernels.norms import norm, norm_of, scaled
+from tf_optimizers.kernels import compiled, norm, norm_of, scaled
 
 
 def as_gradient(value: Any) -> Gradient | None:

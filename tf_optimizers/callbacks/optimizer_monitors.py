@@ -15,7 +15,7 @@ from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitors import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
-from tf_optimizers.kernels.norms import norm
+from tf_optimizers.kernels import norm
 from tf_optimizers.layerwise.layerwise_optimizer import (
     LayerwiseOptimizer,
     trust_ratio,

@@ -32,7 +32,7 @@ from tf_optimizers._compat.replicas import (
     switch_across_replicas,
 )
 from tf_optimizers.checks import check_choice, check_integer
-from tf_optimizers.collectives.values import CODES
+from tf_optimizers.collectives.entries import CODES
 from tf_optimizers.compression.exchanges import (
     choose_exchange,
     send_all,

@@ -11,7 +11,7 @@ from tf_optimizers._compat.replicas import LazyZeros
 from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Selection, Wire, position_dtype
-from tf_optimizers.kernels.compiled import assign, compiled, read
+from tf_optimizers.kernels import assign, compiled, read
 
 
 class Increment(NamedTuple):

@@ -17,7 +17,7 @@ import math
 
 import tensorflow as tf
 
-from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers.kernels import compiled
 
 # Sampled entries among the k largest. Their number varies by its root, so the
 # threshold is set four deviations lower; a miss costs time, not exactness.

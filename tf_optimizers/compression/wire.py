@@ -19,10 +19,10 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.base.replicas import local_rank
 from tf_optimizers.collectives.entries import (
+    CODES,
     narrow_indices,
     packed_bits,
 )
-from tf_optimizers.collectives.values import CODES
 
 # The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000

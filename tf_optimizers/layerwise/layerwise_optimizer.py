@@ -22,7 +22,7 @@ from tf_optimizers.checks import (
     check_patterns,
     check_positive,
 )
-from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers.kernels import compiled
 from tf_optimizers.layerwise.step import (
     Corrections,
     LayerwiseHyperparameters,

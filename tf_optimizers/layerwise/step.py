@@ -14,8 +14,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.kernels.compiled import assign, read
-from tf_optimizers.kernels.norms import bias_correction, norms, update_moments
+from tf_optimizers.kernels import (
+    assign,
+    bias_correction,
+    norms,
+    read,
+    update_moments,
+)
 
 
 class LayerwiseHyperparameters(NamedTuple):

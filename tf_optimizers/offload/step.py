@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.base.precision import refreshed
-from tf_optimizers.kernels.compiled import assign, read
+from tf_optimizers.kernels import assign, read
 
 
 def update(

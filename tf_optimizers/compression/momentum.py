@@ -23,8 +23,7 @@ from tf_optimizers.base.gradients import as_dense, clip, clip_factor
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.residual import Increment
-from tf_optimizers.kernels.compiled import assign, compiled, read
-from tf_optimizers.kernels.norms import norm, scaled
+from tf_optimizers.kernels import assign, compiled, norm, read, scaled
 
 
 class Penalty(NamedTuple):

@@ -1,17 +1,72 @@
-"""Computes L2 norms that do not overflow, underflow, or lose digits; moments.
+"""Compiles pure functions of tensors, once per shape; norms and moments.
 
-Squares are taken and summed in float64, so a norm is finite and has float32's
-accuracy, whatever the size of the elements. In float32, the square of 1e-25 is
-0, that of 1e20 is inf, and XLA's sum of 20 million equal squares is off by more
-than 1e-4.
+Norms do not overflow, underflow, or lose digits: squares are taken and summed
+in float64, so a norm is finite and has float32's accuracy, whatever the size of
+the elements. In float32, the square of 1e-25 is 0, that of 1e20 is inf, and
+XLA's sum of 20 million equal squares is off by more than 1e-4.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.kernels.compiled import compiled
+from tf_optimizers._compat.replicas import eager_context
+
+
+def compiled(
+    function: Callable, like: Any, *constants: Any, xla: bool = True
+) -> Callable:
+    """Return `function` of `constants` and tensors as a `tf.function`.
+
+    There is one per signature, shared by all optimizers and traced once, since
+    TensorFlow warns of a single one that is traced for each shape in a model.
+    Variables are passed as handles, to `read` and `assign`: a `tf.function`
+    that was called with a variable refuses to run once that variable is gone,
+    even when it is called with another.
+
+    Args:
+        function: Called as `function(*constants, *tensors)`.
+        like: A tensor whose shape and dtype are part of the signature.
+        *constants: Hashable.
+        xla: Whether to compile it into one XLA kernel.
+    """
+    # A function of one context does not exist in another.
+    signature = eager_context(), function, like.shape, like.dtype
+    return made_in(*signature, *constants, xla=xla)
+
+
+@functools.lru_cache(maxsize=4096)
+def made_in(
+    context: Any,
+    function: Callable,
+    shape: tf.TensorShape,
+    dtype: tf.DType,
+    *constants: Any,
+    xla: bool,
+) -> Callable:
+    """Return what `compiled` returns, for one context of TensorFlow."""
+    del context, shape, dtype
+    return tf.function(
+        functools.partial(function, *constants),
+        jit_compile=True if xla else None,
+        autograph=False,
+    )
+
+
+def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Return the value of a variable of the shape and dtype of `like`."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
+    value.set_shape(like.shape)
+    return value
+
+
+def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
+    """Assign to a variable."""
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
 
 # The most elements in a block. A block's sums stay in the cache, and it is
 # enough work for all threads.

@@ -1,1 +1,0 @@
-"""Keeps the momentum of DGCMomentum, and accumulates in it."""

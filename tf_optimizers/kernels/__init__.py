@@ -1,1 +1,0 @@
-"""Compiles pure functions of tensors, once per shape."""
