@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
+from tf_optimizers._compat.hooks import build_from_specs
+
 DEVICES = ["CPU:0", "CPU:1"]
 
 tf.config.set_logical_device_configuration(
@@ -40,10 +42,18 @@ def is_short(config):
     )
 
 
+def is_mirrored(strategy):
+    return isinstance(strategy, tf.distribute.MirroredStrategy)
+
+
 def pytest_sessionstart(session):
     """Compile kernels and graphs in fewer passes: a sixth of the time."""
     if not is_short(session.config):
         return
+    # Keras draws a batch before each `fit`, and drops the iterator. TensorFlow
+    # (2.21) may crash if one of several devices still waits for the next batch:
+    # who answers refers to the iterator, which may be gone.
+    build_from_specs(is_mirrored)
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": True}
     )
