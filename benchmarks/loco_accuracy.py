@@ -10,7 +10,7 @@ multiplies what is moved by OUTER_RATE / (1 - OUTER_MOMENTUM) in the long run,
 so it is also trained at fractions of the rate.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -27,10 +27,12 @@ TUNING_SEEDS = (10_001,)
 SEEDS = 5
 FEW_STEPS_RATES = [2.0**k for k in range(-12, -5)]
 DECAYS = (1.0, 0.9, 0.7, 0.5, 0.0)
+# Learning rates, and decays beside that of `for_steps`.
 SHORT_RUNS = {
-    MORE_STEPS: [2.0**k for k in range(-10, -6)],
-    "digits in 256 steps": [2.0**k for k in range(-11, -6)],
-    "digits": [2.0**k for k in range(-11, -6)],  # 640 steps.
+    MORE_STEPS: ([2.0**k for k in range(-10, -6)], (1.0, 0.9, 0.8, 0.5)),
+    "digits in 256 steps": ([2.0**k for k in range(-11, -6)], (1.0, 0.9)),
+    # 640 steps.
+    "digits": ([2.0**k for k in range(-11, -6)], (0.95, 0.9, 0.7)),
 }
 UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
 ALL = {
@@ -137,7 +139,7 @@ def diloco(make: Make, sync_every: int, divisor: int) -> Variant:
 def variants(make: Make) -> dict[str, Variant]:
     """Return an optimizer without and with compression."""
     return {
-        DENSE: Variant(1, lambda rate, _: make(rate), SEEDS),
+        **dense(make),
         **for_steps(make),
         "from 75 to 99.6 %, 2 workers": from_75(2, make, sparsity=UP_TO_996),
         "from 75 to 99.9 %, 2 workers": from_75(2, make),
@@ -148,12 +150,21 @@ def variants(make: Make) -> dict[str, Variant]:
     }
 
 
-def for_steps(make: Make) -> dict[str, Variant]:
-    """Return what it recommends, by number of workers."""
+def dense(make: Make) -> dict[str, Variant]:
+    """Return the inner optimizer alone."""
+    return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
+
+
+def for_steps(
+    make: Make, name: str = "for_steps", **kwargs: Any
+) -> dict[str, Variant]:
+    """Return what it recommends, but for some settings, by workers."""
     return {
-        f"for_steps, {workers} workers": Variant(
+        f"{name}, {workers} workers": Variant(
             workers,
-            lambda rate, steps: tfo.SparseLoCo.for_steps(steps, make(rate)),
+            lambda rate, steps: tfo.SparseLoCo.for_steps(
+                steps, make(rate), **kwargs
+            ),
             SEEDS,
         )
         for workers in (2, 4, 8)
@@ -213,28 +224,12 @@ def in_few_steps(make: Make) -> dict[str, Variant]:
     return dense(make) | for_steps(make) | decays
 
 
-def dense(make: Make) -> dict[str, Variant]:
-    """Return the inner optimizer alone."""
-    return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
-
-
-def with_decays(make: Make) -> dict[str, Variant]:
+def with_decays(make: Make, decays: Sequence[float]) -> dict[str, Variant]:
     """Return what it recommends, and the same with other decays."""
-    return (
-        dense(make)
-        | for_steps(make)
-        | {
-            f"decay {decay:g}, {workers} workers": Variant(
-                workers,
-                lambda rate, steps, decay=decay: tfo.SparseLoCo.for_steps(
-                    steps, make(rate), residual_decay=decay
-                ),
-                SEEDS,
-            )
-            for decay in (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
-            for workers in (2, 4)
-        }
-    )
+    found = dense(make) | for_steps(make)
+    for decay in decays:
+        found |= for_steps(make, f"decay {decay:g}", residual_decay=decay)
+    return found
 
 
 FAMILIES = {
@@ -250,9 +245,9 @@ FAMILIES = {
     ),
     **{
         f"{task}, AdamW": Family(
-            task, rates, FEW_STEPS_SEEDS, with_decays(INNER["AdamW"])
+            task, rates, FEW_STEPS_SEEDS, with_decays(INNER["AdamW"], decays)
         )
-        for task, rates in SHORT_RUNS.items()
+        for task, (rates, decays) in SHORT_RUNS.items()
     },
 }
 

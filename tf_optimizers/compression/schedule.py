@@ -14,9 +14,9 @@ PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # Of `for_steps`, found in benchmarks/accuracy.py. 0.75 would send most of a
 # run's bytes; without it, the other stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
-# Of `SparseLoCo`, found in 96 to 256 steps of benchmarks/loco_accuracy.py.
-# Longer runs go on to 99.6 %, where what waits must not be lost.
-SHORT_RUN, SHORT_RUNS_DECAY = 499, 0.7
+# Of `SparseLoCo` in runs that do not reach this stage, found in 96 to 256 steps
+# of benchmarks/loco_accuracy.py. In others, what waits must not be lost.
+NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 
 
 class SparsitySchedule:
@@ -173,7 +173,7 @@ def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
     """Return the same for `SparseLoCo`, with a `residual_decay` if short."""
     sync_every = check_integer("sync_every", sync_every, 1)
     settings = recommended(steps, sync_every)
-    if sync_every == 1 and steps <= SHORT_RUN:
+    if sync_every == 1 and settings["sparsity"][-1] < NO_DECAY_FROM:
         settings["residual_decay"] = SHORT_RUNS_DECAY
     return settings
 
