@@ -444,6 +444,15 @@ def test_workers_step_as_the_inner_optimizer(tmp_path, names, workers, devices):
 
 
 @pytest.mark.long
+def test_owners_are_found_among_more_than_ten_workers(tmp_path):
+    """TensorFlow orders task 10 before task 2."""
+    for result in real_workers.results(
+        "sharded", tmp_path, 11, "compare", "words"
+    ):
+        assert result["wrong"] == []
+
+
+@pytest.mark.long
 def test_killed_workers_go_on_as_others(tmp_path):
     """Two that are killed, then three, then one; and one that never ends."""
     alone, folder = tf.distribute.get_strategy(), tmp_path / "backups"

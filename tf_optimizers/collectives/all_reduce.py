@@ -53,6 +53,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         first_replica: int,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
+        self._ranks = list(ranks)
         group_key = collective_keys.get_group_key(self._devices)
         # There is no argument for them.
         self._launchers = [
@@ -219,6 +220,11 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     def device(self, replica_id: int) -> str:
         """The device of a local replica; no public accessor."""
         return self._devices[replica_id]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of each replica, its place in what a collective returns."""
+        return self._ranks
 
     @property
     def replicas(self) -> int:

@@ -1,12 +1,15 @@
 """Sends gradients to owners, and their new weights to all replicas."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
+
+# More takes longer: memory of this size is the system's anew each time.
+MESSAGE_BYTES = 1 << 25
 
 
 class Merged:
@@ -44,6 +47,27 @@ class Merged:
         return _merge_call(merged, list(values))
 
 
+class Part(NamedTuple):
+    """Some elements of a value, which are counted flat."""
+
+    position: int  # Of the value.
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.stop - self.start
+
+
+class Message(NamedTuple):
+    """What travels at once: of each replica, some of what it owns."""
+
+    dtype: tf.DType
+    rows: list[list[Part]]  # Filled up to one length.
+    length: int
+
+
 class AllToAll:
     """The exchange under `SparseMultiWorkerMirroredStrategy`.
 
@@ -52,72 +76,116 @@ class AllToAll:
         replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
         replica 1   [a b | c .]                   1: sums of c .
 
-    and all-gathers its row of new weights. There is one message each way for
-    every dtype.
+    and all-gathers its row of new weights. Values of several dtypes, and more
+    than `MESSAGE_BYTES`, take several messages.
+
+    Args:
+        ranks: Of each replica, its place in what a collective returns.
     """
 
-    def __init__(self, replicas: int) -> None:
-        self._replicas = replicas
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = list(ranks)
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
         """Return the sums over replicas; those of others mean nothing."""
         extended = tf.distribute.get_strategy().extended
-        sums = list(values)
-        for group in _by_dtype(values):
-            parts = self._parts(group, owners)
-            dtype = values[group[0]].dtype
-            rows = _rows(parts, values, self._longest(parts, values), dtype)
-            received = _from_words(extended.all_to_all(_as_words(rows)), dtype)
-            # In the order of ranks.
-            total = tf.add_n(tf.unstack(received, num=self._replicas))
-            own = parts[_rank()]
-            for i, value in zip(own, _split(total, values, own), strict=True):
-                sums[i] = value
-        return sums
+        own = self._ranks[_replica()]
+
+        def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
+            words = _as_words(_rows(message, message.rows, values))
+            received = _from_words(extended.all_to_all(words), message.dtype)
+            total = tf.add_n(tf.unstack(received, num=len(self._ranks)))
+            return [(message.rows[own], total)]
+
+        return self._exchange(send, values, owners)
 
     def gather(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
         """Return what the owners have of values that all replicas have."""
         extended = tf.distribute.get_strategy().extended
-        news = list(values)
-        for group in _by_dtype(values):
-            parts = self._parts(group, owners)
-            longest = self._longest(parts, values)
-            dtype = values[group[0]].dtype
-            row = _rows([parts[_rank()]], values, longest, dtype)
-            words = extended.in_replica(
-                extended.channel.all_gather, _as_words(row)
-            )
-            rows = _from_words(words, dtype)
-            for rank, part in enumerate(parts):
-                split = _split(rows[rank], values, part)
-                for i, new in zip(part, split, strict=True):
-                    news[i] = new
-        return news
+        own = self._ranks[_replica()]
 
-    def _parts(
-        self, group: Sequence[int], owners: Sequence[int]
-    ) -> list[list[int]]:
-        """Return what each replica owns of a group."""
+        def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
+            words = _as_words(_rows(message, [message.rows[own]], values))
+            words = extended.in_replica(extended.channel.all_gather, words)
+            received = _from_words(words, message.dtype)
+            rows = tf.unstack(received, num=len(self._ranks))
+            return list(zip(message.rows, rows, strict=True))
+
+        return self._exchange(send, values, owners)
+
+    def _exchange(
+        self,
+        send: Callable[[Message], list[tuple[list[Part], tf.Tensor]]],
+        values: Sequence[tf.Tensor],
+        owners: Sequence[int],
+    ) -> list[tf.Tensor]:
+        """Return values, with what came instead of what was sent of them."""
+        came: dict[int, list[tf.Tensor]] = {}
+        last: list[list[tf.Tensor]] = [[], []]
+        places = [self._ranks[owner] for owner in owners]
+        for message in messages(values, places, len(self._ranks)):
+            # Two at a time, so that they do not take the memory of all.
+            with tf.control_dependencies(last[-2]):
+                received = send(message)
+            last.append([row for _, row in received])
+            for parts, row in received:
+                ends = itertools.accumulate(part.size for part in parts)
+                for part, end in zip(parts, ends, strict=True):
+                    came.setdefault(part.position, []).append(
+                        row[end - part.size : end]
+                    )
         return [
-            [i for i in group if owners[i] == rank]
-            for rank in range(self._replicas)
+            tf.reshape(tf.concat(came[i], 0), value.shape)
+            if i in came
+            else value
+            for i, value in enumerate(values)
         ]
 
-    def _longest(self, parts: list[list[int]], values: Sequence[Any]) -> int:
-        """Return the length of the rows, in whole words of 32 bits."""
-        longest = max(sum(_size(values[i]) for i in part) for part in parts)
-        is_half = any(values[i].dtype.size == 2 for part in parts for i in part)
-        return longest + (longest % 2 if is_half else 0)
+
+def messages(
+    values: Sequence[Any], owners: Sequence[int], replicas: int
+) -> list[Message]:
+    """Return the messages that carry values to or from their owners."""
+    found = []
+    for dtype, group in _by_dtype(values).items():
+        most = MESSAGE_BYTES // (replicas * dtype.size)
+        owned: list[list[tuple[int, int]]] = [[] for _ in range(replicas)]
+        for i in group:
+            owned[owners[i]].append((i, values[i].shape.num_elements()))
+        cut = [_cut(sizes, most) for sizes in owned]
+        for rows in itertools.zip_longest(*cut, fillvalue=[]):
+            length = max(sum(part.size for part in row) for row in rows)
+            # Halves travel in words of 32 bits.
+            length += length % 2 if dtype.size == 2 else 0
+            found.append(Message(dtype, list(rows), length))
+    return found
+
+
+def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
+    """Cut values, of which positions and sizes are passed, into rows."""
+    rows: list[list[Part]] = []
+    room = 0
+    for position, size in sizes:
+        start = 0
+        while start < size:
+            if not room:
+                rows.append([])
+                room = most
+            stop = min(start + room, size)
+            rows[-1].append(Part(position, start, stop))
+            room -= stop - start
+            start = stop
+    return rows
 
 
 def exchange_of(strategy: tf.distribute.Strategy) -> Merged | AllToAll:
     """Return the exchange that a strategy's replicas can make."""
     if is_sparse_multi_worker(strategy):
-        return AllToAll(strategy.num_replicas_in_sync)
+        return AllToAll(strategy.extended.channel.ranks)
     return Merged()
 
 
@@ -145,50 +213,32 @@ def _merge_call(merged: Any, values: list[tf.Tensor]) -> Any:
     return context.merge_call(merged, args=(values,))
 
 
-def _rank() -> int:
+def _replica() -> int:
     context = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
-def _by_dtype(values: Sequence[Any]) -> list[list[int]]:
-    """Return the positions of the values of each dtype, but empty ones."""
+def _by_dtype(values: Sequence[Any]) -> dict[tf.DType, list[int]]:
+    """Return the positions of the values of each dtype."""
     groups: dict[tf.DType, list[int]] = {}
     for i, value in enumerate(values):
-        if _size(value):
-            groups.setdefault(value.dtype, []).append(i)
-    return list(groups.values())
-
-
-def _size(value: Any) -> int:
-    return value.shape.num_elements()
+        groups.setdefault(value.dtype, []).append(i)
+    return groups
 
 
 def _rows(
-    parts: Sequence[Sequence[int]],
-    values: Sequence[tf.Tensor],
-    length: int,
-    dtype: tf.DType,
+    message: Message, rows: Sequence[list[Part]], values: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Return rows of values one after another, filled up, in one copy."""
+    """Return some rows of a message, in one copy."""
     flat = []
-    for part in parts:
-        flat += [tf.reshape(values[i], [-1]) for i in part]
-        gap = length - sum(_size(values[i]) for i in part)
-        if gap:
-            flat.append(tf.zeros([gap], dtype))
-    joined = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
-    return tf.reshape(joined, [len(parts), length])
-
-
-def _split(
-    row: tf.Tensor, values: Sequence[Any], part: Sequence[int]
-) -> list[tf.Tensor]:
-    """Return the values of a row, in their shapes."""
-    ends = itertools.accumulate((_size(values[i]) for i in part), initial=0)
-    return [
-        tf.reshape(row[start:end], values[i].shape)
-        for i, (start, end) in zip(part, itertools.pairwise(ends), strict=True)
-    ]
+    for row in rows:
+        flat += [
+            tf.reshape(values[part.position], [-1])[part.start : part.stop]
+            for part in row
+        ]
+        gap = message.length - sum(part.size for part in row)
+        flat.append(tf.zeros([gap], message.dtype))
+    return tf.reshape(tf.concat(flat, 0), [len(rows), message.length])
 
 
 def _as_words(rows: tf.Tensor) -> tf.Tensor:
