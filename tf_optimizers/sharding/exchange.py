@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 
-# More takes longer: memory of this size is the system's anew each time.
-MESSAGE_BYTES = 1 << 25
+# Larger ones take longer, since the system clears such memory each time; smaller
+# ones take more round trips.
+MESSAGE_BYTES = 1 << 24
 
 
 class Merged:
