@@ -67,8 +67,9 @@ class ShardedState(Optimizer):
     replica; where variables are not split, at least that of the largest.
     Outside of replicas, and in files, it is whole, as the inner optimizer alone
     would have saved it: all workers must save together.
-    Traffic: under our strategy, gradients in one all-to-all and weights in one
-    all-gather; together as a dense sum if replicas own equally much.
+    Traffic: under our strategy, gradients in an all-to-all and weights in an
+    all-gather for every 16 MiB; together the bytes of a dense sum if replicas
+    own equally much.
     `global_clipnorm` takes another round trip, and so does `clipnorm` where
     variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
