@@ -223,12 +223,13 @@ def made_up_run(seed, accuracies, seconds, sent, over_link):
     }
 
 
-def made_up_row(name, ends, seconds, sent, link=LINK):
+def made_up_row(name, ends, seconds, sent, link=LINK, over_link=12):
     """Return what is known of an optimizer whose seeds end at accuracies."""
+    timed = 0 if link == NONE else over_link
     runs = [
-        made_up_run(0, [0.5, 0.9, ends[0]], seconds, sent, link != NONE),
+        made_up_run(0, [0.5, 0.9, ends[0]], seconds, sent, timed),
         *(
-            made_up_run(seed, [0.5, 0.9, end], [0.4, 0.4, 0.4], sent, False)
+            made_up_run(seed, [0.5, 0.9, end], [0.4, 0.4, 0.4], sent, 0)
             for seed, end in enumerate(ends[1:], 1)
         ),
     ]
@@ -277,6 +278,12 @@ def test_model_counts_round_trips_beside_bytes():
     slow = Link(LINK.rate / 10, LINK.round_trip)
     np.testing.assert_allclose(clock(SGD, slow), [1.56, 3.12, 4.68])
     np.testing.assert_allclose(clock(SGD, NONE), [0.4, 0.8, 1.2])
+
+
+def test_steps_after_those_over_the_link_count_as_their_median():
+    ends, sent = (0.95, 0.97, 0.96), [1_000_000] * 3
+    row = made_up_row("SGD", ends, [0.6, 0.7, 0.1], sent, over_link=8)
+    np.testing.assert_allclose(clock(row), [0.6, 1.3, 1.95])
 
 
 def test_accuracy_is_reached_by_the_mean():

@@ -23,14 +23,15 @@ def summary(runs: list[Row], measured: Link) -> Row:
     """Return what is known of an optimizer, as lists with an entry a mark.
 
     Between two marks, all workers have done some steps. Seconds and bytes are
-    those since the mark before, accuracies are those of each seed.
+    those since the mark before, accuracies are those of each seed. After the
+    steps that went over the link, a step is counted at their median.
 
     Args:
         runs: What the first worker says of each seed.
         measured: What the link has done, or `NONE` if there was none.
     """
     alone = [run["seconds"] for run in runs if not run["over_link"]]
-    linked = [run["seconds"] for run in runs if run["over_link"]]
+    linked = [run for run in runs if run["over_link"]]
     sent = [run["bytes"] for run in runs]
     row: Row = {
         "steps": runs[0]["steps"],
@@ -38,7 +39,12 @@ def summary(runs: list[Row], measured: Link) -> Row:
         "bytes": None if None in sent else np.mean(sent, axis=0).tolist(),
         "accuracy": [run["accuracy"] for run in runs],
     }
-    row["seconds"] = linked[0] if linked else row["seconds_alone"]
+    row["seconds"] = row["seconds_alone"]
+    if linked:
+        seconds, steps = np.array(linked[0]["seconds"]), np.array(row["steps"])
+        later = np.cumsum(steps) > linked[0]["over_link"]
+        seconds[later] = steps[later] * np.median((seconds / steps)[~later])
+        row["seconds"] = seconds.tolist()
     if measured != NONE and row["bytes"]:
         row["round_trips"] = _round_trips(row, measured)
     return row

@@ -4,7 +4,8 @@ Momentum SGD and AdamW train dense and compressed. The learning rate is chosen
 for the dense one, in this process, on several splits. Two worker processes,
 which run `worker.py`, then train with all four at these rates and with fresh
 seeds: with the first seed over a simulated link, by which the clock goes, with
-the others without it. Only these networks see the test split.
+the others without it. Of the dense ones, whose steps are alike, only some go
+over the link. Only these networks see the test split.
 """
 
 import json
@@ -60,10 +61,11 @@ class Plan:
     rates: dict[str, tuple[float, ...]]  # The grid of each dense optimizer.
     tuning_seeds: tuple[int, ...]
     max_seeds: int
-    batch_size: int = 128
-    hidden_units: tuple[int, ...] = (1024, 1280, 64)
+    batch_size: int = 96
+    hidden_units: tuple[int, ...] = (1280, 1600, 64)
     workers: int = 2
     measured_every: int = 4  # steps
+    timed_steps: int = 16  # that a dense run has over the link
 
     @property
     def schedule(self) -> SparsitySchedule:
@@ -74,8 +76,8 @@ class Plan:
 FULL = Plan(
     steps=96,
     rates={
-        "SGD": tuple(4.0**k for k in range(-4, 0)),
-        "AdamW": tuple(4.0**k for k in range(-6, -2)),
+        "SGD": tuple(2.0**k for k in (-6, -4, -2)),
+        "AdamW": tuple(2.0**k for k in (-11, -9, -7, -5)),
     },
     tuning_seeds=(10_001, 10_002, 10_003),
     max_seeds=5,

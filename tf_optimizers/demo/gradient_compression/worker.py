@@ -22,6 +22,7 @@ import tf_optimizers as tfo
 from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
 from tf_optimizers.demo.gradient_compression.study import (
     FULL,
+    PAIRS,
     QUICK,
     Plan,
     make_optimizers,
@@ -107,22 +108,32 @@ class SharedStudy:
         where = "no link" if link == NONE else str(link)
         title = f"{where}: {name}, seed {seed}"
         self._say(BEGIN + title)
+        # Dense steps are alike, and long.
+        steps, over_link = self.plan.steps, 0
+        if link != NONE:
+            over_link = self.plan.timed_steps if name in PAIRS else steps
+
+        def at_mark(done: int, pace: float) -> None:
+            if done == over_link:
+                self._set(NONE)
+            last = steps if done >= over_link else over_link
+            if done >= PACE:
+                left = (last - done) * pace
+                self._say(f"{BEGIN}{title}, {left:.0f} s left")
+
         recorder = Recorder(
-            self.plan,
+            self.plan.measured_every,
             lambda: self.trainers[name].accuracy(*self.test),
-            lambda left: self._say(f"{BEGIN}{title}, {left:.0f} s left"),
+            at_mark,
         )
+        self._set(link)
+        self._train(name, rate, seed, steps, [recorder])
+        self._say(END + title)
+        return {"seed": seed, "over_link": over_link, **recorder.marks}
+
+    def _set(self, link: Link) -> None:
         if self.forwarder is not None:
             self.forwarder.set(link)
-        self._train(name, rate, seed, self.plan.steps, [recorder])
-        if self.forwarder is not None:
-            self.forwarder.set(NONE)
-        self._say(END + title)
-        return {
-            "seed": seed,
-            "over_link": link != NONE,
-            **recorder.marks,
-        }
 
     def _train(
         self,
@@ -159,21 +170,21 @@ class Recorder(keras.callbacks.Callback):
     The clock stands still meanwhile.
 
     Args:
-        plan: What the workers do.
+        every: Steps between two marks.
         measure: Returns the accuracy.
-        say: Takes the seconds that are left.
+        at_mark: Called with the steps done, and the seconds of one.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        every: int,
         measure: Callable[[], float],
-        say: Callable[[float], None],
+        at_mark: Callable[[int, float], None],
     ) -> None:
         super().__init__()
-        self.plan = plan
+        self.every = every
         self.measure = measure
-        self.say = say
+        self.at_mark = at_mark
         self.marks: dict[str, Any] = {
             "steps": [],
             "seconds": [],
@@ -189,7 +200,7 @@ class Recorder(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop it, at every mark."""
-        every, done = self.plan.measured_every, batch + 1
+        every, done = self.every, batch + 1
         if done % every:
             return
         seconds, sent = time.perf_counter() - self._start, sent_bytes()
@@ -200,8 +211,7 @@ class Recorder(keras.callbacks.Callback):
         else:
             self.marks["bytes"].append(sent - self._bytes)
         self.marks["accuracy"].append(self.measure())
-        if done >= PACE:
-            self.say((self.plan.steps - done) * seconds / every)
+        self.at_mark(done, seconds / every)
         self._bytes = sent_bytes()
         self._start = time.perf_counter()
 

@@ -81,7 +81,7 @@ FULL = Plan(
         Budget(TRAIN_SIZE, 10),
         Budget(TRAIN_SIZE, 30),
     ),
-    rates=tuple(2.0**k for k in range(-8, 1)),
+    rates=tuple(2.0**k for k in range(-7, 0)),
     tuning_seeds=(10_001, 10_002),
 )
 QUICK = Plan(
