@@ -12,6 +12,9 @@ built until after two steps: by the state, and by all that the steps need
 besides, which TensorFlow keeps. Bytes are those that a worker's TCP sockets
 have sent in a step, by the kernel.
 
+If PyTorch is there (`pip install torch`), so is its `ZeroRedundancyOptimizer`,
+see zero_redundancy.py.
+
 `--models` and `--layouts` measure some anew, and keep what the file has of the
 others. Four workers of BERT-base take more than 20 GB of memory.
 """
@@ -19,6 +22,7 @@ others. Four workers of BERT-base take more than 20 GB of memory.
 import argparse
 import ctypes
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -48,6 +52,7 @@ MODELS = {
     # Six layers, and half of the words, for what has little memory.
     "half of bert-base": [(15261, 768), *BERT[1 : 5 + 6 * 16], *BERT[-2:]],
 }
+PEER = pathlib.Path(__file__).parent / "zero_redundancy.py"
 OPTIMIZERS = {
     "AdamW": lambda: keras.optimizers.AdamW(1e-3),
     "Lamb": lambda: tfo.Lamb(1e-3),
@@ -161,21 +166,34 @@ def work(
         path.write_text(json.dumps(result))
 
 
+def peers(layout: Layout) -> list[str]:
+    """Return what else can be measured in worker processes."""
+    if layout.workers == 1:
+        return []
+    if importlib.util.find_spec("torch") is None:
+        print("PyTorch is not installed, and not measured.")
+        return []
+    return ["PyTorch's AdamW"]
+
+
 def measure(model: str, rounds: int, steps: int, some: list[str]) -> dict:
     """Return what each contender takes on each layout."""
     found: dict = {layout: {} for layout in some}
     contenders = [
         (layout, optimizer, is_sharded)
         for layout in some
-        for optimizer in OPTIMIZERS
+        for optimizer in [*OPTIMIZERS, *peers(LAYOUTS[layout])]
         for is_sharded in (False, True)
     ]
     for _ in range(rounds):
         for layout, optimizer, is_sharded in tqdm.tqdm(contenders, desc=model):
-            own = ["--work", layout, "--optimizer", optimizer]
-            own += ["--models", model, "--steps", str(steps)]
+            own = ["--models", model, "--steps", str(steps)]
             own += ["--sharded"] if is_sharded else []
-            result = launched.run(__file__, LAYOUTS[layout].workers, *own)
+            script = str(PEER)
+            if optimizer in OPTIMIZERS:
+                own += ["--work", layout, "--optimizer", optimizer]
+                script = __file__
+            result = launched.run(script, LAYOUTS[layout].workers, *own)
             kind = "shared out" if is_sharded else "whole"
             mine = found[layout].setdefault(
                 f"{optimizer}, {kind}", dict.fromkeys(result)

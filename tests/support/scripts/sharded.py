@@ -138,10 +138,12 @@ def main():
             if not np.allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-6)
             and not one.path.endswith("_gradient_accumulator")
         ]
-        optimizer = getattr(model.optimizer, "inner_optimizer", None)
-        if isinstance(optimizer, tfo.ShardedState):  # In one that scales.
-            continue
-        owned = model.optimizer.memory_summary()["owned"]
+        sharded = model.optimizer
+        if not isinstance(sharded, tfo.ShardedState):  # One around it scales.
+            sharded = sharded.inner_optimizer
+        # Whole variables cannot be shared out evenly.
+        if sharded.is_elementwise(sharded.inner_optimizer):
+            owned = sharded.memory_summary()["owned"]
     report({"wrong": wrong, "owned": owned})
 
 
