@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 
-# Larger ones take longer, since the system clears such memory each time; smaller
-# ones take more round trips.
+# Larger ones take longer, since the system clears such memory each time, and
+# smaller ones take more round trips.
 MESSAGE_BYTES = 1 << 24
 
 

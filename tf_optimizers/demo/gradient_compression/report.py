@@ -245,7 +245,7 @@ def _links(result: dict[str, Any]) -> str:
         f"{measured.rate / 1e6:.1f} Mbit/s, "
         f"{1e3 * measured.round_trip:.1f} ms. With the first seed, the "
         "compressed ones trained over it from the first step to the last, the "
-        f"dense ones for {settings['timed_steps']} steps. These are the seconds "
+        f"dense ones for {settings['timed_steps']} steps. These seconds are "
         "shown; later dense steps, which send the same, count as the median of "
         f"those. With the other {count - 1} seeds the forwarders delayed "
         "nothing, since a link changes no number: that is what a step takes "
