@@ -310,6 +310,7 @@ TABLES = {
     "many_hosts": shaped_network,
     "loco_network": shaped_network,
     "latency": latency,
+    "epoch_latency": latency,
     "keras_latency": latency,
     "loco_latency": latency,
     "messages": messages,
