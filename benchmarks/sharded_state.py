@@ -120,6 +120,31 @@ def make_step(
     return functools.partial(step, gradients)
 
 
+def measured(
+    step: Callable[[], object], steps: int, before: int
+) -> dict[str, Any]:
+    """Return what steps take, and what they have added to resident memory.
+
+    Args:
+        step: To be timed.
+        steps: How many are, after some that are not.
+        before: The resident memory before the optimizer was built.
+    """
+    for _ in range(WARM_UP):
+        step()
+    grown = resident_bytes() - before
+    bytes_before, times = sent_bytes(), []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - start))
+    return {
+        "step_ms": times,
+        "bytes_per_step": (sent_bytes() - bytes_before) / steps,
+        "resident_bytes": grown,
+    }
+
+
 def work(
     layout: Layout,
     optimizer: str,
@@ -142,26 +167,12 @@ def work(
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
     step = make_step(strategy, used, weights, gradients)
-    for _ in range(WARM_UP):
-        step()
-    grown = resident_bytes() - before
-    bytes_before = sent_bytes()
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        times.append(1e3 * (time.perf_counter() - start))
-    sent = (sent_bytes() - bytes_before) / steps
+    result = measured(step, steps, before)
     held = sum(variable.value.shape.num_elements() for variable in weights) * 8
     if is_sharded:
         summary = used.memory_summary()
         held = max(summary["owned"]) or held
-    result = {
-        "step_ms": times,
-        "bytes_per_step": sent,
-        "state_bytes": held,
-        "resident_bytes": grown,
-    }
+    result["state_bytes"] = held
     if layout.workers == 1 or strategy.cluster_resolver.task_id == 0:
         path.write_text(json.dumps(result))
 

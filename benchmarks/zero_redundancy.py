@@ -8,14 +8,11 @@ import argparse
 import json
 import os
 import pathlib
-import time
 
 import sharded_state
 import torch
 import torch.distributed
 from torch.distributed.optim import ZeroRedundancyOptimizer
-
-from tf_optimizers.demo.sockets import sent_bytes
 
 BUCKET_BYTES = 25_000_000
 SETTINGS = {"lr": 1e-3, "fused": True}
@@ -85,9 +82,7 @@ def main() -> None:
             handle.wait()
         optimizer.step()
 
-    for _ in range(sharded_state.WARM_UP):
-        step()
-    grown = sharded_state.resident_bytes() - before
+    result = sharded_state.measured(step, arguments.steps, before)
     inner = optimizer.optim if arguments.sharded else optimizer
     held = sum(
         moment.nbytes
@@ -95,21 +90,10 @@ def main() -> None:
         for name, moment in state.items()
         if name != "step"
     )
-    bytes_before, times = sent_bytes(), []
-    for _ in range(arguments.steps):
-        start = time.perf_counter()
-        step()
-        times.append(1e3 * (time.perf_counter() - start))
-    sent = (sent_bytes() - bytes_before) / arguments.steps
     fullest = torch.tensor(held)
     torch.distributed.all_reduce(fullest, torch.distributed.ReduceOp.MAX)
     if not torch.distributed.get_rank():
-        result = {
-            "step_ms": times,
-            "bytes_per_step": sent,
-            "state_bytes": int(fullest),
-            "resident_bytes": grown,
-        }
+        result["state_bytes"] = int(fullest)
         arguments.output.write_text(json.dumps(result))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

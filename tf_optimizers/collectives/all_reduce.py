@@ -53,7 +53,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         first_replica: int,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
-        self._ranks = list(ranks)
+        self._places = list(ranks)
         group_key = collective_keys.get_group_key(self._devices)
         # There is no argument for them.
         self._launchers = [
@@ -222,9 +222,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return self._devices[replica_id]
 
     @property
-    def ranks(self) -> list[int]:
-        """Of each replica, its place in what a collective returns."""
-        return self._ranks
+    def places(self) -> list[int]:
+        """Of each replica, that in what a collective returns."""
+        return self._places
 
     @property
     def replicas(self) -> int:

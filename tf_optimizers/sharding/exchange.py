@@ -81,23 +81,23 @@ class AllToAll:
     than `MESSAGE_BYTES`, take several messages.
 
     Args:
-        ranks: Of each replica, its place in what a collective returns.
+        places: Of each replica, that in what a collective returns.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = list(ranks)
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = list(places)
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
         """Return the sums over replicas; those of others mean nothing."""
         extended = tf.distribute.get_strategy().extended
-        own = self._ranks[_replica()]
+        own = self._places[_replica()]
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
             received = _from_words(extended.all_to_all(words), message.dtype)
-            total = tf.add_n(tf.unstack(received, num=len(self._ranks)))
+            total = tf.add_n(tf.unstack(received, num=len(self._places)))
             return [(message.rows[own], total)]
 
         return self._exchange(send, values, owners)
@@ -107,13 +107,13 @@ class AllToAll:
     ) -> list[tf.Tensor]:
         """Return what the owners have of values that all replicas have."""
         extended = tf.distribute.get_strategy().extended
-        own = self._ranks[_replica()]
+        own = self._places[_replica()]
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, [message.rows[own]], values))
             words = extended.in_replica(extended.channel.all_gather, words)
             received = _from_words(words, message.dtype)
-            rows = tf.unstack(received, num=len(self._ranks))
+            rows = tf.unstack(received, num=len(self._places))
             return list(zip(message.rows, rows, strict=True))
 
         return self._exchange(send, values, owners)
@@ -127,8 +127,8 @@ class AllToAll:
         """Return values, with what came instead of what was sent of them."""
         came: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
-        places = [self._ranks[owner] for owner in owners]
-        for message in messages(values, places, len(self._ranks)):
+        places = [self._places[owner] for owner in owners]
+        for message in messages(values, places, len(self._places)):
             # Two at a time, so that they do not take the memory of all.
             with tf.control_dependencies(last[-2]):
                 received = send(message)
@@ -148,15 +148,15 @@ class AllToAll:
 
 
 def messages(
-    values: Sequence[Any], owners: Sequence[int], replicas: int
+    values: Sequence[Any], places: Sequence[int], replicas: int
 ) -> list[Message]:
-    """Return the messages that carry values to or from their owners."""
+    """Return the messages that carry values to or from their owners' places."""
     found = []
     for dtype, group in _by_dtype(values).items():
         most = MESSAGE_BYTES // (replicas * dtype.size)
         owned: list[list[tuple[int, int]]] = [[] for _ in range(replicas)]
         for i in group:
-            owned[owners[i]].append((i, values[i].shape.num_elements()))
+            owned[places[i]].append((i, values[i].shape.num_elements()))
         cut = [_cut(sizes, most) for sizes in owned]
         for rows in itertools.zip_longest(*cut, fillvalue=[]):
             length = max(sum(part.size for part in row) for row in rows)
@@ -186,7 +186,7 @@ def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
 def exchange_of(strategy: tf.distribute.Strategy) -> Merged | AllToAll:
     """Return the exchange that a strategy's replicas can make."""
     if is_sparse_multi_worker(strategy):
-        return AllToAll(strategy.extended.channel.ranks)
+        return AllToAll(strategy.extended.channel.places)
     return Merged()
 
 
