@@ -95,7 +95,7 @@ def test_larger_entry_is_not_pushed_out_by_ties():
 def test_selection_is_exact_where_samples_mislead(seed):
     """Large entries lie a stride apart: a sample has all of them, or none."""
     size, k = 300_000, 3000
-    stride = k // module._SAMPLED
+    stride = module._stride(size, k)
     values = make("normal", size) * 1e-3
     values[7::stride] += 1
     assert 1 < stride < size // k
@@ -107,7 +107,7 @@ def test_selection_is_exact_where_samples_mislead(seed):
 def test_misleading_samples_were_among_them():
     """Of such values some threshold is too high: the fallback is needed."""
     size, k = 300_000, 3000
-    stride = k // module._SAMPLED
+    stride = module._stride(size, k)
     values = make("normal", size)
     values[7::stride] += 100
     values[7 + stride * 2000 :: stride] -= 100
@@ -130,6 +130,18 @@ def test_misleading_samples_were_among_them():
             select(values, k, (seed, 1)), expected(values, k)
         )
     assert min(counts) < k < max(counts)
+
+
+@pytest.mark.parametrize("columns", [1600, 1024, 512 * 3])
+def test_columns_are_sampled_alike(columns):
+    """Few columns have all, as where most units are never active."""
+    values = np.zeros((1280, columns), "float32")
+    values[:, 3:-1:17] = make("normal", 1280).reshape(-1, 1)
+    k, flat = values.size // 64, tf.constant(values.reshape(-1))
+    for seed in range(20):
+        threshold = module._threshold(flat, k, tf.constant([seed, 0]))
+        reaches = module._reaches(flat, threshold)
+        assert k <= int(tf.math.count_nonzero(reaches)) < 2 * k
 
 
 def test_sampling_leaves_few_candidates():

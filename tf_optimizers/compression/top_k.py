@@ -135,13 +135,25 @@ def _row_maxima(rows: tf.Tensor) -> tf.Tensor:
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     """Return a magnitude that k entries, and not many more, should reach."""
-    stride = min(k // _SAMPLED, _STRIDE)
+    stride = _stride(values.shape[0], k)
     start = tf.random.stateless_uniform([], seed, 0, stride, tf.int32)
     expected = k / stride
     rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected))
     rank = min(rank, values.shape[0] // stride)
     sample = _magnitude(values[start::stride])
     return tf.maximum(_largest(sample, rank), _SMALLEST)
+
+
+def _stride(size: int, k: int) -> int:
+    """Return how far apart samples are.
+
+    It has no factor in common with any axis of the variable, so that all its
+    rows and columns, some of which may be 0, are sampled alike.
+    """
+    stride = min(k // _SAMPLED, _STRIDE)
+    while math.gcd(stride, size) > 1:
+        stride += 1
+    return stride
 
 
 def _largest(values: tf.Tensor, rank: int) -> tf.Tensor:
