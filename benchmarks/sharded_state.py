@@ -7,8 +7,8 @@ gradients, in processes of their own, one contender after another: on 1, 2 and
 4 workers joined by loopback, and on 2 and 4 logical devices of one process,
 under `MirroredStrategy`. Times are the first worker's. The state is what
 `memory_summary()` says of the fullest replica. The resident memory of the first
-worker, with all its devices, is what it grows by from before the optimizer is
-built until after two steps: by the state, and by all that the steps need
+worker, with all its devices, is what it grows by when the optimizer is built,
+which is by the state, and until after two steps: by all that the steps need
 besides, which TensorFlow keeps. Bytes are those that a worker's TCP sockets
 have sent in a step, by the kernel.
 
@@ -166,13 +166,14 @@ def work(
         inner = OPTIMIZERS[optimizer]()
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
+    built = resident_bytes() - before
     step = make_step(strategy, used, weights, gradients)
     result = measured(step, steps, before)
     held = sum(variable.value.shape.num_elements() for variable in weights) * 8
     if is_sharded:
         summary = used.memory_summary()
         held = max(summary["owned"]) or held
-    result["state_bytes"] = held
+    result |= {"state_bytes": held, "built_bytes": built}
     if layout.workers == 1 or strategy.cluster_resolver.task_id == 0:
         path.write_text(json.dumps(result))
 

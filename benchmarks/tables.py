@@ -94,8 +94,8 @@ def sharded_state(name: str, result: dict) -> str:
     return table(
         f"{name}: {result['variables']:,} variables, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
-        "| | state | median ms | bytes of state a parameter | and of steps "
-        "| MB per step and worker |",
+        "| | state | median ms | bytes of state a parameter "
+        "| resident when built | and after steps | MB per step and worker |",
         (
             [
                 f"{layout}, {optimizer}",
@@ -103,7 +103,9 @@ def sharded_state(name: str, result: dict) -> str:
                 f"{median(found['step_ms']):,.0f}",
                 *(
                     f"{median(found[what]) / result['parameters']:.2f}"
-                    for what in ("state_bytes", "resident_bytes")
+                    if what in found  # PyTorch builds in the first step.
+                    else ""
+                    for what in ("state_bytes", "built_bytes", "resident_bytes")
                 ),
                 f"{median(found['bytes_per_step']) / 1e6:,.1f}",
             ]

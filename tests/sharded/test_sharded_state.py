@@ -1,5 +1,6 @@
 """Shared state steps as the inner optimizer does under the same strategy."""
 
+import ctypes
 from types import SimpleNamespace
 
 import cases
@@ -12,6 +13,7 @@ from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
+from tf_optimizers.sharding import exchange
 from tf_optimizers.sharding.ownership import bytes_of, loads_of, share_out
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
@@ -486,3 +488,32 @@ def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):
         False, False, saved.__getitem__, (2, 1), (1, 1), [0], True
     )
     np.testing.assert_array_equal(received, saved[1])
+
+
+def allocated():
+    """Return the bytes that this process has of the C library."""
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks"
+    names += " fordblks keepcost"
+    fields = [(name, ctypes.c_size_t) for name in names.split()]
+    kind = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
+    call = ctypes.CDLL(None).mallinfo2
+    call.restype = kind
+    return call().hblkhd + call().uordblks
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
+)
+def test_what_arrives_does_not_keep_its_message():
+    """A variable that is assigned a part of it would hold all."""
+    weight, size = tf.Variable(tf.zeros([1024])), 1 << 22
+
+    @tf.function(autograph=False)
+    def receive(sent):
+        rows = tf.unstack(tf.reshape(sent + 1, [4, -1]), num=4)
+        weight.assign(exchange._copied([rows[1][:1024]]))
+
+    receive(tf.zeros([size]))
+    held = allocated()
+    weight.assign(tf.zeros([1024]))
+    assert held - allocated() < size

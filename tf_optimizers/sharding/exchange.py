@@ -140,9 +140,7 @@ class AllToAll:
                         row[end - part.size : end]
                     )
         return [
-            tf.reshape(tf.concat(came[i], 0), value.shape)
-            if i in came
-            else value
+            tf.reshape(_copied(came[i]), value.shape) if i in came else value
             for i, value in enumerate(values)
         ]
 
@@ -240,6 +238,14 @@ def _rows(
         gap = message.length - sum(part.size for part in row)
         flat.append(tf.zeros([gap], message.dtype))
     return tf.reshape(tf.concat(flat, 0), [len(rows), message.length])
+
+
+def _copied(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return parts joined, in memory of their own.
+
+    A variable that is assigned a part alone would keep all of its message.
+    """
+    return tf.concat([*parts, tf.zeros([0], parts[0].dtype)], 0)
 
 
 def _as_words(rows: tf.Tensor) -> tf.Tensor:
