@@ -15,6 +15,8 @@ from launcher import (
     lines_of,
 )
 
+from tf_optimizers.launch import group
+
 
 def test_worker_is_told_its_place_in_the_cluster(launch, write):
     script = write("import os; print(os.environ['TF_CONFIG'])")
@@ -53,7 +55,7 @@ SURROUNDINGS = """
 import json, os, sys, __main__
 loaded = "tensorflow" in sys.modules
 fallen = {key: os.environ[key] for key in sorted(os.environ)}
-for name in ("TF_CONFIG", "no_grpc_proxy"):
+for name in ("TF_CONFIG", "no_grpc_proxy", "TF_NUM_INTRAOP_THREADS"):
     fallen.pop(name, None)
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__,
@@ -183,3 +185,16 @@ def test_launchers_at_once_share_no_port(start, write):
     ports = [set(launcher.pids(4)) for launcher in launchers]
     assert all(len(each) == 4 for each in ports)
     assert len(set.union(*ports)) == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "expected"),
+    [(None, 7, "3"), (None, 1, "1"), ("5", 7, "5")],
+)
+def test_workers_share_the_cores(monkeypatch, given, cores, expected):
+    monkeypatch.delenv(group.THREADS, raising=False)
+    if given:
+        monkeypatch.setenv(group.THREADS, given)
+    monkeypatch.setattr(group, "cores", lambda: cores)
+    found = group.environment(["127.0.0.1:1", "127.0.0.1:2"], 0)
+    assert found[group.THREADS] == expected

@@ -71,6 +71,8 @@ class Events:
 
 # How often to check on workers that are ending, in seconds.
 TICK = 0.05
+# TensorFlow's variable: how many threads an operation has.
+THREADS = "TF_NUM_INTRAOP_THREADS"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
 # Pauses before restarts double up to this, in seconds.
@@ -174,15 +176,24 @@ def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
 def environment(addresses: list[str], index: int) -> dict[str, str]:
     """Return a worker's environment, with its `TF_CONFIG`.
 
-    A proxy for the internet (`http_proxy`) knows no way between workers.
+    A proxy for the internet (`http_proxy`) knows no way between workers. With a
+    thread for each core in every worker, they would wait for each other's.
     """
     config = {
         "cluster": {"worker": addresses},
         "task": {"type": "worker", "index": index},
     }
     host = addresses[0].rpartition(":")[0].strip("[]")
-    direct = {"no_grpc_proxy": host}
-    return {**direct, **os.environ, "TF_CONFIG": json.dumps(config)}
+    threads = max(1, cores() // len(addresses))
+    usual = {"no_grpc_proxy": host, THREADS: str(threads)}
+    return {**usual, **os.environ, "TF_CONFIG": json.dumps(config)}
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def follow(
