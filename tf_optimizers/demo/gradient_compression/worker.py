@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tf_optimizers as tfo
@@ -75,11 +76,16 @@ class SharedStudy:
         data: dict[str, tf.data.Dataset],
         is_first: bool,
     ) -> None:
+        self.strategy = strategy
         self.forwarder = forwarder
         self.plan = plan
         self.is_first = is_first
         self.train_data = data["train"]
-        self.test = whole(data["test"])
+        images, labels = whole(data["test"])
+        self.test_size = len(labels)
+        # Each worker has all weights, and classifies some of the images.
+        own = slice(strategy.cluster_resolver.task_id, None, plan.workers)
+        self.test = images[own], labels[own]
         with strategy.scope():
             self.trainers = {
                 name: Trainer(build_model(0, plan.hidden_units), make_optimizer)
@@ -123,13 +129,29 @@ class SharedStudy:
 
         recorder = Recorder(
             self.plan.measured_every,
-            lambda: self.trainers[name].accuracy(*self.test),
+            lambda: self.trainers[name].right(*self.test),
             at_mark,
         )
         self._set(link)
         self._train(name, rate, seed, steps, [recorder])
         self._say(END + title)
-        return {"seed": seed, "over_link": over_link, **recorder.marks}
+        accuracy = self._over_workers(recorder.right) / self.test_size
+        return {
+            "seed": seed,
+            "over_link": over_link,
+            "accuracy": accuracy.tolist(),
+            **recorder.marks,
+        }
+
+    def _over_workers(self, counts: list[int]) -> np.ndarray:
+        """Return the sums of what the workers have counted."""
+
+        def add() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            own = tf.constant(counts, "float64")
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+        return self.strategy.run(add).numpy()
 
     def _set(self, link: Link) -> None:
         if self.forwarder is not None:
@@ -171,25 +193,25 @@ class Recorder(keras.callbacks.Callback):
 
     Args:
         every: Steps between two marks.
-        measure: Returns the accuracy.
+        measure: Returns how many test images are classified correctly.
         at_mark: Called with the steps done, and the seconds of one.
     """
 
     def __init__(
         self,
         every: int,
-        measure: Callable[[], float],
+        measure: Callable[[], int],
         at_mark: Callable[[int, float], None],
     ) -> None:
         super().__init__()
         self.every = every
         self.measure = measure
         self.at_mark = at_mark
+        self.right: list[int] = []
         self.marks: dict[str, Any] = {
             "steps": [],
             "seconds": [],
             "bytes": [],
-            "accuracy": [],
         }
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -210,7 +232,7 @@ class Recorder(keras.callbacks.Callback):
             self.marks["bytes"] = None
         else:
             self.marks["bytes"].append(sent - self._bytes)
-        self.marks["accuracy"].append(self.measure())
+        self.right.append(self.measure())
         self.at_mark(done, seconds / every)
         self._bytes = sent_bytes()
         self._start = time.perf_counter()
