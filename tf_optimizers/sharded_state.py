@@ -130,8 +130,7 @@ class ShardedState(Optimizer):
 
         Keras looks here for what else to save, which is in `variables`.
         """
-        names = super().__dir__()
-        return [name for name in names if name != "inner_optimizer"]
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -263,8 +262,7 @@ class ShardedState(Optimizer):
         whole = sum(map(bytes_of, self.variables))
         slots = [] if self._slots is None else self._slots.owned
         owned = loads_of(slots, strategy_of(self).num_replicas_in_sync)
-        shared = whole - sum(owned)
-        return {"owned": owned, "shared": shared, "whole": whole}
+        return {"owned": owned, "shared": whole - sum(owned), "whole": whole}
 
     def _saved_as(self) -> Any:
         return self.inner_optimizer

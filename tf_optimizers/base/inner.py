@@ -1,7 +1,7 @@
 """Runs an optimizer inside of another, on one replica by itself."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -35,6 +35,50 @@ def with_inner(config: dict[str, Any], custom_objects: Any) -> dict[str, Any]:
         config["inner_optimizer"], custom_objects=custom_objects
     )
     return config | {"inner_optimizer": inner}
+
+
+def check_new(value: Any, check: Callable[[Any], None]) -> None:
+    """Refuse what is no inner optimizer, or has state; `check` its parts."""
+    if not isinstance(value, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be an optimizer of Keras, such as "
+            "`keras.optimizers.AdamW(1e-3)`. Received: "
+            f"inner_optimizer={value!r}."
+        )
+    for part in parts_of(value):
+        check(part)
+    if value.built:
+        name = type(value).__name__
+        raise ValueError(
+            f"`inner_optimizer` must be new. Received: `{name}`, which has "
+            f"state already. Pass `{name}.from_config(optimizer.get_config())`."
+        )
+
+
+def check_part(
+    part: Any, outer: str, refused: tuple[type, ...], instead: str
+) -> None:
+    """Refuse a part of an inner optimizer that does what the outer one does.
+
+    Args:
+        part: The inner optimizer, or one inside of it.
+        outer: The outer optimizer's class.
+        refused: Classes that exchange gradients themselves.
+        instead: What to pass in their place.
+    """
+    name = type(part).__name__
+    if isinstance(part, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`inner_optimizer` must not scale the loss. Received: "
+            f"`LossScaleOptimizer`. Put it around `{outer}`: "
+            f"`LossScaleOptimizer({outer}(...))`."
+        )
+    if isinstance(part, refused):
+        raise ValueError(
+            f"`inner_optimizer` must leave the exchange to `{outer}`. "
+            f"Received: `{name}`, which exchanges itself. Pass `{instead}`, or "
+            f"use `{name}` alone."
+        )
 
 
 class InnerSteps:

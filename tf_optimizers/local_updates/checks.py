@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras import strategy_of
 from tf_optimizers.base.exclusions import Exclusions, check_exclusions
+from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.checks import check_unused
@@ -57,38 +58,14 @@ def check_inner(value: Any, refused: tuple[type, ...]) -> Any:
         value: The user's argument.
         refused: Classes that exchange gradients themselves.
     """
-    if not isinstance(value, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be an optimizer of Keras, such as "
-            "`keras.optimizers.AdamW(1e-3)`. Received: "
-            f"inner_optimizer={value!r}."
-        )
-    for part in parts_of(value):
-        _check_part(part, refused)
-    if value.built:
-        name = type(value).__name__
-        raise ValueError(
-            f"`inner_optimizer` must be new. Received: `{name}`, which has "
-            f"state already. Pass `{name}.from_config(optimizer.get_config())`."
-        )
+    check_new(value, lambda part: _check_part(part, refused))
     return value
 
 
 def _check_part(part: Any, refused: tuple[type, ...]) -> None:
     name = type(part).__name__
-    if isinstance(part, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "`inner_optimizer` must not scale the loss. Received: "
-            "`LossScaleOptimizer`. Put it around `SparseLoCo`: "
-            "`LossScaleOptimizer(SparseLoCo(...))`."
-        )
-    if isinstance(part, refused):
-        raise ValueError(
-            "`inner_optimizer` must leave the exchange to `SparseLoCo`. "
-            f"Received: `{name}`, which exchanges itself. Pass "
-            "`keras.optimizers.SGD(learning_rate, momentum=0.9)`, or use "
-            f"`{name}` alone."
-        )
+    instead = "keras.optimizers.SGD(learning_rate, momentum=0.9)"
+    check_part(part, "SparseLoCo", refused, instead)
     if isinstance(part, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must step from the weights that it is given. "

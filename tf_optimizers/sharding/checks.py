@@ -2,50 +2,31 @@
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.distribute.optimizers import is_wrapper, parts_of
+from tf_optimizers.distribute.optimizers import is_wrapper
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 
 
 def check_inner(value: Any, itself: type) -> None:
     """Refuse what is not a new optimizer, or exchanges gradients itself."""
-    if not isinstance(value, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be an optimizer of Keras, such as "
-            "`keras.optimizers.AdamW(1e-3)`. Received: "
-            f"inner_optimizer={value!r}."
-        )
-    name = type(value).__name__
-    for part in parts_of(value):
-        if isinstance(part, (CompressedOptimizer, itself)):
+    refused, instead = (CompressedOptimizer, itself), "keras.optimizers.AdamW()"
+
+    def check(part: Any) -> None:
+        check_part(part, "ShardedState", refused, instead)
+        if is_wrapper(part) or hasattr(part, "optimizers"):
             raise ValueError(
-                "`inner_optimizer` must leave the exchange to `ShardedState`. "
-                f"Received: `{type(part).__name__}`, which exchanges itself. "
-                "Pass `keras.optimizers.AdamW(1e-3)`, or use "
-                f"`{type(part).__name__}` alone."
+                "`inner_optimizer` must be one optimizer. Received: "
+                f"`{type(part).__name__}`. Put `ShardedState` around each one "
+                "inside of it."
             )
-    if isinstance(value, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "`inner_optimizer` must not scale the loss. Received: "
-            "`LossScaleOptimizer`. Put it around `ShardedState`: "
-            "`LossScaleOptimizer(ShardedState(...))`."
-        )
-    if is_wrapper(value) or hasattr(value, "optimizers"):
-        raise ValueError(
-            "`inner_optimizer` must be one optimizer. Received: "
-            f"`{name}`. Put `ShardedState` around each one inside of it."
-        )
-    if value.built:
-        raise ValueError(
-            f"`inner_optimizer` must be new. Received: `{name}`, which has "
-            f"state already. Pass `{name}.from_config(optimizer.get_config())`."
-        )
+
+    check_new(value, check)
 
 
 def check_shared(
