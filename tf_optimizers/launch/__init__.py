@@ -41,8 +41,8 @@ workers need no proxy to reach each other, `no_grpc_proxy`. Its stdin is
 empty. The launcher forwards its stdout and stderr, each line prefixed with
 `[worker 0] `. A carriage return ends a line too, so each state of a progress
 bar becomes a line. Output to a stream that was closed from the start (`>&-`) is
-dropped. An operation of TensorFlow has as many threads as there are cores for
-each worker, unless `TF_NUM_INTRAOP_THREADS` is set.
+dropped. Unless `TF_NUM_INTRAOP_THREADS` is set, the launcher sets it: an
+operation of TensorFlow has as many threads as there are cores for each worker.
 
 When a worker fails, the launcher ends the others with SIGTERM. Lines on stderr,
 prefixed with `[launcher] `, say what happened and whether all are restarted.

@@ -15,9 +15,10 @@ from tf_optimizers.offload.host_optimizer import HostOptimizer
 
 def check_inner(value: Any, itself: type) -> None:
     """Refuse what is not a new optimizer, or exchanges gradients itself."""
-    refused, instead = (CompressedOptimizer, itself), "keras.optimizers.AdamW()"
+    refused = (CompressedOptimizer, itself)
 
     def check(part: Any) -> None:
+        instead = "keras.optimizers.AdamW(1e-3)"
         check_part(part, "ShardedState", refused, instead)
         if is_wrapper(part) or hasattr(part, "optimizers"):
             raise ValueError(
