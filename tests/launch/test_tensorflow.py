@@ -3,6 +3,8 @@
 import pytest
 from launcher import INDEX, lines_of
 
+from tf_optimizers.launch import group
+
 
 @pytest.mark.long
 def test_workers_form_a_strategy_of_logical_cpus_and_reduce(
@@ -54,3 +56,20 @@ def test_port_taken_by_force_is_an_error_of_that_worker(launch, write):
     errors = b"\n".join(lines_of(run.stderr, 1))
     assert b"Could not start gRPC server" in errors
     assert b"0.0.0.0:" + lines_of(run.stdout, 1)[0] in errors
+
+
+def test_operations_have_the_threads_that_the_variable_says(
+    launch, write, environment
+):
+    script = write(
+        "import os, tensorflow as tf\n"
+        "tf.linalg.matmul(tf.ones([512, 512]), tf.ones([512, 512])).numpy()\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    counts = []
+    for threads in (1, 5):
+        environment.setenv(group.THREADS, str(threads))
+        run = launch("--workers", "1", script)
+        assert run.returncode == 0, run.stderr
+        counts.append(int(lines_of(run.stdout, 0)[-1]))
+    assert counts[1] - counts[0] == 4
