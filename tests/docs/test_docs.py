@@ -32,6 +32,7 @@ CLASSES = [
     callbacks.BackupAndRestore,
     callbacks.CompressionMonitor,
     callbacks.OffloadMonitor,
+    callbacks.ShardingMonitor,
     callbacks.TrustRatioMonitor,
     schedules.LansSchedule,
 ]

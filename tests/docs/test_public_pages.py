@@ -74,6 +74,7 @@ def leaves(node):
         ("callbacks", "BackupAndRestore", tfo.callbacks.BackupAndRestore),
         ("callbacks", "The monitors", tfo.callbacks.CompressionMonitor),
         ("callbacks", "The monitors", tfo.callbacks.OffloadMonitor),
+        ("callbacks", "The monitors", tfo.callbacks.ShardingMonitor),
         ("callbacks", "The monitors", tfo.callbacks.TrustRatioMonitor),
         ("schedules", "LansSchedule", tfo.schedules.LansSchedule),
         ("strategy", "Arguments", tfo.SparseMultiWorkerMirroredStrategy),

@@ -221,6 +221,31 @@ def test_what_is_shared_is_of_those_who_have_made_a_step(mirrored):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
 
 
+def test_monitors_show_what_replicas_hold(mirrored):
+    def history(optimizer, monitor):
+        model = make_model(mirrored)
+        with mirrored.scope():
+            model.compile(optimizer, "mse")
+        monitor = monitor(every=2)
+        return model, model.fit(
+            *(X, Y), batch_size=8, callbacks=[monitor], verbose=0
+        ).history
+
+    model, shown = history(
+        tfo.ShardedState(tfo.Lamb(0.01)), tfo.callbacks.ShardingMonitor
+    )
+    summary = model.optimizer.memory_summary()
+    most = max(summary["owned"]) + summary["shared"]
+    assert shown["state_bytes"] == [most]
+    assert shown["state_share"] == [most / summary["whole"]]
+    _, alone = history(tfo.Lamb(0.01), tfo.callbacks.TrustRatioMonitor)
+    _, shared = history(
+        tfo.ShardedState(tfo.Lamb(0.01)), tfo.callbacks.TrustRatioMonitor
+    )
+    for name in ("trust_ratio_max", "update_norm", "weight_norm"):
+        assert shared[name] == pytest.approx(alone[name], rel=1e-4)
+
+
 def test_a_step_may_be_in_a_condition(mirrored):
     """Where a sum on all replicas cannot be, under `MirroredStrategy`."""
     with mirrored.scope():

@@ -1,7 +1,7 @@
 """Callbacks: monitors, and backups of training on several workers."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
-from tf_optimizers.callbacks.monitors import OffloadMonitor
+from tf_optimizers.callbacks.monitors import OffloadMonitor, ShardingMonitor
 from tf_optimizers.callbacks.optimizer_monitors import (
     CompressionMonitor,
     TrustRatioMonitor,
@@ -11,5 +11,6 @@ __all__ = [
     "BackupAndRestore",
     "CompressionMonitor",
     "OffloadMonitor",
+    "ShardingMonitor",
     "TrustRatioMonitor",
 ]

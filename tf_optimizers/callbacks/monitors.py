@@ -11,6 +11,7 @@ from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.checks import check_integer
 from tf_optimizers.distribute.optimizers import optimizers_of, parts_of
+from tf_optimizers.sharded_state import ShardedState
 
 
 class Monitor(keras.callbacks.Callback):
@@ -191,5 +192,44 @@ class OffloadMonitor(Monitor):
             f"{device}_bytes/{part}": size
             for device, parts in devices.items()
             for part, size in parts.items()
+        }
+        return figures, details
+
+
+class ShardingMonitor(Monitor):
+    """Shows how many bytes of state `ShardedState` leaves to a replica.
+
+    It adds to the logs: `state_bytes`, what the replica that holds most has of
+    the optimizer state; `state_share`, that divided by the whole state, 1 / N
+    at best on N replicas. TensorBoard also gets `state_bytes/replica <i>` of
+    each replica. See `ShardedState.memory_summary`.
+
+    Args:
+        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        log_dir: None, or the path of TensorBoard's log folder.
+            Defaults to `None`.
+
+    Raises:
+        ImportError: In `fit`, if TensorBoard is needed and not installed.
+        TypeError: If an argument is of the wrong kind; in `fit`, if the
+            optimizer is of another class.
+        ValueError: If `every` is out of range; in `fit`, with
+            `steps_per_execution` other than 1.
+
+    Example:
+        >>> import tf_optimizers as tfo
+        >>> monitor = tfo.callbacks.ShardingMonitor(every=100)
+    """
+
+    optimizers = (ShardedState,)
+
+    def after_step(self, before: Any) -> tuple[dict, dict]:
+        """Return the bytes of the fullest replica, and those of each."""
+        summary = self.optimizer.memory_summary()
+        held = [owned + summary["shared"] for owned in summary["owned"]]
+        most = max(held)
+        figures = {"state_bytes": most, "state_share": most / summary["whole"]}
+        details = {
+            f"state_bytes/replica {i}": size for i, size in enumerate(held)
         }
         return figures, details
