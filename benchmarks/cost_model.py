@@ -30,10 +30,15 @@ from traffic import Exchange, all_gather, dense, reduce_scatter
 
 from tf_optimizers.demo.results import write_json
 
-HELD_BACK = "4 M, 3 hosts"
+HELD_BACK = ("4 M, 3 hosts", "4 M, 8 hosts")
 CORES = 2
 
-SPEEDS = {"100 Mbit/s": 1.25e7, "1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9}
+SPEEDS = {
+    "10 Mbit/s": 1.25e6,
+    "100 Mbit/s": 1.25e7,
+    "1 Gbit/s": 1.25e8,
+    "10 Gbit/s": 1.25e9,
+}
 FAR = "1 Gbit/s"
 BASE = "no exchange"
 DENSITY = 0.001
@@ -42,26 +47,23 @@ LARGEST = "20 M, 2 hosts"
 WORKERS = [2**k for k in range(1, 11)]
 COEFFICIENTS = ("message", "round", "link", "handling", "selection", "fixed")
 
-# What was measured took 2 bytes for a position, whatever the density.
 MEASURED = {
     "dense, float32": dense(4),
     "dense, float16": dense(2),
-    "DGC, float32 values": all_gather(6),
-    "DGC, float16 values": all_gather(4),
+    "DGC, float32 values": all_gather("float32"),
+    "DGC, float16 values": all_gather("float16"),
+    "DGC, int4 values": all_gather("int4"),
 }
 SHARDS = "DGC, float16 values, reduce-scatter"
 DENSE_AT_ONCE = "dense, float32, at once"
 BUILT = MEASURED | {
-    "DGC, float32 values": all_gather("float32"),
-    "DGC, float16 values": all_gather("float16"),
-    "DGC, 4-bit values": all_gather("int4"),
     SHARDS: reduce_scatter("float16"),
-    "DGC, 4-bit values, reduce-scatter": reduce_scatter("int4"),
+    "DGC, int4 values, reduce-scatter": reduce_scatter("int4"),
     DENSE_AT_ONCE: dense(4, at_once=True),
 }
 DRAWN = (
     *("dense, float32", DENSE_AT_ONCE),
-    *("DGC, float16 values", "DGC, 4-bit values", SHARDS),
+    *("DGC, float16 values", "DGC, int4 values", SHARDS),
 )
 PREDICTED = {name: BUILT[name] for name in DRAWN} | {
     "DGC, float16 values, one level": all_gather("float16", one_level=True),
@@ -221,8 +223,8 @@ def main() -> None:
     arguments = parser.parse_args()
     models = json.loads(arguments.input.read_text())["models"]
     seen = observations(models)
-    fitted = [one for one in seen if one.model != HELD_BACK]
-    held_back = [one for one in seen if one.model == HELD_BACK]
+    fitted = [one for one in seen if one.model not in HELD_BACK]
+    held_back = [one for one in seen if one.model in HELD_BACK]
     message = results.read("messages")["models"]["4 M"]["message_ms"] / 1e3
     coefficients = fit(fitted, message)
     predicted = links(arguments.round_trip)

@@ -80,13 +80,13 @@ def shaped_network(document: dict) -> None:
     finish(figure, "shaped_network")
 
 
-def workers(document: dict) -> None:
+def workers(document: dict, name: str = "workers") -> None:
     """Draw step time by number of hosts, a panel per link."""
     models = sorted(
         (
             result
-            for name, result in document["models"].items()
-            if name.startswith(f"{WORKER_MODEL},")
+            for model, result in document["models"].items()
+            if model.startswith(f"{WORKER_MODEL},")
         ),
         key=lambda result: result["hosts"],
     )
@@ -104,7 +104,7 @@ def workers(document: dict) -> None:
         axis.set_xticks([result["hosts"] for result in models])
         axis.set_ylabel("ms a step")
         plain_log(axis)
-    finish(figure, "workers")
+    finish(figure, name)
 
 
 def cost_model(document: dict) -> None:
@@ -250,6 +250,7 @@ def growth(document: dict) -> None:
 
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
+    "slow_network": (functools.partial(workers, name="slow_network"),),
     "latency": (latency,),
     "cost_model": (cost_model, winners),
     "accuracy": (accuracy,),

@@ -1,7 +1,7 @@
 """What does a training step cost on a slow network, by what is exchanged?
 
     sudo python benchmarks/shaped_network.py [--hosts 2 4] [--models "4 M"]
-        [--optimizer AdamW]
+        [--links "10 Mbit/s"] [--family AdamW]
 
 Hosts are network namespaces of this machine, see hosts.py, and share its
 cores: "no exchange" is what they take to compute at once without a word to each
@@ -15,6 +15,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -84,7 +85,7 @@ def momentum(dtype: str | None) -> Callable:
     return lambda: Momentum(dtype)
 
 
-def dgc(exchange: str | None = None, **kwargs: str) -> Callable:
+def dgc(exchange: str | None = None, **kwargs: Any) -> Callable:
     """Return what makes a DGCMomentum with a kind of exchange."""
 
     def make() -> tfo.DGCMomentum:
@@ -114,23 +115,36 @@ CONTENDERS = {
     "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
     "DGC, int4 values": ("ours", dgc(value_dtype="int4")),
 }
-SHARDED = {
-    "DGC, float32 values, reduce-scatter": ("ours", dgc("sharded")),
-    "DGC, float16 values, reduce-scatter": (
+VALUES = ("float32", "float16", "int4", "int2")
+ONE_PERCENT = {
+    f"DGC at 1 %, {dtype} values": (
         "ours",
-        dgc("sharded", value_dtype="float16"),
-    ),
+        dgc(value_dtype=dtype, sparsity=[0.99]),
+    )
+    for dtype in VALUES
+}
+MANY_HOSTS = {
+    f"DGC, {dtype} values{suffix}": ("ours", dgc(kind, value_dtype=dtype))
+    for dtype in ("float32", "float16", "int4")
+    for kind, suffix in ((None, ""), ("sharded", ", reduce-scatter"))
 }
 ADAMW = {
     "AdamW, dense": ("stock", adamw),
-    "AdamW in SparseLoCo, float32 values": ("ours", loco()),
-    "AdamW in SparseLoCo, float16 values": (
-        "ours",
-        loco(value_dtype="float16"),
-    ),
+    **{
+        f"AdamW in SparseLoCo, {dtype} values": (
+            "ours",
+            loco(value_dtype=dtype),
+        )
+        for dtype in ("float32", "float16", "int4")
+    },
 }
-OPTIMIZERS = {"momentum": CONTENDERS, "AdamW": ADAMW}
-ALL = CONTENDERS | SHARDED | ADAMW
+FAMILIES = {
+    "momentum": CONTENDERS,
+    "1 %": ONE_PERCENT,
+    "many hosts": MANY_HOSTS,
+    "AdamW": ADAMW,
+}
+ALL = {k: v for family in FAMILIES.values() for k, v in family.items()}
 
 
 class HostSteps:
@@ -209,9 +223,9 @@ def compare_on(
 def main() -> None:
     parser = results.options(__file__, __doc__, MODELS)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="momentum")
+    parser.add_argument("--family", choices=FAMILIES, default="momentum")
     parser.add_argument(
-        "--contenders", nargs="+", choices=ALL, help="all of the optimizer"
+        "--contenders", nargs="+", choices=ALL, help="all of the family"
     )
     parser.add_argument(
         "--links", nargs="+", choices=hosts.LINKS, default=list(hosts.LINKS)
@@ -223,7 +237,7 @@ def main() -> None:
         hosts.answer({"prepare": steps.prepare, "measure": steps.measure})
         return
     hosts.end_on_signals()
-    contenders = arguments.contenders or list(OPTIMIZERS[arguments.optimizer])
+    contenders = arguments.contenders or list(FAMILIES[arguments.family])
     for count in arguments.hosts:
         for model in arguments.models:
             with hosts.network(count) as net:

@@ -39,6 +39,7 @@ import step_time
 import tables
 import tensorflow as tf
 import tqdm
+from exchange import mean
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.sockets import sent_bytes
@@ -163,6 +164,8 @@ def work(
         inner = OPTIMIZERS[optimizer]()
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
+    # Until all are here, the first may still be sending them initial values.
+    mean(strategy, 0.0)
     built = resident_bytes() - before
     step = make_step(strategy, used, weights, gradients)
     result = measured(step, steps, before)

@@ -310,6 +310,7 @@ TABLES = {
     "monitors": monitors,
     "shaped_network": shaped_network,
     "many_hosts": shaped_network,
+    "slow_network": shaped_network,
     "loco_network": shaped_network,
     "latency": latency,
     "epoch_latency": latency,

@@ -47,7 +47,7 @@ LINKS = {
 }
 CONTENDERS = {
     "dense, float32": (STOCK, DENSE),
-    "DGC": (OURS, "from 75 %, 2 workers"),
+    "DGC": (OURS, "DGC, 2 workers"),
 }
 
 

@@ -44,21 +44,21 @@ def dense(size: int, at_once: bool = False) -> Exchange:
     return Exchange(traffic, selects=False)
 
 
-def all_gather(pair: float | str, one_level: bool = False) -> Exchange:
-    """Return the all-gather of pairs of a size in bytes, or of a code.
+def all_gather(code: str, one_level: bool = False) -> Exchange:
+    """Return the all-gather of entries, whose values travel in a code.
 
     What takes more that way travels densely, as in compression/gathered.py.
     It goes in two levels where our strategy does so, unless in `one_level`.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
-        pairs = _bytes(n, n * density, pair)
-        if workers * pairs > 2 * n * 4:
+        entries = _bytes(n, n * density, code)
+        if workers * entries > 2 * n * 4:
             return dense(4, at_once=True).traffic(n, density, workers)
         messages, rounds = (
             _at_once([workers]) if one_level else _gather(workers)
         )
-        return Traffic(messages, (workers - 1) * pairs, rounds)
+        return Traffic(messages, (workers - 1) * entries, rounds)
 
     return Exchange(traffic, selects=True)
 
@@ -80,11 +80,9 @@ def reduce_scatter(code: str) -> Exchange:
     return Exchange(traffic, selects=True)
 
 
-def _bytes(n: float, count: float, pair: float | str) -> float:
+def _bytes(n: float, count: float, code: str) -> float:
     """Return the bytes of `count` of n entries."""
-    if isinstance(pair, str):
-        return packed_bits(round(n), round(count), pair) / 8
-    return count * pair
+    return packed_bits(round(n), round(count), code) / 8
 
 
 def _through_one(workers: int) -> tuple[int, int]:

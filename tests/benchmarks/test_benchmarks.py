@@ -118,17 +118,21 @@ def test_networks_are_of_the_documented_size():
 
 
 @pytest.mark.parametrize(
-    ("exchange", "messages", "sent", "rounds"),
+    ("exchange", "density", "messages", "sent", "rounds"),
     [
-        (traffic.dense(4), 6, 2 * 3 / 4 * 4e6, 6),
-        (traffic.dense(4, at_once=True), 6, 2 * 3 / 4 * 4e6, 2),
-        (traffic.all_gather(8), 3, 3 * 8e3, 1),
-        (traffic.all_gather(2004), 6, 2 * 3 / 4 * 4e6, 2),
+        (traffic.dense(4), 1, 6, 2 * 3 / 4 * 4e6, 6),
+        (traffic.dense(4, at_once=True), 1, 6, 2 * 3 / 4 * 4e6, 2),
+        # Positions take 10 bits each, and a bit for each of 1,954 blocks.
+        (
+            traffic.all_gather("float32"),
+            *(0.001, 3, 3 * (1000 * 4 + (1000 * 10 + 1954) / 8), 1),
+        ),
+        (traffic.all_gather("float32"), 0.9, 6, 2 * 3 / 4 * 4e6, 2),
         # A shard is sent 297 float16, at most, and sends 250 float32. Positions
         # take 10 bits each, and a bit for each of 489 blocks, both times.
         (
             traffic.reduce_scatter("float16"),
-            *(6, 3 * (297 * 2 + 250 * 4 + (547 * 10 + 2 * 489) / 8), 2),
+            *(0.001, 6, 3 * (297 * 2 + 250 * 4 + (547 * 10 + 2 * 489) / 8), 2),
         ),
     ],
     ids=[
@@ -136,15 +140,15 @@ def test_networks_are_of_the_documented_size():
         *("all-gather", "all-gather, too much", "reduce-scatter"),
     ],
 )
-def test_traffic_of_four_workers(exchange, messages, sent, rounds):
-    found = exchange.traffic(1e6, 0.001, 4)
+def test_traffic_of_four_workers(exchange, density, messages, sent, rounds):
+    found = exchange.traffic(1e6, density, 4)
     assert found == pytest.approx((messages, sent, rounds), rel=2e-3)
-    assert exchange.traffic(1e6, 0.001, 1)[::2] == (0, 0)
+    assert exchange.traffic(1e6, density, 1)[::2] == (0, 0)
 
 
 def test_many_workers_gather_in_two_levels():
     for workers, sent, rounds in ((32, 31, 1), (64, 14, 2), (1024, 62, 2)):
-        found = traffic.all_gather(4).traffic(1e6, 1e-6, workers)
+        found = traffic.all_gather("float16").traffic(1e6, 1e-6, workers)
         assert found[::2] == (sent, rounds)
         found = traffic.reduce_scatter("int4").traffic(1e6, 0.001, workers)
         assert found[::2] == (workers - 1 + sent, 1 + rounds)

@@ -8,9 +8,16 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which every kind of colour vision can distinguish.
 # In grey, markers and line styles distinguish the lines.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
-MARKERS = "osD^vP"
-LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
+COLOURS = (
+    *("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"),
+    "#0072B2",
+)
+MARKERS = "osD^vPX"
+LINES = (
+    *("-", "--", "-.", ":"),
+    *((0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3))),
+)
+INCHES_OF_A_NAME = 3  # In a legend, with the line.
 STYLE: Any = {"font.size": 12, "axes.grid": True, "grid.alpha": 0.3}
 
 
@@ -42,4 +49,5 @@ def draw_runs(
 def add_legend(figure: Figure) -> None:
     """Add one legend for all panels, below them."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    columns = min(5, int(figure.get_figwidth() // INCHES_OF_A_NAME))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
