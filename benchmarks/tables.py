@@ -303,6 +303,7 @@ def interval(differences: list[float], digits: int) -> str:
 TABLES = {
     "step_time": step_time,
     "local_work": step_time,
+    "pooled_memory": step_time,
     "memory": memory,
     "exchange": exchange,
     "sharded_state": sharded_state,
