@@ -24,8 +24,8 @@ CURVES = {
     "accuracy": ("dense", "DGC, 2 workers", "DGC, 4 workers"),
     "loco_accuracy": (
         "dense",
-        "from 75 to 99.6 %, 2 workers",
-        "from 75 to 99.9 %, 2 workers",
+        "for_steps, 2 workers",
+        "for_steps, 4 workers",
     ),
 }
 
