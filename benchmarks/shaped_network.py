@@ -123,6 +123,13 @@ ONE_PERCENT = {
     )
     for dtype in VALUES
 }
+STAGES = {
+    f"DGC at {100 * (1 - sparsity):g} %, int4 values": (
+        "ours",
+        dgc(value_dtype="int4", sparsity=[sparsity]),
+    )
+    for sparsity in (0.75, 0.9375, 0.984375, 0.996, 0.999)
+}
 MANY_HOSTS = {
     f"DGC, {dtype} values{suffix}": ("ours", dgc(kind, value_dtype=dtype))
     for dtype in ("float32", "float16", "int4")
@@ -141,6 +148,7 @@ ADAMW = {
 FAMILIES = {
     "momentum": CONTENDERS,
     "1 %": ONE_PERCENT,
+    "stages": STAGES,
     "many hosts": MANY_HOSTS,
     "AdamW": ADAMW,
 }

@@ -312,6 +312,7 @@ TABLES = {
     "shaped_network": shaped_network,
     "many_hosts": shaped_network,
     "slow_network": shaped_network,
+    "stages": shaped_network,
     "loco_network": shaped_network,
     "latency": latency,
     "epoch_latency": latency,
