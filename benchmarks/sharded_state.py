@@ -164,8 +164,9 @@ def work(
         inner = OPTIMIZERS[optimizer]()
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
-    # Until all are here, the first may still be sending them initial values.
-    mean(strategy, 0.0)
+    if layout.workers > 1:
+        # The first may still be sending initial values to the others.
+        mean(strategy, 0.0)
     built = resident_bytes() - before
     step = make_step(strategy, used, weights, gradients)
     result = measured(step, steps, before)
