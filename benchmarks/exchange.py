@@ -5,8 +5,7 @@
 Every contender trains the same model on the same batches, in processes of its
 own on loopback; they take turns, round by round. Times are the first worker's.
 Bytes are those that the kernel says a worker's TCP sockets have sent in a step,
-the mean of all workers. Headers of packets are no part of them; those that
-results/exchange.json now has are the loopback interface's, headers included.
+the mean of all workers. Headers of packets are no part of them.
 """
 
 import argparse

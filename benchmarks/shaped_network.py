@@ -115,13 +115,12 @@ CONTENDERS = {
     "DGC, float16 values": ("ours", dgc(value_dtype="float16")),
     "DGC, int4 values": ("ours", dgc(value_dtype="int4")),
 }
-VALUES = ("float32", "float16", "int4", "int2")
 ONE_PERCENT = {
     f"DGC at 1 %, {dtype} values": (
         "ours",
         dgc(value_dtype=dtype, sparsity=[0.99]),
     )
-    for dtype in VALUES
+    for dtype in ("float32", "float16", "int4", "int2")
 }
 STAGES = {
     f"DGC at {100 * (1 - sparsity):g} %, int4 values": (

@@ -47,7 +47,7 @@ def dense(size: int, at_once: bool = False) -> Exchange:
 def all_gather(code: str, one_level: bool = False) -> Exchange:
     """Return the all-gather of entries, whose values travel in a code.
 
-    What takes more that way travels densely, as in compression/gathered.py.
+    What takes more that way travels densely, as in compression/exchanges.py.
     It goes in two levels where our strategy does so, unless in `one_level`.
     """
 
