@@ -116,9 +116,9 @@ TENSORFLOW = {
         "_initialize_local",
         "_initialize_local_devices",
         "_initialize_multi_worker",
-        "_num_replicas_in_sync",
         "_num_workers",
         "_std_server_started",
+        "_update_config_proto",
         "_use_merge_call",
     ],
     distribute_lib: [

@@ -13,6 +13,7 @@ from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
+from tf_optimizers.collectives.extended import STRING_BYTES
 from tf_optimizers.sharding import exchange
 from tf_optimizers.sharding.ownership import bytes_of, loads_of, share_out
 
@@ -468,6 +469,10 @@ def test_workers_step_as_the_inner_optimizer(tmp_path, names, workers, devices):
         assert result["wrong"] == []
         largest = max(result["owned"])
         assert largest < 1.3 * sum(result["owned"]) / (workers * devices)
+        assert result["string_bytes"] == STRING_BYTES, (
+            "TensorFlow's server is no longer configured by "
+            "`_update_config_proto`, see collectives/extended.py."
+        )
 
 
 @pytest.mark.long

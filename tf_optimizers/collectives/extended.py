@@ -24,6 +24,9 @@ from tf_optimizers.collectives.runs import Beside
 _numbers = itertools.count(1)
 # More than workers: the inner channel of each takes one.
 _KEYS_PER_STRATEGY = 1 << 12
+# TensorFlow (2.21) sends messages in strings of 4 KiB, which takes longer for
+# those of many MiB. Larger strings than these do, too, for those of one.
+STRING_BYTES = 1 << 15
 
 
 class SparseExtended(CollectiveAllReduceExtended):
@@ -82,6 +85,12 @@ class SparseExtended(CollectiveAllReduceExtended):
             self._enable_check_health = False
         super()._initialize_multi_worker(cluster_resolver)
         self._replace_collectives()
+
+    def _update_config_proto(self, config_proto: Any) -> Any:
+        # The server's, which has no argument for it.
+        config = super()._update_config_proto(config_proto)
+        config.experimental.recv_buf_max_chunk = STRING_BYTES
+        return config
 
     def _take_keys(self) -> None:
         # All of TensorFlow's strategies start at the same group key, so one
@@ -256,7 +265,7 @@ class SparseExtended(CollectiveAllReduceExtended):
     @property
     def replicas(self) -> int:
         """The number of replicas of all workers."""
-        return self._num_replicas_in_sync
+        return len(self.worker_devices) * self.workers
 
     @property
     def workers(self) -> int:

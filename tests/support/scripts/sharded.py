@@ -12,6 +12,7 @@ import sys
 import keras
 import numpy as np
 from real_workers import report
+from tensorflow.python.eager import context
 
 import tf_optimizers as tfo
 from tf_optimizers.sharding import exchange
@@ -144,7 +145,9 @@ def main():
         # Whole variables cannot be shared out evenly.
         if sharded.is_elementwise(sharded.inner_optimizer):
             owned = sharded.memory_summary()["owned"]
-    report({"wrong": wrong, "owned": owned})
+    config = context.context()._collective_ops_server_def.default_session_config
+    string_bytes = config.experimental.recv_buf_max_chunk
+    report({"wrong": wrong, "owned": owned, "string_bytes": string_bytes})
 
 
 if __name__ == "__main__":
