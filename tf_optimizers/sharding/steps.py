@@ -197,9 +197,11 @@ class OwnSteps:
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
             parts.setdefault(piece.position, []).append(new)
-        # Owners, too: their old weights would be beside the memory of these.
+        own = {piece.position for piece in weights if piece.is_whole}
         for position, rows in parts.items():
-            whole[position].assign(tf.concat(rows, 0) if rows[1:] else rows[0])
+            if position not in own:
+                new = tf.concat(rows, 0) if rows[1:] else rows[0]
+                whole[position].assign(new)
         for variable, new in zip(shared, news[len(pieces) :], strict=True):
             variable.assign(new)
         for piece in weights:
