@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.base.replicas import local_rank
 
 # Larger ones take longer, since the system clears such memory each time, and
 # smaller ones take more round trips.
@@ -92,7 +93,7 @@ class AllToAll:
     ) -> list[tf.Tensor]:
         """Return the sums over replicas; those of others mean nothing."""
         extended = tf.distribute.get_strategy().extended
-        own = self._places[_replica()]
+        own = self._places[local_rank(len(self._places))]
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
@@ -107,7 +108,7 @@ class AllToAll:
     ) -> list[tf.Tensor]:
         """Return what the owners have of values that all replicas have."""
         extended = tf.distribute.get_strategy().extended
-        own = self._places[_replica()]
+        own = self._places[local_rank(len(self._places))]
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, [message.rows[own]], values))
@@ -210,11 +211,6 @@ def total_squares(
 def _merge_call(merged: Any, values: list[tf.Tensor]) -> Any:
     context = tf.distribute.get_replica_context()
     return context.merge_call(merged, args=(values,))
-
-
-def _replica() -> int:
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def _by_dtype(values: Sequence[Any]) -> dict[tf.DType, list[int]]:

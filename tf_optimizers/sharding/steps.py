@@ -196,12 +196,11 @@ class OwnSteps:
         news = self._exchange.gather(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
-            parts.setdefault(piece.position, []).append(new)
-        own = {piece.position for piece in weights if piece.is_whole}
+            # Owners have stepped their weights, or copies of some rows.
+            if piece not in weights or not piece.is_whole:
+                parts.setdefault(piece.position, []).append(new)
         for position, rows in parts.items():
-            if position not in own:
-                new = tf.concat(rows, 0) if rows[1:] else rows[0]
-                whole[position].assign(new)
+            whole[position].assign(tf.concat(rows, 0) if rows[1:] else rows[0])
         for variable, new in zip(shared, news[len(pieces) :], strict=True):
             variable.assign(new)
         for piece in weights:
