@@ -547,3 +547,22 @@ def test_what_arrives_does_not_keep_its_message():
     held = allocated()
     weight.assign(tf.zeros([1024]))
     assert held - allocated() < size
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
+)
+def test_state_takes_little_memory_beside_its_values(mirrored):
+    """Of TensorFlow's, which keeps much for each name of a variable."""
+    with mirrored.scope():
+        variables = [
+            keras.Variable(np.ones(8, "float32"), name=f"weight_{i}")
+            for i in range(50)
+        ]
+        optimizer = keras.optimizers.AdamW()
+        held = allocated()
+        tfo.ShardedState(optimizer).build(variables)
+    slots = optimizer.variables[2:]
+    assert len(slots) == 100
+    assert (allocated() - held) / len(slots) < 20_000
+    assert slots[0].value.name == f"{optimizer.name}/weight_0_momentum:0"

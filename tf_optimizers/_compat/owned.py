@@ -24,7 +24,17 @@ class OwnedVariable(values.SyncOnReadVariable):
     Outside of replicas, it is whole on all workers: reading it is a sum over
     replicas, which have zeros in all rows but their own, and of what is
     assigned or restored each keeps its own.
+
+    Attributes:
+        own_name: Its name, where that is not its components'.
     """
+
+    own_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name, as TensorFlow has it."""
+        return self.own_name or super().name
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
@@ -87,14 +97,15 @@ def owned_variable(
         value: What the variable begins with.
         name: Its name.
     """
+    # TensorFlow keeps 36 kB for each name that a variable was created with.
+    options = {
+        "trainable": False,
+        "dtype": value.dtype,
+        "name": "slot",
+        "distribute_strategy": strategy,
+    }
     components = []
-    for rank, (device, own) in enumerate(zip(devices, rows, strict=True)):
-        options = {
-            "trainable": False,
-            "dtype": value.dtype,
-            "name": f"{name}/replica_{rank}" if rank else name,
-            "distribute_strategy": strategy,
-        }
+    for device, own in zip(devices, rows, strict=True):
         with tf.device(device):
             part = None
             if own is not None:
@@ -108,7 +119,10 @@ def owned_variable(
                     **options,
                 )
         components.append(part)
-    return OwnedVariable(strategy, components, tf.VariableAggregation.SUM)
+    whole = OwnedVariable(strategy, components, tf.VariableAggregation.SUM)
+    with tf.name_scope(name) as scope:
+        whole.own_name = scope.removesuffix("/") + ":0"
+    return whole
 
 
 def part_of(component: tf.Variable) -> tf.Variable:
