@@ -1,4 +1,4 @@
-"""Tells our strategy from others."""
+"""Tells our strategy from others, and replicas from one another."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,6 +13,17 @@ from tf_optimizers.agreement.statements import gather_statements
 def is_sparse_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     """Return whether it is a `SparseMultiWorkerMirroredStrategy`."""
     return getattr(strategy.extended, "is_sparse_multi_worker", False)
+
+
+def rank_among(count: int) -> int:
+    """Return the calling replica's rank among `count`.
+
+    Args:
+        count: How many replicas there are of its process, or of all.
+    """
+    context = tf.distribute.get_replica_context()
+    # All workers have equally many replicas, numbered worker by worker.
+    return tf.get_static_value(context.replica_id_in_sync_group) % count
 
 
 class Workers:

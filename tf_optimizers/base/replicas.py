@@ -13,6 +13,7 @@ from tf_optimizers._compat.keras import (
     micro_steps,
 )
 from tf_optimizers._compat.replicas import update_each
+from tf_optimizers.agreement.workers import rank_among
 
 
 def backend_variable(variable: Any) -> tf.Variable:
@@ -38,14 +39,7 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 def own_component(variable: Any) -> tf.Variable:
     """Return the calling replica's component of `variable`."""
     every = components(variable)
-    return every[local_rank(len(every))]
-
-
-def local_rank(count: int) -> int:
-    """Return the calling replica's rank among the `count` of its process."""
-    context = tf.distribute.get_replica_context()
-    # All workers have equally many replicas, numbered worker by worker.
-    return tf.get_static_value(context.replica_id_in_sync_group) % count
+    return every[rank_among(len(every))]
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.replicas import local_rank
+from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.collectives.entries import (
     Entries,
     pack_entries,
@@ -148,7 +148,7 @@ class ShardedExchange(Exchange):
         """Return this replica's, one after another, of its worker's rows."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
-        return tf.reshape(rows[:, local_rank(devices)], [-1])
+        return tf.reshape(rows[:, rank_among(devices)], [-1])
 
     def _received(
         self, words: tf.Tensor, entries: Entries

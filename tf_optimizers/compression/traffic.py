@@ -9,9 +9,10 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import built_variables
 from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.base.replicas import components, local_rank, own_component
+from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.checks import check_integer
 from tf_optimizers.compression.wire import Wire
 
@@ -70,7 +71,7 @@ class SentRows:
         self._expected.discard(index)
         self._is_known = True
         is_sparse = self.is_sparse(index, gradient)
-        if not is_sparse or local_rank(len(components(variable))):
+        if not is_sparse or rank_among(len(components(variable))):
             return
         if index not in self._bytes:
             with tf.init_scope(), tf.device(own_component(variable).device):

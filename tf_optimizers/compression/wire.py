@@ -16,8 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
-from tf_optimizers.base.replicas import local_rank
+from tf_optimizers.agreement.workers import is_sparse_multi_worker, rank_among
 from tf_optimizers.collectives.entries import (
     CODES,
     narrow_indices,
@@ -83,7 +82,7 @@ class Wire(NamedTuple):
         """Return this replica's part."""
         if self.devices == 1:
             return tf.reshape(shares, [-1])
-        return shares[local_rank(self.devices)]
+        return shares[rank_among(self.devices)]
 
     def joined(self, shares: tf.Tensor, count: int) -> tf.Tensor:
         """Return what `count` selected were, of `shares`."""

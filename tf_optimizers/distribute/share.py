@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.replicas import convert, plain_variable
+from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.data.notes import Counted, Rows
 
 
@@ -97,7 +98,7 @@ def share_of(
         rows: What is known of all parts. If nothing is, replicas ask.
         kept: The variables of this worker's replicas.
     """
-    rank = local_rank(len(kept))
+    rank = rank_among(len(kept))
     if rows is not None:
         return Share(rows.own[rank], rows.total, kept[rank])
     counted = count_rows(batch)
@@ -105,12 +106,6 @@ def share_of(
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
     return Share(own, total, kept[rank])
-
-
-def local_rank(replicas: int) -> int:
-    """Return the number of the calling replica among those of its worker."""
-    context = tf.distribute.get_replica_context()
-    return tf.get_static_value(context.replica_id_in_sync_group) % replicas
 
 
 def count_rows(data: Any) -> Any:
@@ -147,7 +142,7 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
     def take(value: Any, rows: Rows | None) -> Any:
         if rows is None:
             return value
-        own = rows.own[local_rank(len(rows.own))]
+        own = rows.own[rank_among(len(rows.own))]
         return take_or_leave(value, (own > 0) | (rows.total == 0))
 
     def call(*args: Any, **kwargs: Any) -> Any:

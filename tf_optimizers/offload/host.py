@@ -9,9 +9,10 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.averages import with_components
 from tf_optimizers._compat.replicas import in_xla, plain_variable
+from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.precision import is_half
-from tf_optimizers.base.replicas import components, local_rank
+from tf_optimizers.base.replicas import components
 
 # In this worker process: the enclosing scope says which job and task that is.
 HOST = "/CPU:0"
@@ -72,7 +73,7 @@ class Host:
         ):
             return function()
         count = len(strategy.extended.worker_devices)
-        replica = local_rank(count)
+        replica = rank_among(count)
         if replica == 0:
             self._results[key] = function()
         result = self._results[key]

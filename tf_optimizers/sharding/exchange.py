@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
-from tf_optimizers.base.replicas import local_rank
+from tf_optimizers.agreement.workers import is_sparse_multi_worker, rank_among
 
 # Larger ones take longer, since the system clears such memory each time, and
 # smaller ones take more round trips.
@@ -93,7 +92,7 @@ class AllToAll:
     ) -> list[tf.Tensor]:
         """Return the sums over replicas; those of others mean nothing."""
         extended = tf.distribute.get_strategy().extended
-        own = self._places[local_rank(len(self._places))]
+        own = self._places[rank_among(len(self._places))]
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
@@ -108,7 +107,7 @@ class AllToAll:
     ) -> list[tf.Tensor]:
         """Return what the owners have of values that all replicas have."""
         extended = tf.distribute.get_strategy().extended
-        own = self._places[local_rank(len(self._places))]
+        own = self._places[rank_among(len(self._places))]
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, [message.rows[own]], values))

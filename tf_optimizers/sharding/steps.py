@@ -13,12 +13,11 @@ from tf_optimizers._compat.keras import (
 )
 from tf_optimizers._compat.owned import Copy, part_of
 from tf_optimizers._compat.strategies import at_rate
-from tf_optimizers.agreement.workers import Workers
+from tf_optimizers.agreement.workers import Workers, rank_among
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.precision import master_weight, refreshed
 from tf_optimizers.base.replicas import (
     backend_variable,
-    local_rank,
     own_component,
 )
 from tf_optimizers.sharding.exchange import exchange_of, total_squares
@@ -76,7 +75,7 @@ class OwnSteps:
         Args:
             gradients: This replica's, dense, by the positions of variables.
         """
-        inner, rank = self._optimizer, local_rank(self._replicas)
+        inner, rank = self._optimizer, rank_among(self._replicas)
         updates = micro_steps(inner) // (inner.gradient_accumulation_steps or 1)
         pieces = [
             piece for piece in self._pieces if piece.position in gradients
