@@ -1,16 +1,19 @@
-"""Shared state on several workers.
+"""Shared state on several workers, or devices.
 
-`sharded.py compare NAME...` compares it with the inner optimizer;
+`sharded.py compare NAME...` compares it with the inner optimizer; `devices`
+does so under `MirroredStrategy`;
 `sharded.py resume BACKUPS EPOCHS [STEPS]` goes on from a backup, if there is
 one, and kills itself after so many steps.
 """
 
+import functools
 import os
 import signal
 import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 from real_workers import report
 from tensorflow.python.eager import context
 
@@ -22,11 +25,20 @@ exchange.MESSAGE_BYTES = 256
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]
-MAKE = {
-    "adamw": lambda: keras.optimizers.AdamW(0.01),
-    "nadam": lambda: keras.optimizers.Nadam(0.01),
-    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
-    "lamb": lambda: tfo.Lamb(0.01),
+EVERY = {
+    name: getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
+        *("Adafactor", "Nadam", "Ftrl", "Lion", "Lamb", "Muon"),
+        "ScheduleFreeAdamW",
+    )
+    if hasattr(keras.optimizers, name)
+} | {
+    "tfo.Lamb": tfo.Lamb,
+    "tfo.LANS": tfo.LANS,
+    "tfo.AdamOffload": tfo.AdamOffload,
+}
+MAKE = {name: functools.partial(make, 0.01) for name, make in EVERY.items()} | {
     "schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.CosineDecay(0.01, 20)
     ),
@@ -47,7 +59,6 @@ MAKE = {
     "offload": lambda: tfo.AdamOffload(0.01, use_ema=True, ema_momentum=0.5),
     "clipped": lambda: tfo.AdamOffload(0.01, clipnorm=0.05),
     "clipped together": lambda: tfo.AdamOffload(0.01, global_clipnorm=0.05),
-    "muon": lambda: keras.optimizers.Muon(0.01),
 }
 
 
@@ -79,7 +90,7 @@ def trained(strategy, name, wrap):
         # Under `mixed_float16`, Keras puts a `LossScaleOptimizer` around it.
         model.compile(wrap(MAKE[name]()), "mse")
     # The last batch is of other sizes on the workers.
-    model.fit(X[:15], Y[:15], batch_size=8, epochs=4, verbose=0)
+    model.fit(X[:15], Y[:15], batch_size=8, epochs=10, verbose=0)
     return model
 
 
@@ -103,7 +114,7 @@ def resumed(strategy, folder, epochs, steps=0):
         model = keras.Sequential(
             [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)]
         )
-        model.compile(tfo.ShardedState(MAKE["nadam"]()), "mse")
+        model.compile(tfo.ShardedState(keras.optimizers.Nadam(0.01)), "mse")
     backup = tfo.callbacks.BackupAndRestore(
         folder, save_freq=1, delete_checkpoint=False
     )
@@ -121,8 +132,12 @@ def resumed(strategy, folder, epochs, steps=0):
 
 def main():
     """Report weights, or what differs and what replicas own."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
     mode, *arguments = sys.argv[1:]
+    strategy = (
+        tf.distribute.MirroredStrategy()
+        if mode == "devices"
+        else tfo.SparseMultiWorkerMirroredStrategy()
+    )
     if mode == "resume":
         folder, *numbers = arguments
         report(resumed(strategy, folder, *map(int, numbers)))
@@ -145,9 +160,12 @@ def main():
         # Whole variables cannot be shared out evenly.
         if sharded.is_elementwise(sharded.inner_optimizer):
             owned = sharded.memory_summary()["owned"]
-    config = context.context()._collective_ops_server_def.default_session_config
-    string_bytes = config.experimental.recv_buf_max_chunk
-    report({"wrong": wrong, "owned": owned, "string_bytes": string_bytes})
+    result = {"wrong": wrong, "owned": owned}
+    if mode == "compare":
+        server = context.context()._collective_ops_server_def
+        config = server.default_session_config.experimental
+        result["string_bytes"] = config.recv_buf_max_chunk
+    report(result)
 
 
 if __name__ == "__main__":
