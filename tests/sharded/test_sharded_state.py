@@ -430,8 +430,9 @@ def test_large_variables_are_warned_of(mirrored):
             tfo.ShardedState(tfo.Lamb()).build(variables)
 
 
-# Under `MirroredStrategy`, Keras (3.15) cannot overwrite weights by averages.
-ON_DEVICES = *sharded_script.EVERY, "mixed_float16", "words"
+# Under `MirroredStrategy`, Keras (3.15) cannot overwrite weights by averages,
+# and Adam alone squares repeated rows of sparse gradients before it sums them.
+ON_DEVICES = *sharded_script.EVERY, "mixed_float16"
 
 
 @pytest.mark.parametrize(
