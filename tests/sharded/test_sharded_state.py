@@ -1,6 +1,7 @@
 """Shared state steps as the inner optimizer does under the same strategy."""
 
 import ctypes
+import functools
 from types import SimpleNamespace
 
 import cases
@@ -88,6 +89,28 @@ def test_gradients_may_be_of_several_dtypes(mirrored, dtype):
     for variable in variables:
         for copy in mirrored.experimental_local_results(variable.value):
             np.testing.assert_array_equal(tf.cast(copy, "float32"), 0.5)
+
+
+def test_duplicate_rows_are_summed(mirrored):
+    """Which Keras's Adam alone does after it has squared them."""
+    rows = tf.IndexedSlices(
+        *map(tf.constant, ([[1.0], [2.0], [3.0]], [0, 0, 2], [3, 1]))
+    )
+    moved = []
+    for gradient in (rows, tf.convert_to_tensor(rows)):
+        with mirrored.scope():
+            weight = keras.Variable(np.ones([3, 1]), dtype="float32")
+            sharded = tfo.ShardedState(keras.optimizers.Adam(0.1))
+            sharded.build([weight])
+
+        def step(gradient=gradient, sharded=sharded, weight=weight):
+            sharded.apply([gradient], [weight])
+
+        run = tf.function(functools.partial(mirrored.run, step))
+        for _ in range(3):
+            run()
+        moved.append(weight.numpy())
+    np.testing.assert_allclose(*moved, rtol=0, atol=1e-6)
 
 
 def test_one_replica_is_the_inner_optimizer():
@@ -431,7 +454,7 @@ def test_large_variables_are_warned_of(mirrored):
 
 
 # Under `MirroredStrategy`, Keras (3.15) cannot overwrite weights by averages,
-# and Adam alone squares repeated rows of sparse gradients before it sums them.
+# and Adam alone squares duplicate rows of sparse gradients before it sums them.
 ON_DEVICES = *sharded_script.EVERY, "mixed_float16"
 
 
