@@ -1,4 +1,4 @@
-"""Compiles pure functions of tensors, once per shape; norms and moments.
+"""Compiles pure functions of tensors, once per shape; norms, sums and moments.
 
 Norms do not overflow, underflow, or lose digits: squares are taken and summed
 in float64, so a norm is finite and has float32's accuracy, whatever the size of
@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import eager_context
+from tf_optimizers._compat.replicas import eager_context, in_xla
 
 
 def compiled(
@@ -151,6 +151,29 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
         return tensor
 
     return scale
+
+
+def sum_rows(
+    values: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor
+) -> tf.Tensor:
+    """Return [count, ...], the sums of values by their row.
+
+    Every replica gets the same bits: values are added in an order that depends
+    on nothing but `rows`. On a GPU, scatters and `unsorted_segment_sum` add
+    values of one row in any order, so replicas that sum the same values would
+    diverge.
+
+    Args:
+        values: [n, ...].
+        rows: int [n], in [0, count). They may repeat.
+        count: The number of rows.
+    """
+    if in_xla():  # Cannot compile the sums below, and compiles one replica.
+        return tf.math.unsorted_segment_sum(values, rows, count)
+    order = tf.argsort(rows, stable=True)
+    return tf.sparse.segment_sum(
+        values, order, tf.gather(rows, order), num_segments=count
+    )
 
 
 def _add_blocks(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.kernels import compiled, norm, norm_of, scaled
+from tf_optimizers.kernels import compiled, norm, norm_of, scaled, sum_rows
 
 
 def as_gradient(value: Any) -> Gradient | None:
@@ -72,7 +72,7 @@ def densify(
 def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
     """Return a tensor of the variable's static shape; see `densify`."""
     if isinstance(gradient, tf.IndexedSlices):
-        gradient = tf.math.unsorted_segment_sum(
+        gradient = sum_rows(
             gradient.values, gradient.indices, variable.shape[0]
         )
     return tf.ensure_shape(gradient, variable.shape)

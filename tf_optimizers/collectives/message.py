@@ -25,6 +25,7 @@ from tf_optimizers.collectives.entries import (
     unpack_entries,
 )
 from tf_optimizers.collectives.progress import DTYPES
+from tf_optimizers.kernels import sum_rows
 
 
 def pack(
@@ -125,14 +126,14 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 def sum_duplicates(part: tf.IndexedSlices) -> tf.IndexedSlices:
     """Return slices with each row once, in the order in which they come.
 
-    The same on all replicas to the bit: a row is summed in that order.
+    The sums are the same on all replicas to the bit.
     """
     rows, places = tf.unique(part.indices)
     dtype = part.values.dtype
     values = part.values
     if dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)  # Of many, one would round away.
-    totals = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    totals = sum_rows(values, places, tf.size(rows))
     totals = tf.ensure_shape(totals, [None, *values.shape[1:]])
     return tf.IndexedSlices(tf.cast(totals, dtype), rows, part.dense_shape)
 

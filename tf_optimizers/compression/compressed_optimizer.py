@@ -108,7 +108,8 @@ class CompressedOptimizer(Optimizer):
         """
         variable = backend_variable(variable)
         weight = self._full_precision(variable)
-        subtract(weight, gradient, tf.cast(learning_rate, weight.dtype))
+        rate = tf.cast(learning_rate, weight.dtype)
+        subtract(weight, gradient, rate, self._compressor.wire.replicas)
         self._store_weight(variable, weight)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:

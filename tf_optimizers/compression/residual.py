@@ -157,57 +157,73 @@ def _clear(
     unit: tf.Tensor,
     *masked: tf.Tensor,
 ) -> None:
-    # `_scatter` drops positions beyond the end.
+    # `_set` drops positions beyond the end.
     end = tf.constant(like.shape.num_elements(), positions.dtype)
     sent_at = tf.where(sent == 0, end, positions)
     rest = (values - sent) * unit / devices
     rest = tf.where(tf.math.is_finite(rest), rest, 0.0)
-    setting = tf.tensor_scatter_nd_update
-    _scatter(setting, like, residual, sent_at, rest)
+    _set(like, residual, sent_at, rest)
     for handle in masked:
-        _scatter(setting, like, handle, sent_at, tf.zeros_like(rest))
+        _set(like, handle, sent_at, tf.zeros_like(rest))
 
 
-def subtract(variable: tf.Variable, update: Gradient, rate: tf.Tensor) -> None:
-    """Subtract `rate` times an update, be it dense or entries."""
-    if isinstance(update, tf.IndexedSlices):
-        subtract_entries(variable, update, rate)
-    else:
-        variable.assign_sub(rate * update)
-
-
-def subtract_entries(
-    variable: tf.Variable, entries: tf.IndexedSlices, rate: tf.Tensor
+def subtract(
+    variable: tf.Variable, update: Gradient, rate: tf.Tensor, replicas: int
 ) -> None:
-    """Subtract `rate` times entries, whose positions may repeat."""
+    """Subtract `rate` times an update from a variable.
+
+    Args:
+        variable: This replica's.
+        update: Dense, or entries of the flattened variable: those of each
+            replica in turn, equally many, none of which repeats a position.
+        rate: Scalar of the variable's dtype.
+        replicas: How many replicas the entries come from.
+    """
+    if not isinstance(update, tf.IndexedSlices):
+        variable.assign_sub(rate * update)
+        return
     like = tf.TensorSpec(variable.shape, variable.dtype)
-    take = compiled(_subtract, like, like)
-    take(variable.handle, entries.indices, entries.values, rate)
+    take = compiled(_subtract, like, like, replicas)
+    take(variable.handle, update.indices, update.values, rate)
 
 
 def _subtract(
     like: tf.TensorSpec,
+    replicas: int,
     handle: tf.Tensor,
     positions: tf.Tensor,
     values: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
-    change = rate * tf.cast(values, rate.dtype)
-    _scatter(tf.tensor_scatter_nd_sub, like, handle, positions, change)
+    changes = tf.reshape(rate * tf.cast(values, rate.dtype), [replicas, -1])
+    positions = tf.reshape(positions, [replicas, -1, 1])
+
+    def subtract_next(
+        rank: tf.Tensor, flat: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        changed = tf.tensor_scatter_nd_sub(flat, positions[rank], changes[rank])
+        return rank + 1, changed
+
+    flat = tf.reshape(read(handle, like), [-1])
+    # One replica after another: of several changes at one position, a GPU
+    # would add up in any order, and every replica in another one.
+    _, flat = tf.while_loop(
+        lambda rank, _: rank < replicas, subtract_next, (0, flat)
+    )
+    assign(handle, tf.reshape(flat, like.shape))
 
 
-def _scatter(
-    function: Callable,
+def _set(
     like: tf.TensorSpec,
     handle: tf.Tensor,
     positions: tf.Tensor,
     values: tf.Tensor,
 ) -> None:
-    """Scatter into a flattened variable; drop positions beyond its end.
+    """Set entries of a flattened variable; drop positions beyond its end.
 
     TensorFlow's own `ResourceScatterNd...` ops turn every later read of the
     variable into a copy.
     """
     flat = tf.reshape(read(handle, like), [-1])
-    flat = function(flat, positions[:, tf.newaxis], values)
+    flat = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], values)
     assign(handle, tf.reshape(flat, like.shape))

@@ -1,0 +1,122 @@
+"""Whether replicas stay equal to the bit: `additions.py WHERE HOW NAME...`.
+
+WHERE is `workers`, replicas of our strategy, or `devices`, two logical GPUs
+under `MirroredStrategy`. HOW is `permuted`, which adds repeated positions in
+another order each time, as a GPU does, or `plain`.
+"""
+
+import contextlib
+import functools
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from permuted import permuted_additions
+from real_workers import report
+
+import tf_optimizers as tfo
+from tf_optimizers.compression.compressor import Compressor
+
+EPOCHS = 3
+RNG = np.random.default_rng(0)
+# Few rows of the embedding, so that most come several times in a batch.
+ROWS = RNG.integers(0, 5, (64, 6))
+CLASSES = ROWS.sum(1) % 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+SMALL = {"min_compress_size": 1}
+HALF = {"sparsity": (0.5,), **SMALL}
+
+
+def around(make, **settings):
+    return lambda: tfo.SparseLoCo(make(0.01), **settings)
+
+
+MAKE = {
+    "lamb": functools.partial(tfo.Lamb, 0.01),
+    "lans": functools.partial(tfo.LANS, 0.01),
+    "offload": functools.partial(tfo.AdamOffload, 0.01),
+    "dgc": functools.partial(tfo.DGCMomentum, 0.1, **HALF),
+    "dgc, few": functools.partial(
+        tfo.DGCMomentum, 0.1, sparsity=(0.95,), value_dtype="int4", **SMALL
+    ),
+    "dgc, sharded": functools.partial(tfo.DGCMomentum, 0.1, **HALF),
+    "loco": around(keras.optimizers.AdamW, **HALF),
+    "loco of 4 steps": around(keras.optimizers.AdamW, sync_every=4, **HALF),
+    "loco, sharded": around(tfo.Lamb, **HALF),
+    "sharded state": lambda: tfo.ShardedState(keras.optimizers.Adam(0.01)),
+    # TensorFlow's strategies have Keras add rows that repeat.
+    "adam": functools.partial(keras.optimizers.Adam, 0.01),
+    "sgd": functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9),
+}
+# Those whose replicas agree under TensorFlow's strategies, too.
+OURS = [n for n in MAKE if n not in ("adam", "sgd") and ", sharded" not in n]
+DENSE = ", no embedding"
+EVERY = [name + kind for name in MAKE for kind in ("", DENSE)]
+
+
+def make_model(name):
+    keras.utils.set_random_seed(1)
+    rows = [keras.Input((6,), dtype="int32"), keras.layers.Embedding(5, 8)]
+    first = [keras.Input((6,))] if name.endswith(DENSE) else rows
+    dense = [keras.layers.Dense(n) for n in (64, 64, 3)]
+    return keras.Sequential([*first, keras.layers.Flatten(), *dense])
+
+
+def fit(strategy, name):
+    """Return the weights on this process's replicas, [replicas, all]."""
+    Compressor.exchange_kind = "sharded" if ", sharded" in name else None
+    with strategy.scope():
+        model = make_model(name)
+        model.compile(MAKE[name.removesuffix(DENSE)](), LOSS)
+    model.fit(ROWS, CLASSES, batch_size=32, epochs=EPOCHS, verbose=0)
+    Compressor.exchange_kind = None
+    copies = [
+        strategy.experimental_local_results(w.value) for w in model.weights
+    ]
+    return np.stack(
+        [
+            np.concatenate([c.numpy().reshape(-1) for c in each])
+            for each in zip(*copies, strict=True)
+        ]
+    )
+
+
+def moved(weights, name):
+    """Return by how much a training has moved its weights."""
+    start = [w.reshape(-1) for w in make_model(name).get_weights()]
+    return float(np.abs(weights - np.concatenate(start)).max())
+
+
+def two_gpus():
+    (gpu,) = tf.config.list_physical_devices("GPU")
+    part = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
+    tf.config.set_logical_device_configuration(gpu, [part, part])
+    # NCCL refuses two replicas on one card.
+    return tf.distribute.MirroredStrategy(
+        ["GPU:0", "GPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+    )
+
+
+def main():
+    """Report weights as hexadecimal bytes, by name and replica."""
+    where, how, *names = sys.argv[1:]
+    strategy = (
+        two_gpus()
+        if where == "devices"
+        else tfo.SparseMultiWorkerMirroredStrategy()
+    )
+    order = permuted_additions if how == "permuted" else contextlib.nullcontext
+    found = {}
+    for name in names or EVERY:
+        with order():
+            weights = fit(strategy, name)
+        found[name] = {
+            "moved": moved(weights, name),
+            "replicas": [row.tobytes().hex() for row in weights],
+        }
+    report(found)
+
+
+if __name__ == "__main__":
+    main()
