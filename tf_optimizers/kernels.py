@@ -56,6 +56,14 @@ def made_in(
     )
 
 
+def on_gpu() -> bool:
+    """Return whether operations that are created here run on a GPU."""
+    device = tf.DeviceSpec.from_string(tf.constant(0.0).device)
+    if device.device_type is None:  # A graph without a device: the default.
+        return bool(tf.config.list_logical_devices("GPU"))
+    return device.device_type == "GPU"
+
+
 def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Return the value of a variable of the shape and dtype of `like`."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
@@ -84,22 +92,30 @@ _TINY = 2.0**-100
 def norms(
     function: Callable[..., Sequence[tf.Tensor]],
     *tensors: tf.Tensor,
+    gpu: bool,
     pair: bool = True,
 ) -> list[tf.Tensor]:
     """Return the L2 norms of vectors without writing these to memory.
 
-    Call it inside an XLA kernel. XLA would store vectors that are used again,
-    but it leaves a loop over blocks as it is.
+    Call it inside an XLA kernel. On a CPU, XLA would store vectors that are
+    used again, but it leaves a loop over blocks as it is. On a GPU, where a
+    loop would run one block after another, it adds all of them at once.
 
     Args:
-        function: Elementwise; returns vectors, computed from blocks of
-            `tensors`.
+        function: Elementwise; returns vectors, computed from `tensors` or
+            blocks of them.
         *tensors: All of one shape and dtype.
-        pair: Whether it returns two vectors; otherwise one.
+        gpu: Whether the kernel runs on a GPU.
+        pair: Whether `function` returns two vectors; otherwise one.
 
     Returns:
         A float64 scalar for each vector.
     """
+    if gpu:
+        return [
+            tf.sqrt(tf.reduce_sum(_squares([vector])))
+            for vector in function(*tensors)
+        ]
     flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
     length = flat[0].shape[0]
     count = max(2, -(-length // _BLOCK))
@@ -122,12 +138,12 @@ def norms(
 
 def norm(tensor: tf.Tensor) -> tf.Tensor:
     """Return the L2 norm of all elements, a float64 scalar."""
-    return compiled(norm_of, tensor)(tensor)
+    return compiled(norm_of, tensor, on_gpu())(tensor)
 
 
-def norm_of(tensor: tf.Tensor) -> tf.Tensor:
-    """Return what `norm` returns, inside an XLA kernel."""
-    return norms(lambda block: [block], tensor, pair=False)[0]
+def norm_of(gpu: bool, tensor: tf.Tensor) -> tf.Tensor:
+    """Return what `norm` returns, inside an XLA kernel; see `norms`."""
+    return norms(lambda block: [block], tensor, gpu=gpu, pair=False)[0]
 
 
 def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:

@@ -18,15 +18,20 @@ def test_norm_matches_numpy(shape, scale):
     assert float(norm(tf.constant(values))) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("length", [100, 5000, 2**21 + 1000])
-def test_norms_of_two_vectors_in_blocks_equal_those_of_whole_vectors(length):
+def test_norms_of_two_vectors_in_blocks_equal_those_of_whole_vectors(
+    length, gpu
+):
     """The blocks are of vectors that are made of several tensors."""
     a, b = np.random.default_rng(0).standard_normal((2, length))
 
     def vectors(a, b):
         return [a * b, tf.sqrt(tf.abs(a)) - b]
 
-    in_blocks = tf.function(lambda *ab: norms(vectors, *ab), jit_compile=True)
+    in_blocks = tf.function(
+        lambda *ab: norms(vectors, *ab, gpu=gpu), jit_compile=True
+    )
     expected = [np.linalg.norm(vector) for vector in vectors(a, b)]
     np.testing.assert_allclose(in_blocks(a, b), expected, rtol=1e-13)
 

@@ -75,10 +75,15 @@ def update_each(
             tensor per variable: this replica's.
     """
 
+    def on_its_device(component: tf.Variable, *values: Any) -> None:
+        # Without a strategy, TensorFlow calls it on the default device.
+        with tf.device(component.device):
+            function(component, *values)
+
     def update(strategy: Any, *args: Any) -> None:
         for variable, *values in zip(variables, *args, strict=True):
             strategy.extended.update(
-                variable, function, args=tuple(values), group=False
+                variable, on_its_device, args=tuple(values), group=False
             )
 
     call_across_replicas(update, *args)

@@ -7,7 +7,14 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.kernels import compiled, norm, norm_of, scaled, sum_rows
+from tf_optimizers.kernels import (
+    compiled,
+    norm,
+    norm_of,
+    on_gpu,
+    scaled,
+    sum_rows,
+)
 
 
 def as_gradient(value: Any) -> Gradient | None:
@@ -150,7 +157,9 @@ def clip(
     its norm would have scaled becomes NaN.
     """
     if clipnorm:
-        return [compiled(_clip_norm, g, clipnorm)(g) for g in gradients]
+        return [
+            compiled(_clip_norm, g, on_gpu(), clipnorm)(g) for g in gradients
+        ]
     if global_clipnorm:
         size = tf.norm([norm(g) for g in gradients])
         factor = clip_factor(size, global_clipnorm)
@@ -160,8 +169,8 @@ def clip(
     return list(gradients)
 
 
-def _clip_norm(limit: float, gradient: tf.Tensor) -> tf.Tensor:
-    return scaled(gradient, clip_factor(norm_of(gradient), limit))
+def _clip_norm(gpu: bool, limit: float, gradient: tf.Tensor) -> tf.Tensor:
+    return scaled(gradient, clip_factor(norm_of(gpu, gradient), limit))
 
 
 def clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:

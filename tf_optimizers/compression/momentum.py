@@ -89,8 +89,9 @@ class Momentum(NamedTuple):
         dense = as_dense(total, weight)
         (dense,) = clip([dense], self.clipnorm, None, None)
         add = compiled(_add_mean, dense, self.formula, self.hyperparameters)
-        u = own_component(self.u).handle
-        return add(weight.handle, u, dense, _factor(rate))
+        u = own_component(self.u)
+        with tf.device(u.device):
+            return add(weight.handle, u.handle, dense, _factor(rate))
 
 
 def add_momentum(

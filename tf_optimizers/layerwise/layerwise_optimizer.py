@@ -22,7 +22,7 @@ from tf_optimizers.checks import (
     check_patterns,
     check_positive,
 )
-from tf_optimizers.kernels import compiled
+from tf_optimizers.kernels import compiled, on_gpu
 from tf_optimizers.layerwise.step import (
     Corrections,
     LayerwiseHyperparameters,
@@ -157,6 +157,7 @@ class LayerwiseOptimizer(Optimizer):
         kernel = compiled(
             layerwise_step,
             weight,
+            on_gpu(),
             self._rule(),
             self._hyperparameters(index),
             self._is_adapted(index),
@@ -189,7 +190,7 @@ def trust_ratio(
     if not optimizer._is_adapted(index):
         return tf.ones([], weight.dtype)
     ratio = compiled(
-        *(momentum_ratio, weight, optimizer._rule()),
+        *(momentum_ratio, weight, on_gpu(), optimizer._rule()),
         optimizer._hyperparameters(index),
     )
     return ratio(

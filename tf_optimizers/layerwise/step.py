@@ -58,6 +58,7 @@ class Rule(NamedTuple):
 
 
 def layerwise_step(
+    gpu: bool,
     rule: Rule,
     hyperparameters: LayerwiseHyperparameters,
     adapted: bool,
@@ -70,10 +71,10 @@ def layerwise_step(
 ) -> None:
     """Update in place the variables behind the handles `weight`, `m`, `v`.
 
-    They have the shape and dtype of `gradient`.
+    They have the shape and dtype of `gradient`; `gpu` says where they are.
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
-    follow, w_norm = _gradient_to_follow(rule, gradient, w)
+    follow, w_norm = _gradient_to_follow(gpu, rule, gradient, w)
     betas = hyperparameters.beta_1, hyperparameters.beta_2
     new_m, new_v = update_moments(*betas, follow(gradient), old_m, old_v)
     state = (w, gradient, new_m, new_v)
@@ -84,7 +85,8 @@ def layerwise_step(
 
     rates = [learning_rate for _ in rule.shares]
     if adapted:
-        ratios = trust_ratios(hyperparameters, *_norms(along, w_norm, state))
+        measured = _norms(gpu, along, w_norm, state)
+        ratios = trust_ratios(hyperparameters, *measured)
         rates = [learning_rate * tf.cast(ratio, w.dtype) for ratio in ratios]
     for direction, share, rate in zip(
         along(*state), rule.shares, rates, strict=True
@@ -104,6 +106,7 @@ def corrections_at(
 
 
 def momentum_ratio(
+    gpu: bool,
     rule: Rule,
     hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
@@ -118,7 +121,8 @@ def momentum_ratio(
         state = w, m, m, v
         return [w, rule.directions(hyperparameters, *state, corrections)[0]]
 
-    return trust_ratios(hyperparameters, *norms(vectors, weight, m, v))[0]
+    measured = norms(vectors, weight, m, v, gpu=gpu)
+    return trust_ratios(hyperparameters, *measured)[0]
 
 
 def trust_ratios(
@@ -142,21 +146,21 @@ def trust_ratios(
 
 
 def _gradient_to_follow(
-    rule: Rule, gradient: tf.Tensor, w: tf.Tensor
+    gpu: bool, rule: Rule, gradient: tf.Tensor, w: tf.Tensor
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
     """Return a function that prepares a gradient's block, and |w| if known."""
     prepare = rule.prepare
     if prepare is None:
         return lambda block: block, None
     # Two norms cost hardly more than one.
-    norm, w_norm = norms(lambda *blocks: blocks, gradient, w)
+    norm, w_norm = norms(lambda *blocks: blocks, gradient, w, gpu=gpu)
     return prepare(norm), w_norm
 
 
 def _norms(
-    directions: Callable, w_norm: tf.Tensor | None, state: tuple
+    gpu: bool, directions: Callable, w_norm: tf.Tensor | None, state: tuple
 ) -> list[tf.Tensor]:
     """Return |w| and the norms of the directions."""
     if w_norm is not None:
-        return [w_norm, *norms(directions, *state)]
-    return norms(lambda w, *rest: [w, *directions(w, *rest)], *state)
+        return [w_norm, *norms(directions, *state, gpu=gpu)]
+    return norms(lambda w, *rest: [w, *directions(w, *rest)], *state, gpu=gpu)

@@ -1,0 +1,62 @@
+"""Weights may be on another device than the default one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+MAKE = {
+    "lamb": lambda: tfo.Lamb(0.05, clipnorm=0.1),
+    "lans": lambda: tfo.LANS(0.05),
+    "offload": lambda: tfo.AdamOffload(0.05, weight_decay=0.1),
+    "dgc": lambda: tfo.DGCMomentum(
+        0.05, sparsity=(0.5,), min_compress_size=10, clipnorm=0.1
+    ),
+    "dense dgc": lambda: tfo.DGCMomentum(0.05, rampup_begin_step=100),
+    "loco": lambda: tfo.SparseLoCo(
+        keras.optimizers.AdamW(0.05), sparsity=(0.5,), min_compress_size=10
+    ),
+    "loco of 2 steps": lambda: tfo.SparseLoCo(
+        keras.optimizers.AdamW(0.05),
+        sync_every=2,
+        sparsity=(0.5,),
+        min_compress_size=10,
+    ),
+    "sharded": lambda: tfo.ShardedState(keras.optimizers.Adam(0.05)),
+    "averaged": lambda: tfo.Lamb(
+        0.05, use_ema=True, gradient_accumulation_steps=2
+    ),
+}
+ROWS = np.random.default_rng(0).integers(0, 9, (16, 4))
+TARGETS = np.random.default_rng(1).random((16, 3), "float32")
+
+
+def train(name, embedding, dense):
+    """Return weights before and after a training with layers on devices."""
+    keras.utils.set_random_seed(1)
+    with tf.device(embedding):
+        first = keras.layers.Embedding(9, 5)
+        first.build()
+    with tf.device(dense):
+        last = keras.layers.Dense(3)
+        last.build((None, 20))
+    layers = [first, keras.layers.Flatten(), last]
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+    before = model.get_weights()
+    model.compile(MAKE[name](), "mse")
+    model.fit(ROWS, TARGETS, batch_size=8, epochs=3, verbose=0, shuffle=False)
+    return before, model.get_weights()
+
+
+@pytest.mark.filterwarnings("ignore:(DGC|Sparse|Shard):UserWarning")
+@pytest.mark.parametrize("name", MAKE)
+def test_weights_elsewhere_train_as_on_the_default_device(name):
+    before, expected = train(name, "CPU:0", "CPU:0")
+    for a, b in zip(before, expected, strict=True):
+        assert np.abs(a - b).max() > 1e-3
+    for devices in [("CPU:1", "CPU:1"), ("CPU:1", "CPU:0")]:
+        _, found = train(name, *devices)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
