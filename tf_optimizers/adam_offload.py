@@ -16,6 +16,7 @@ from tf_optimizers._compat.keras import (
 )
 from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
 from tf_optimizers.base.replicas import components, value_of
+from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.checks import (
     check_boolean,
     check_decay_rate,
@@ -70,7 +71,8 @@ class AdamOffload(HostOptimizer):
     are summed first. The update is dense.
     Not finite: a NaN or inf gradient makes its element not finite.
     XLA: a train step that XLA compiles for another device cannot reach the
-    host. Use `model.compile(jit_compile=False)`; the error says so.
+    host. `compile` leaves XLA off unless it gets `jit_compile=True`; so must
+    a `tf.function` in a custom loop.
     Differs from `mindspore.nn.AdamOffload`: v saturates where it would
     overflow; patterns apply to all variables, whatever groups there are;
     float64, half precision and scalars are accepted.
@@ -111,6 +113,8 @@ class AdamOffload(HostOptimizer):
         "ZeRO-Offload", arXiv:2101.06840.
     """
 
+    _supports_jit = False  # XLA compiles for one device, which is not the host.
+
     def __init__(
         self,
         learning_rate: Any = 1e-3,
@@ -129,6 +133,7 @@ class AdamOffload(HostOptimizer):
         exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
+        keep_out_of_xla()
         self._exclusions = exclusions
         self.beta_1 = beta_1
         self.beta_2 = beta_2

@@ -82,6 +82,7 @@ MODEL = [
     "_flatten_layers",
     "_initial_epoch",
     "_maybe_symbolic_build",
+    "_resolve_auto_jit_compile",
     "_symbolic_build",
 ]
 LOSS_SCALING = [

@@ -6,7 +6,9 @@ import pathlib
 import re
 import textwrap
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_optimizers as tfo
 
@@ -72,6 +74,29 @@ def test_code_of_the_page_runs(page, cls):
     space = {}
     exec(code, space)
     assert isinstance(space["optimizer"], cls)
+
+
+EXAMPLES = {
+    path.stem: code
+    for path in sorted(DOCS.glob("*.md"))
+    for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
+    if ".compile(" in code
+}
+
+
+@pytest.mark.parametrize("code", EXAMPLES.values(), ids=EXAMPLES)
+def test_examples_train_on_a_machine_with_a_gpu(
+    code, pretended_gpu, monkeypatch, tmp_path
+):
+    """Where the host is not the device that XLA compiles for."""
+    monkeypatch.chdir(tmp_path)
+    gpus = tf.config.list_logical_devices("GPU")
+    with tf.device("GPU:0" if gpus else "CPU:1"):
+        exec(code, space := {})
+        model = space["model"]
+        if "model.fit(" not in code:
+            model.fit(np.ones((8, 8)), np.ones((8, 1)), verbose=0)
+    assert model.optimizer.iterations > 0
 
 
 @pytest.mark.parametrize(

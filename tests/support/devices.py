@@ -67,6 +67,21 @@ def pytest_sessionstart(session):
         )
 
 
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """Let Keras see a GPU, so that it compiles steps by XLA unless told not to.
+
+    What is computed stays on the CPU.
+    """
+    found = tf.config.list_physical_devices
+
+    def with_gpu(device_type=None):
+        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+        return found(device_type) + [gpu] * (device_type in (None, "GPU"))
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", with_gpu)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     keras.utils.set_random_seed(0)

@@ -8,7 +8,13 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
-from tf_optimizers._compat.patches import REPLICAS, check_names, replace
+from tf_optimizers._compat.patches import (
+    REPLICAS,
+    WITHOUT_XLA,
+    check_names,
+    has_names,
+    replace,
+)
 
 
 @functools.cache
@@ -96,6 +102,56 @@ def _checked(check: Callable[[keras.Model], None], method: Callable) -> Any:
         return method(self, *args, **kwargs)
 
     return check_and_call
+
+
+@functools.cache
+def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
+    """Let `jit_compile="auto"` mean "not by XLA" for some models.
+
+    From now on in this process. Keras decides in `compile`, and asks layers
+    only. What `compile` was given explicitly stays. An optimizer may come
+    later, as in a `compile` that calls `super().compile()` first: so the
+    decision is looked at again when a step is about to be made.
+
+    Args:
+        is_refused: Tells whether something in a model cannot run under XLA.
+            Called on machines with another device than a CPU only.
+    """
+
+    def asking(resolve: Callable) -> Callable:
+        @functools.wraps(resolve)
+        def ask(self: Any) -> bool:
+            object.__setattr__(self, _IS_ASKED, True)
+            return resolve(self) and not is_refused(self)
+
+        return ask
+
+    def looking_again(jit_compile: Any) -> property:
+        def look(self: Any) -> Any:
+            value = jit_compile.fget(self)
+            if vars(self).pop(_IS_ASKED, False):  # It had never been set.
+                object.__setattr__(self, _IS_AUTO, True)
+            if not value or not getattr(self, _IS_AUTO, False):
+                return value
+            return not is_refused(self)
+
+        def assign(self: Any, value: Any) -> None:
+            is_auto = vars(self).pop(_IS_ASKED, False)
+            object.__setattr__(self, _IS_AUTO, is_auto)
+            jit_compile.fset(self, value)
+
+        return property(look, assign, doc=jit_compile.__doc__)
+
+    # Without the names, a step under XLA is refused with the way out.
+    if has_names(WITHOUT_XLA):
+        replace("Model._resolve_auto_jit_compile", asking)
+        replace("Model.jit_compile", looking_again)
+
+
+# Whether "auto" has been decided on, and the result is not assigned yet.
+_IS_ASKED = "_tfo_jit_compile_is_asked"
+# Whether the value of `jit_compile` follows from "auto".
+_IS_AUTO = "_tfo_jit_compile_is_auto"
 
 
 @functools.cache

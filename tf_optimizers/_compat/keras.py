@@ -99,6 +99,17 @@ HOOKS = {
 }
 
 
+def whole(error: Exception) -> Exception:
+    """Return an error that Keras raises as it is, from inside of `ops.cond`.
+
+    Dynamic loss scaling steps in there.
+    """
+    # To others, Keras adds "Exception encountered when calling Cond.call()" and
+    # the arguments; this is its mark of what needs no more.
+    vars(error)["_keras_call_info_injected"] = True
+    return error
+
+
 def path_of(variable: Any) -> str:
     """Return the path of a Keras variable, the name of a `tf.Variable`."""
     # TensorFlow appends the number of an output, always ":0".

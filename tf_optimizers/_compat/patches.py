@@ -37,6 +37,7 @@ class Patch(NamedTuple):
 STRATEGY = "`SparseMultiWorkerMirroredStrategy`"
 REPLICAS = "An optimizer of `tf_optimizers` with several replicas"
 LOCAL_STEPS = "`SparseLoCo`"
+WITHOUT_XLA = "`AdamOffload`, `DGCMomentum` or `SparseLoCo` on a GPU"
 
 _LOSSES = "keras.src.losses.loss"
 _ADAPTERS = "keras.src.trainers.data_adapters"
@@ -75,6 +76,18 @@ PATCHES = (
         without="Some replicas skip a step that others make.",
         until="Keras asks all replicas.",
         test="optimizers/test_replicas.py::test_replicas_skip_an_overflow_together",
+    ),
+    Patch(
+        names=(
+            "keras.Model._resolve_auto_jit_compile",
+            "keras.Model.jit_compile",
+        ),
+        features=(WITHOUT_XLA,),
+        why="On a GPU, Keras compiles steps by XLA if all layers support that. "
+        "It does not ask optimizers.",
+        without="`fit` after `compile(optimizer, loss)` raises, on a GPU.",
+        until="Optimizers have `supports_jit`, as layers have.",
+        test="optimizers/test_xla.py::test_auto_means_not_by_xla",
     ),
     Patch(
         names=("keras.callbacks.CallbackList.set_model",),
@@ -205,14 +218,7 @@ def check_names(feature: str) -> None:
     Raises:
         RuntimeError: If so.
     """
-    gone = [
-        name
-        for patch in PATCHES
-        if feature in patch.features
-        for name in patch.names
-        if not _is_there(name)
-    ]
-    if gone:
+    if gone := _gone(feature):
         raise RuntimeError(
             f"{feature} needs names of Keras and TensorFlow that the installed "
             f"versions must have. Received: Keras {keras.__version__} and "
@@ -236,6 +242,21 @@ def replace(end: str, make: Callable[[Any], Any]) -> None:
                 owner, _, attribute = name.rpartition(".")
                 owner = pkgutil.resolve_name(owner)
                 setattr(owner, attribute, make(getattr(owner, attribute)))
+
+
+def has_names(feature: str) -> bool:
+    """Return whether all names are there that a feature needs replaced."""
+    return not _gone(feature)
+
+
+def _gone(feature: str) -> list[str]:
+    return [
+        name
+        for patch in PATCHES
+        if feature in patch.features
+        for name in patch.names
+        if not _is_there(name)
+    ]
 
 
 def _is_there(name: str) -> bool:

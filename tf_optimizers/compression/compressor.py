@@ -25,6 +25,7 @@ from tf_optimizers._compat.keras import (
     built_variables,
     path_of,
     variable_index,
+    whole,
 )
 from tf_optimizers._compat.replicas import (
     in_xla,
@@ -172,10 +173,13 @@ class Compressor:
 
     def _allocate(self, residuals: Sequence[Residual]) -> None:
         if in_xla() and residuals:
-            raise RuntimeError(
-                f"`{self._name}` cannot run under XLA, which cannot compile a "
-                "selection by value. Received: a step that is compiled by XLA. "
-                "Pass `jit_compile=False` to `compile` or `tf.function`."
+            raise whole(
+                RuntimeError(
+                    f"`{self._name}` cannot run under XLA, which cannot "
+                    "compile a selection by value. Received: a step that is "
+                    "compiled by XLA. Pass `jit_compile=False` to `compile` or "
+                    "`tf.function`."
+                )
             )
         for residual in residuals:
             residual.allocate()

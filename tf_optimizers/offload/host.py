@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.averages import with_components
+from tf_optimizers._compat.keras import whole
 from tf_optimizers._compat.replicas import in_xla, plain_variable
 from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.base.gradients import as_dense
@@ -137,10 +138,12 @@ def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
     for variable in variables:
         for component in components(variable):
             if not is_host(component.device):
-                raise RuntimeError(
-                    f"{name} keeps its state on {HOST}, which a train step "
-                    "that XLA compiles for another device cannot reach. "
-                    f"Received: {component.name} on {component.device}. Use "
-                    "`model.compile(jit_compile=False)`; in a custom training "
-                    "loop, `tf.function(jit_compile=False)`."
+                raise whole(
+                    RuntimeError(
+                        f"{name} keeps its state on {HOST}, which a train step "
+                        "that XLA compiles for another device cannot reach. "
+                        f"Received: {component.name} on {component.device}. "
+                        "Use `model.compile(jit_compile=False)`; in a custom "
+                        "training loop, `tf.function(jit_compile=False)`."
+                    )
                 )
