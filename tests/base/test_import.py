@@ -7,6 +7,8 @@ import sys
 
 import keras
 import pytest
+from programs import groups
+from real_workers import environment, python_path
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.patches import PATCHES, WITHOUT_XLA
@@ -107,7 +109,7 @@ def model_file(tmp_path_factory):
 def run(program, model_file):
     done = subprocess.run(
         [sys.executable, "-c", program, str(model_file)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        env=os.environ | {"PYTHONPATH": python_path(PACKAGE)},
         cwd=model_file.parent,
         capture_output=True,
         text=True,
@@ -136,6 +138,14 @@ def test_one_process_replaces_only_what_keeps_steps_out_of_xla(model_file):
     (patch,) = [p for p in PATCHES if WITHOUT_XLA in p.features]
     names = sorted(patch.names)
     assert run(REPLACES, model_file) == ["[]", str(names)]
+
+
+def test_processes_of_tests_find_what_the_tests_were_given(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PYTHONPATH", "given")
+    for found in (environment(tmp_path), groups._environment()):
+        assert found["PYTHONPATH"].split(os.pathsep)[-1] == "given"
 
 
 def test_unknown_name_is_an_attribute_error():

@@ -10,6 +10,7 @@ import home
 import nbformat
 import pytest
 import run_notebooks
+from real_workers import python_path
 
 import tf_optimizers
 
@@ -60,7 +61,7 @@ def test_runs_at_reduced_size(path, tmp_path):
         [sys.executable, run_notebooks.__file__, "--check", path],
         env={
             **os.environ,
-            "PYTHONPATH": str(PACKAGE),
+            "PYTHONPATH": python_path(PACKAGE),
             "JUPYTER_PLATFORM_DIRS": "1",
             "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
             "IPYTHONDIR": str(tmp_path / "ipython"),

@@ -161,7 +161,9 @@ def _environment():
         **inherited,
         "PROGRAMS_OWNER": str(os.getpid()),
         "PROGRAMS_PATIENCE": str(PATIENCE * slowness()),
-        "PYTHONPATH": str(PACKAGE),
+        "PYTHONPATH": os.pathsep.join(
+            [str(PACKAGE), os.environ.get("PYTHONPATH", "")]
+        ).rstrip(os.pathsep),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONWARNINGS": "ignore",
     }

@@ -67,10 +67,19 @@ def environment(folder):
     }
     return {
         **inherited,
-        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{SUPPORT}",
+        "PYTHONPATH": python_path(PACKAGE, SUPPORT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "FOLDER": str(folder),
     }
+
+
+def python_path(*folders):
+    """Return a `PYTHONPATH` of folders, and of those that the tests were given.
+
+    Where TensorFlow may be.
+    """
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([given] if given else [])])
 
 
 def results(*args, **kwargs):
