@@ -224,6 +224,41 @@ def test_large_dense_values_travel_in_packs(make_strategy, size, packs):
     assert found == {"CollectiveReduceV2": packs}
 
 
+def hints_in(function, *arguments):
+    """Return which implementations the collectives of a graph ask for."""
+    definition = function.get_concrete_function(*arguments).graph.as_graph_def()
+    nodes = list(definition.node)
+    for each in definition.library.function:
+        nodes += each.node_def
+    return {
+        node.attr["communication_hint"].s.decode()
+        for node in nodes
+        if node.op.startswith("Collective")
+    }
+
+
+def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
+    """Two groups of NCCL on the same GPUs at a time may wait for ever."""
+    strategy = make_strategy(implementation="NCCL")
+    extended = strategy.extended
+
+    def sums(tensor):
+        total = tf.distribute.get_replica_context().all_reduce("SUM", tensor)
+        return total, *extended.sum_on_worker([tensor])
+
+    large = tf.ones([LARGE])
+    step = tf.function(lambda: strategy.run(sums, (large,)))
+    assert hints_in(step) == {"nccl"}
+    monkeypatch.setattr(type(extended), "workers", 2)
+    beside = tf.function(
+        lambda: extended.reduce_beside(
+            "SUM", strategy.run(lambda: tf.ones([1]))
+        )
+    )
+    ahead = tf.function(lambda: extended._gather_ahead([large] * 2))
+    assert hints_in(beside) == hints_in(ahead) == {"ring"}
+
+
 def test_small_dense_values_of_all_dtypes_travel_together(make_strategy):
     strategy = make_strategy()
     small = [tf.ones([3, 2], dtype) for dtype in (*DTYPES, "int64")]

@@ -27,6 +27,7 @@ _KEYS_PER_STRATEGY = 1 << 12
 # TensorFlow (2.21) sends messages in strings of 4 KiB, which takes longer for
 # those of many MiB. Larger strings than these do, too, for those of one.
 STRING_BYTES = 1 << 15
+_RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 
 
 class SparseExtended(CollectiveAllReduceExtended):
@@ -104,32 +105,29 @@ class SparseExtended(CollectiveAllReduceExtended):
             self._collective_keys, self.replicas
         )
         # Far from the keys of all strategies' own collectives.
-        key = self._collective_key_base + (1 << 24)
-        self._side_channel = self._make_collectives(
-            CollectiveKeys(group_key_start=key),
-            self.replicas,
-        )
-        key = self._collective_key_base + (1 << 26)
-        self._input_channel = self._make_collectives(
-            CollectiveKeys(group_key_start=key),
-            self.replicas,
+        far = self._collective_key_base + (1 << 24)
+        # NCCL may wait for ever if two groups of the same GPUs run at a time.
+        self._side_channel, self._input_channel = (
+            self._make_collectives(
+                CollectiveKeys(group_key_start=key), self.replicas, _RING
+            )
+            for key in (far, far + (3 << 24))
         )
         # Groups of different devices need keys of their own.
-        key = self._collective_key_base + (1 << 25) + self.worker_index
+        key = far + (1 << 24) + self.worker_index
         self._worker_channel = self._make_collectives(
-            CollectiveKeys(group_key_start=key),
-            len(self.worker_devices),
+            CollectiveKeys(group_key_start=key), len(self.worker_devices)
         )
 
     def _make_collectives(
-        self, keys: Any, replicas: int
+        self, keys: Any, replicas: int, options: Any = None
     ) -> SparseCollectiveAllReduce:
         count = len(self.worker_devices)
         is_local = replicas == count
         return SparseCollectiveAllReduce(
             devices=self.worker_devices,
             group_size=replicas,
-            options=self._communication_options,
+            options=self._communication_options.merge(options),
             collective_keys=keys,
             ranks=range(count) if is_local else ranks_in(self.tasks, count),
             first_replica=0 if is_local else self.worker_index * count,
@@ -183,9 +181,8 @@ class SparseExtended(CollectiveAllReduceExtended):
             return tf.stack(parts)
 
         def gather(rank: int) -> tf.Tensor:
-            return self._input_channel.all_gather(
-                parts[rank][tf.newaxis], rank, self._communication_options
-            )
+            part = parts[rank][tf.newaxis]
+            return self._input_channel.all_gather(part, rank, options=None)
 
         return _in_every_replica(gather, len(parts))[0]
 
