@@ -312,16 +312,20 @@ def test_memory_summary_of_half_precision_counts_master_weights():
     assert theirs == {"weights": 46, "state": 92, "master_weights": 0}
 
 
-def test_memory_summary_equals_what_keras_adam_makes():
-    variables = cases.make_variables()
-    theirs = keras.optimizers.Adam()
-    ours = tfo.AdamOffload()
-    for optimizer in (theirs, ours):
-        optimizer.build(variables)
+@both_places
+def test_memory_summary_equals_what_keras_adam_makes(place):
+    with tf.device(place):
+        variables = cases.make_variables()
+        theirs = keras.optimizers.Adam()
+        ours = tfo.AdamOffload()
+        for optimizer in (theirs, ours):
+            optimizer.build(variables)
     size = sum(v.numpy().nbytes for v in theirs.variables[2:])
+    assert size == 2 * 92
     summary = ours.memory_summary()["keras.optimizers.Adam"]
-    assert summary["host"]["state"] == size
-    assert summary["device"]["state"] == 0
+    places = {"host": "CPU:0", "device": "CPU:1"}
+    for name, found in summary.items():
+        assert found["state"] == (size if places[name] == place else 0)
 
 
 def test_memory_summary_of_replicas_counts_each(mirrored):

@@ -512,9 +512,8 @@ def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):
     assert_equal_to_one_replica(name, two_workers, alone, 2, copies=1)
 
 
-def compiled_step(place):
-    with tf.device(place):
-        variables = cases.make_variables()
+def compiled_step():
+    variables = cases.make_variables()
     optimizer = tfo.AdamOffload()
 
     @tf.function(jit_compile=True)
@@ -525,10 +524,11 @@ def compiled_step(place):
 
 
 def test_xla_on_another_device_is_refused_with_the_way_out():
-    variables, optimizer, step = compiled_step("CPU:1")
-    before = [v.numpy() for v in variables]
-    with pytest.raises(RuntimeError, match="jit_compile=False") as error:
-        step([tf.constant(g) for g in cases.make_gradients(0)])
+    with tf.device("CPU:1"):
+        variables, optimizer, step = compiled_step()
+        before = [v.numpy() for v in variables]
+        with pytest.raises(RuntimeError, match="jit_compile=False") as error:
+            step([tf.constant(g) for g in cases.make_gradients(0)])
     assert "Received: kernel" in str(error.value)
     assert "device:CPU:1" in str(error.value)
     assert not optimizer.built
@@ -547,8 +547,9 @@ def test_xla_in_fit_on_another_device_is_refused():
 
 
 def test_xla_on_the_host_works():
-    variables, _, step = compiled_step("CPU:0")
-    step([tf.constant(g) for g in cases.make_gradients(0)])
+    with tf.device("CPU:0"):
+        variables, _, step = compiled_step()
+        step([tf.constant(g) for g in cases.make_gradients(0)])
     expected = cases.run(tfo.AdamOffload(), cases.make_variables(), 1)
     assert cases.error(variables, expected) < 1e-6
 

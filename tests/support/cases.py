@@ -35,6 +35,11 @@ class Case:
     def has_trust_ratio(self):
         return issubclass(self.optimizer, LayerwiseOptimizer)
 
+    def where_xla_runs(self):
+        """Return the scope of a device that XLA may compile its step for."""
+        is_host = issubclass(self.optimizer, tfo.AdamOffload)
+        return tf.device("CPU:0") if is_host else contextlib.nullcontext()
+
     def reference_step(self):
         return functools.partial(self.reference, **self.arguments)
 
@@ -73,6 +78,10 @@ def each_kind(*long):
 
 # What Lamb and LANS have in common, `tox` tries with one of them.
 EACH_KIND = each_kind("lans")
+
+# How far XLA and graphs may part, since each rounds in its own way. A step is
+# 2e-2 of the weights.
+ROUNDING = 1e-4 if tf.config.list_physical_devices("GPU") else 1e-5
 
 SHAPES = {"kernel": (4, 5), "bias": (3,)}
 

@@ -69,6 +69,7 @@ class Contract:
         state = [v for v in optimizer.variables if "iteration" not in v.path]
         assert {v.dtype for v in state} == {"float32"}
 
+    @pytest.mark.usefixtures("where_xla_runs")
     def test_half_precision_under_xla_trains_as_its_float32_twin(self, case):
         twin = cases.make_variables()
         values = [v.numpy() for v in twin]
@@ -114,6 +115,7 @@ class Contract:
         for a, b in zip(variables, train(case), strict=True):
             np.testing.assert_array_equal(a.numpy(), b)
 
+    @pytest.mark.usefixtures("where_xla_runs")
     def test_xla_equals_graph(self, case):
         variables = cases.make_variables()
         optimizer = case.make(gradient_accumulation_steps=2, use_ema=True)

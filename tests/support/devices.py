@@ -13,6 +13,11 @@ from tf_optimizers._compat.hooks import build_from_specs
 
 DEVICES = ["CPU:0", "CPU:1"]
 
+# GPUs multiply float32 matrices by 10 bits of each factor unless told not to.
+# This is for the processes that tests start, too.
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+tf.config.experimental.enable_tensor_float_32_execution(False)
+
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration() for _ in DEVICES],
@@ -80,6 +85,13 @@ def pretended_gpu(monkeypatch):
         return found(device_type) + [gpu] * (device_type in (None, "GPU"))
 
     monkeypatch.setattr(tf.config, "list_physical_devices", with_gpu)
+
+
+@pytest.fixture
+def where_xla_runs(case):
+    """Be on a device that XLA may compile an optimizer's steps for."""
+    with case.where_xla_runs():
+        yield
 
 
 @pytest.fixture(autouse=True)
