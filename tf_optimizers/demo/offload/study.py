@@ -76,7 +76,7 @@ def train(
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        # XLA would compile the host's part for the device.
+        # On a GPU, Keras would compile the steps of its own by XLA.
         jit_compile=False,
     )
     losses = []
