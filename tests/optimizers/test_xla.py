@@ -1,6 +1,5 @@
 """On a machine with a GPU, where Keras compiles steps by XLA by default."""
 
-import cases
 import keras
 import numpy as np
 import pytest
@@ -27,6 +26,8 @@ def offload():
 
 
 def in_a_group():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("`MultiOptimizer` is of Keras 3.15")
     groups = keras.optimizers.OptimizerMap(SGD(0.1), {".*bias": offload()})
     return keras.optimizers.MultiOptimizer(groups)
 
@@ -41,9 +42,17 @@ MAKERS = {
     "scaled": lambda: LossScaleOptimizer(dgc()),
     "shared": lambda: tfo.ShardedState(offload()),
     "scaled_shared": lambda: LossScaleOptimizer(tfo.ShardedState(offload())),
-    "group": pytest.param(in_a_group, marks=cases.needs_groups),
+    "group": in_a_group,
 }
-each_optimizer = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+# What the others combine.
+LONG = ("local_steps", "scaled", "shared")
+each_optimizer = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.long] * (name in LONG))
+        for name, make in MAKERS.items()
+    ],
+)
 
 
 @pytest.fixture(autouse=True)

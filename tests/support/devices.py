@@ -72,19 +72,35 @@ def pytest_sessionstart(session):
         )
 
 
+_list_physical_devices = tf.config.list_physical_devices
+
+
+def _with_gpu(device_type=None):
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    found = _list_physical_devices(device_type)
+    return found + [gpu] * (device_type in (None, "GPU"))
+
+
 @pytest.fixture
 def pretended_gpu(monkeypatch):
     """Let Keras see a GPU, so that it compiles steps by XLA unless told not to.
 
     What is computed stays on the CPU.
     """
-    found = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", _with_gpu)
 
-    def with_gpu(device_type=None):
-        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-        return found(device_type) + [gpu] * (device_type in (None, "GPU"))
 
-    monkeypatch.setattr(tf.config, "list_physical_devices", with_gpu)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Pretend a GPU for all tests, if asked to.
+
+    Another CPU than the host is the default device then, as a GPU would be.
+    """
+    if "PRETENDED_GPU" not in os.environ:
+        return (yield)
+    tf.config.list_physical_devices = _with_gpu
+    with tf.device("CPU:1"):
+        return (yield)
 
 
 @pytest.fixture
