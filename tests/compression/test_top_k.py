@@ -10,8 +10,27 @@ from tf_optimizers.compression.top_k import top_k
 GRAPH = tf.function(top_k)
 
 
-def select(values, k, seed=(0, 0)):
-    positions = GRAPH(tf.constant(values), k, tf.constant(seed)).numpy()
+@tf.function(jit_compile=True, autograph=False)
+def as_on_a_gpu(values, k, seed):
+    return top_k(values, k, seed, gpu=True)
+
+
+KINDS = [
+    "normal",
+    "ties",
+    "equal",
+    "mostly zero",
+    "zero",
+    "not finite",
+    "all nan",
+    "rising",
+    "neighbours",
+    "tiny",
+]
+
+
+def select(values, k, seed=(0, 0), function=GRAPH):
+    positions = function(tf.constant(values), k, tf.constant(seed)).numpy()
     found = positions[positions >= 0]
     np.testing.assert_array_equal(positions[: k - len(found)], -1)
     return found
@@ -52,21 +71,7 @@ def make(kind, size):
     return values.astype("float32")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "normal",
-        "ties",
-        "equal",
-        "mostly zero",
-        "zero",
-        "not finite",
-        "all nan",
-        "rising",
-        "neighbours",
-        "tiny",
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("size", "k"),
     [
@@ -86,9 +91,19 @@ def test_selection_is_exact(kind, size, k):
     np.testing.assert_array_equal(select(values, k), expected(values, k))
 
 
-def test_larger_entry_is_not_pushed_out_by_ties():
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("size", "k"), [(48, 12), (1000, 1000), (5003, 40)])
+def test_selection_on_a_gpu_is_exact(kind, size, k):
+    values = make(kind, size)
+    found = select(values, k, function=as_on_a_gpu)
+    np.testing.assert_array_equal(found, expected(values, k))
+
+
+@pytest.mark.parametrize("function", [GRAPH, as_on_a_gpu])
+def test_larger_entry_is_not_pushed_out_by_ties(function):
     values = np.array([1, 1, 2], "float32")
-    np.testing.assert_array_equal(select(values, 2), [0, 2])
+    found = select(values, 2, function=function)
+    np.testing.assert_array_equal(found, [0, 2])
 
 
 @pytest.mark.parametrize("seed", range(6))

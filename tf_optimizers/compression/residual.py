@@ -11,7 +11,7 @@ from tf_optimizers._compat.replicas import LazyZeros
 from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Selection, Wire, position_dtype
-from tf_optimizers.kernels import assign, compiled, read
+from tf_optimizers.kernels import assign, compiled, on_gpu, read
 
 
 class Increment(NamedTuple):
@@ -80,9 +80,11 @@ class Residual:
             seed: int32 [2], see `top_k`.
             unit: Values are returned as multiples of it.
         """
-        devices = self._wire.devices
+        with tf.device(own_component(self.variable).device):
+            gpu = on_gpu()
         select = compiled(
-            _select, self._like, self._like, count, devices, xla=False
+            *(_select, self._like, self._like, count, self._wire.devices, gpu),
+            xla=gpu,
         )
         values, positions = self._call(select, seed, unit)
         return Selection(values, positions, self._like.shape)
@@ -135,12 +137,13 @@ def _select(
     like: tf.TensorSpec,
     count: int,
     devices: int,
+    gpu: bool,
     residual: tf.Tensor,
     seed: tf.Tensor,
     unit: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     v = tf.reshape(read(residual, like), [-1])
-    found = top_k(v, count, seed)
+    found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
     # The devices have equal copies, of which one is sent, for all of them.
     values = devices * values / unit
@@ -205,11 +208,14 @@ def _subtract(
         return rank + 1, changed
 
     flat = tf.reshape(read(handle, like), [-1])
-    # One replica after another: of several changes at one position, a GPU
-    # would add up in any order, and every replica in another one.
-    _, flat = tf.while_loop(
-        lambda rank, _: rank < replicas, subtract_next, (0, flat)
-    )
+    if replicas == 1:
+        _, flat = subtract_next(0, flat)
+    else:
+        # One after another: of several changes at one position, a GPU would
+        # add up in any order, and every replica in another one.
+        _, flat = tf.while_loop(
+            lambda rank, _: rank < replicas, subtract_next, (0, flat)
+        )
     assign(handle, tf.reshape(flat, like.shape))
 
 

@@ -8,9 +8,11 @@
 
 The sample only decides how many candidates there are, hence the time; what is
 selected is exact. A few entries need no sample, as the k largest maxima tell
-which blocks to search, and many entries need no blocks. Magnitudes are compared
-as the bits of |x|, which order floats as their values do, and NaN above
-infinity: a NaN is always selected.
+which blocks to search, and many entries need no blocks. On a GPU, where it is
+fast to sort, and slow to wait for the number of candidates, the maxima always
+tell which blocks to search. Magnitudes are compared as the bits of |x|, which
+order floats as their values do, and NaN above infinity: a NaN is always
+selected.
 """
 
 import math
@@ -37,7 +39,9 @@ _FEW = 1536
 _SMALLEST = 1  # As bits: any magnitude but 0.
 
 
-def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
+def top_k(
+    values: tf.Tensor, k: int, seed: tf.Tensor, gpu: bool = False
+) -> tf.Tensor:
     """Return the positions of the k largest magnitudes, in rising order.
 
     Zeros are never among them: if there are too few others, the first
@@ -47,10 +51,13 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
         values: float32 [size].
         k: int in [1, size].
         seed: int32 [2]. Where sampling starts; has no effect on the result.
+        gpu: Whether it runs on a GPU, inside an XLA kernel.
 
     Returns:
         int64 [k].
     """
+    if gpu:
+        return _search(values, k, gpu)
     is_rare = k * _PASSED_OVER <= values.shape[0]
     if k < (_FEW if is_rare else 2 * _SAMPLED):
         return _search(values, k)
@@ -70,7 +77,7 @@ def top_k(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.pad(found, missing, constant_values=-1), [k])
 
 
-def _search(values: tf.Tensor, k: int) -> tf.Tensor:
+def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
     """Return the positions of a few by sorting the maxima of blocks.
 
     The k largest entries lie in the k blocks of largest maxima: each of these
@@ -81,7 +88,7 @@ def _search(values: tf.Tensor, k: int) -> tf.Tensor:
     )
     reached = tf.range(rows.shape[0])
     if k < rows.shape[0]:
-        maxima = compiled(_row_maxima, rows)(rows)
+        maxima = compiled(_row_maxima, rows, gpu)(rows)
         reached = _sorted(tf.math.top_k(maxima, k, sorted=False).indices)
     candidates = _magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
     found, inside = tf.math.top_k(candidates, k, sorted=False)
@@ -110,7 +117,7 @@ def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     """Return the same as `_find`, faster if they are few."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
-    maxima = compiled(_row_maxima, rows)(rows)
+    maxima = compiled(_row_maxima, rows, False)(rows)
     reached = tf.where(maxima >= tf.cast(threshold, maxima.dtype))[:, 0]
     inside = tf.where(_reaches(tf.gather(rows, reached), threshold))
     positions = tf.gather(reached, inside[:, 0]) * _BLOCK + inside[:, 1]
@@ -124,13 +131,16 @@ def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     return _magnitude(values) >= threshold
 
 
-def _row_maxima(rows: tf.Tensor) -> tf.Tensor:
+def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude of each row.
 
-    As float64, which holds them exactly: XLA takes maxima of integers one by
-    one, and those of float32 would not see a NaN.
+    On a CPU as float64, which holds them exactly: there, XLA takes maxima of
+    integers one by one, and those of float32 would not see a NaN.
     """
-    return tf.reduce_max(tf.cast(_magnitude(rows), tf.float64), axis=1)
+    magnitude = _magnitude(rows)
+    if not gpu:
+        magnitude = tf.cast(magnitude, tf.float64)
+    return tf.reduce_max(magnitude, axis=1)
 
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
