@@ -29,7 +29,7 @@ from tf_optimizers.offload.host_optimizer import (
     Summary,
     bytes_by_device,
 )
-from tf_optimizers.offload.step import move, move_master, update
+from tf_optimizers.offload.step import move, move_master, replaced, update
 
 
 class AdamHyperparameters(NamedTuple):
@@ -155,27 +155,24 @@ class AdamOffload(HostOptimizer):
         """Update m and v, and the variable itself if it is on the host.
 
         Args:
-            gradient: Dense, of the variable's shape and its state's dtype.
+            gradient: Dense, of the variable's shape and its state's dtype, or
+                its own.
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar, which includes the bias corrections.
         """
         index = variable_index(self, variable)
-        hyperparameters = self._hyperparameters(index)
-
-        def run(kernel: Any, *weights: tf.Tensor) -> Any:
-            function = compiled(kernel, gradient, adam, hyperparameters)
-            slots = self._momentums[index], self._velocities[index]
-            handles = [slot.value.handle for slot in slots]
-            return function(*handles, gradient, learning_rate, *weights)
-
+        formula = adam, self._hyperparameters(index)
+        slots = self._momentums[index], self._velocities[index]
+        state = *(slot.value.handle for slot in slots), learning_rate
         if is_on_host(variable):
-            return run(move, components(variable)[0].handle)
+            step = compiled(move, gradient, *formula)
+            return step(gradient, *state, components(variable)[0].handle)
         master = self._masters[index]
         if master is not None:
-            return run(move_master, master.handle, value_of(variable))
-        if hyperparameters.weight_decay:
-            return run(update, value_of(variable))
-        return run(update)
+            others = *state, gradient, master.handle
+            return replaced(move_master, *formula, value_of(variable), *others)
+        decayed = [value_of(variable)] if self._decay_of(index) else []
+        return replaced(update, *formula, gradient, *state, *decayed)
 
     def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         return step_size(self.beta_1, self.beta_2, learning_rate, step)

@@ -67,13 +67,21 @@ def test_workers_agree(tmp_path, devices, names):
     assert_replicas_agree(found)
 
 
+ON_GPU = [f"dgc{additions.DENSE}", f"loco of 4 steps{additions.DENSE}"]
+
+
 @on_gpu
+@pytest.mark.parametrize("part", [0, 1, 2])
 @pytest.mark.parametrize(
     ("where", "workers", "names"),
-    [("workers", 2, additions.EVERY), ("devices", 1, IN_ONE)],
+    [
+        ("workers", 2, [*additions.MAKE, *ON_GPU]),
+        ("devices", 1, [*additions.OURS, *ON_GPU]),
+    ],
     ids=["workers", "devices"],
 )
-def test_replicas_on_a_gpu_agree(tmp_path, where, workers, names):
+def test_replicas_on_a_gpu_agree(tmp_path, where, workers, names, part):
+    names = names[part::3]
     found = real_workers.results(
         "additions", tmp_path, workers, where, "plain", *names
     )

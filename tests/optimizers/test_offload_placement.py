@@ -18,6 +18,7 @@ from scripts import offload
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.keras import average
+from tf_optimizers.offload import host_optimizer
 
 EVERYTHING = {
     "use_ema": True,
@@ -318,8 +319,46 @@ def test_sparse_loco_keeps_what_it_holds_back_beside_the_state(sync_every):
 
 def test_last_variable_is_stepped_first():
     graph = trace(one_device())
-    kernels = [op for op in graph.get_operations() if is_kernel(op)]
-    assert [op.outputs[0].shape for op in kernels] == [[3], [4, 5]]
+    buffers = [
+        op.get_attr("shape")
+        for op in graph.get_operations()
+        if op.type == "VarHandleOp"
+    ]
+    assert list(map(tf.TensorShape, buffers)) == [[3], [4, 5]]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_large_variables_are_stepped_in_turn(monkeypatch, at_once):
+    """So that those that were stepped are on their way back."""
+    monkeypatch.setattr(host_optimizer, "_LARGE", 4)
+    monkeypatch.setattr(host_optimizer, "_AT_ONCE", at_once)
+    with tf.device("CPU:1"):
+        shapes = [(4,), (2, 2), (3,), (5,)]
+        variables = [keras.Variable(tf.ones(shape)) for shape in shapes]
+        optimizer = tfo.AdamOffload()
+        optimizer.build(variables)
+        step = tf.function(
+            lambda: optimizer.apply(
+                [tf.ones(v.shape) for v in variables], variables
+            )
+        )
+        graph = step.get_concrete_function().graph
+    buffers = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
+
+    def waits_for(i, other):
+        """Tell it of the i-th variable, of which the last comes first."""
+        changes = {
+            op
+            for op in buffers[-1 - other].outputs[0].consumers()
+            if op.type == "ReadVariableOp"
+        }
+        return bool(changes & set(buffers[-1 - i].control_inputs))
+
+    large = [3, 1, 0]
+    for place, i in enumerate(large):
+        for earlier, other in enumerate(large[:place]):
+            assert waits_for(i, other) == (place - earlier == at_once)
+    assert not any(waits_for(2, other) for other in large)
 
 
 # Copies of 4 MB and arithmetic on a few bytes, side by side.
@@ -568,6 +607,8 @@ def test_sparse_gradient_goes_down_as_rows():
         spec = tf.TensorSpec([3], tf.int64)
         graph = step.get_concrete_function(spec).graph
     (dense,) = [
-        op for op in graph.get_operations() if op.type == "UnsortedSegmentSum"
+        op
+        for op in graph.get_operations()
+        if op.type == "SparseSegmentSumWithNumSegments"
     ]
     assert dense.device.endswith("CPU:0")

@@ -49,6 +49,23 @@ def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
     return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
 
 
+def temporary_variable(value: tf.Tensor) -> tf.Tensor:
+    """Return the handle of a variable that holds `value`, and lasts as long.
+
+    A kernel can replace the value in the memory that it is in, if nothing else
+    still refers to that.
+    """
+    # TensorFlow deletes a resource of this name with its last handle. The name
+    # is not public.
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=value.dtype,
+        shape=value.shape,
+        shared_name=context.anonymous_name(),
+    )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return handle
+
+
 def call_across_replicas(function: Callable, *args: Any) -> Any:
     """Call `function(strategy, *args)` where variables can be updated.
 

@@ -150,23 +150,31 @@ def clip(
     clipnorm: float | None,
     global_clipnorm: float | None,
     clipvalue: float | None,
+    xla: bool = True,
 ) -> list[tf.Tensor]:
     """Clip each gradient's norm, the norm of all of them, or each element.
 
     At most one limit is not None. If a gradient is not finite, everything that
-    its norm would have scaled becomes NaN.
+    its norm would have scaled becomes NaN. Scaling by XLA takes one pass over
+    memory; without XLA, gradients stay in the memory that they are in.
     """
-    if clipnorm:
+    if clipvalue:
+        return [clip_elements(g, clipvalue) for g in gradients]
+    if clipnorm and xla:
         return [
             compiled(_clip_norm, g, on_gpu(), clipnorm)(g) for g in gradients
         ]
-    if global_clipnorm:
+    if clipnorm:
+        factors = [clip_factor(norm(g), clipnorm) for g in gradients]
+    elif global_clipnorm:
         size = tf.norm([norm(g) for g in gradients])
-        factor = clip_factor(size, global_clipnorm)
-        return [compiled(scaled, g)(g, factor) for g in gradients]
-    if clipvalue:
-        return [clip_elements(g, clipvalue) for g in gradients]
-    return list(gradients)
+        factors = [clip_factor(size, global_clipnorm)] * len(gradients)
+    else:
+        return list(gradients)
+    return [
+        (compiled(scaled, g) if xla else scaled)(g, factor)
+        for g, factor in zip(gradients, factors, strict=True)
+    ]
 
 
 def _clip_norm(gpu: bool, limit: float, gradient: tf.Tensor) -> tf.Tensor:

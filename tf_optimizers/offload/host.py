@@ -12,7 +12,7 @@ from tf_optimizers._compat.keras import whole
 from tf_optimizers._compat.replicas import in_xla, plain_variable
 from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.base.gradients import as_dense
-from tf_optimizers.base.precision import is_half
+from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.base.replicas import components
 
 # In this worker process: the enclosing scope says which job and task that is.
@@ -30,9 +30,10 @@ class HostGradient:
         self.tensor = tensor
 
     def __truediv__(self, scale: float) -> "HostGradient":
-        """Return the gradient, unscaled."""
+        """Return the gradient, unscaled, in its state's dtype."""
         with tf.device(HOST):
-            return HostGradient(self.tensor / scale)
+            gradient = tf.cast(self.tensor, state_dtype(self.tensor.dtype))
+            return HostGradient(gradient / scale)
 
 
 class Host:

@@ -1,5 +1,8 @@
 """Keeps state and steps on the host, once per worker process."""
 
+import contextlib
+import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +14,7 @@ from tf_optimizers._compat.keras import is_overwritten
 from tf_optimizers._compat.replicas import call_across_replicas, update_each
 from tf_optimizers.base.gradients import clip, in_state_dtype
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.precision import is_half
+from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.base.replicas import (
     Accumulators,
     backend_variable,
@@ -27,6 +30,13 @@ from tf_optimizers.offload.host import (
     on_host,
     variables_on_host,
 )
+
+# Elements of variables that are stepped in turn, so that the first of them are
+# on their way back while others are stepped.
+_LARGE = 1 << 18
+# How many of them at once: XLA (of TensorFlow 2.21) gives a kernel that moves
+# memory as many threads as the root of the processors.
+_AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
 class HostOptimizer(Optimizer):
@@ -114,7 +124,9 @@ class HostOptimizer(Optimizer):
         accumulators = Accumulators(self, variables, self._where)
 
         def work() -> list[tf.Tensor]:
-            hosted = list(map(on_host, gradients, variables))
+            hosted = _in_state_dtype(
+                list(map(on_host, gradients, variables)), variables
+            )
 
             def step() -> list[tf.Tensor]:
                 changes = self._changes(accumulators.means(hosted), variables)
@@ -151,19 +163,31 @@ class HostOptimizer(Optimizer):
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
-            gradients = clip(
-                gradients, self.clipnorm, self.global_clipnorm, self.clipvalue
-            )
+            if self.clipnorm or self.global_clipnorm or self.clipvalue:
+                gradients = clip(
+                    _in_state_dtype(gradients, variables),
+                    *(self.clipnorm, self.global_clipnorm, self.clipvalue),
+                    xla=False,
+                )
             rates = {
                 dtype: self._rate(tf.cast(rate, dtype), tf.cast(step, dtype))
-                for dtype in {gradient.dtype for gradient in gradients}
+                for dtype in {state_dtype(v.dtype) for v in variables}
             }
+            changes: list[tf.Tensor] = []
+            large: list[tf.Tensor] = []
             pairs = zip(gradients, variables, strict=True)
-            changes = [
-                self.update_step(gradient, variable, rates[gradient.dtype])
-                for gradient, variable in reversed(list(pairs))
-            ]
-        return [change for change in changes if change is not None]
+            for gradient, variable in reversed(list(pairs)):
+                is_large = variable.shape.num_elements() >= _LARGE
+                with _after(large if is_large else []):
+                    change = self.update_step(
+                        gradient, variable, rates[state_dtype(variable.dtype)]
+                    )
+                if change is None:
+                    continue
+                changes.append(change)
+                if is_large:
+                    large.append(change)
+        return changes
 
     def _apply_changes(
         self, changes: list[tf.Tensor], variables: list[tf.Variable]
@@ -173,14 +197,30 @@ class HostOptimizer(Optimizer):
         self._ema.update()
 
 
+def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
+    """Return a scope that waits until fewer than `_AT_ONCE` are computed."""
+    last = len(changes) - _AT_ONCE
+    return tf.control_dependencies(
+        changes[last : last + 1] if last >= 0 else []
+    )
+
+
 def _replicas() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def _send(gradient: Gradient, variable: Any) -> HostGradient:
     gradient = on_host(gradient, variable)
+    if gradient.dtype == variable.dtype:
+        return HostGradient(gradient)
+    return HostGradient(*_in_state_dtype([gradient], [variable]))
+
+
+def _in_state_dtype(
+    gradients: Sequence[tf.Tensor], variables: Sequence[Any]
+) -> list[tf.Tensor]:
     with tf.device(HOST):
-        return HostGradient(*in_state_dtype([gradient], [variable]))
+        return in_state_dtype(gradients, variables)
 
 
 def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
