@@ -133,6 +133,32 @@ def fit(name: str, result: dict) -> str:
     )
 
 
+def gpu(name: str, result: dict) -> str:
+    """Return medians, quartiles and memory, or the largest models."""
+    if "parameters" in result:
+        return table(
+            f"{name}: the largest model that trains",
+            "| | M parameters |",
+            (
+                [key, f"{count / 1e6:,.0f}"]
+                for key, count in result["parameters"].items()
+            ),
+        )
+    return table(
+        f"{name}, {result['gpu']}",
+        "| | median ms | quartiles | first call s | peak GPU memory, GB |",
+        (
+            [
+                key,
+                *spread(times),
+                f"{result['first_call_ms'][key] / 1e3:.1f}",
+                f"{result['peak_bytes'][key] / 1e9:.2f}",
+            ]
+            for key, times in result["step_ms"].items()
+        ),
+    )
+
+
 def monitors(name: str, result: dict) -> str:
     """Return what a monitor adds to the time of everything else."""
     rows = []
@@ -308,6 +334,7 @@ TABLES = {
     "exchange": exchange,
     "sharded_state": sharded_state,
     "fit": fit,
+    "gpu": gpu,
     "monitors": monitors,
     "shaped_network": shaped_network,
     "many_hosts": shaped_network,
