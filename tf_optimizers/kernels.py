@@ -210,7 +210,10 @@ def _add_blocks(
         return index + 1, sums + tf.reduce_sum(rows, axis=1)
 
     first = tf.constant(0, tf.int64)
-    return tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
+    sums = tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
+    # A tape that records an optimizer's step asks for a gradient, and XLA
+    # cannot compile that of a loop.
+    return tf.stop_gradient(sums)
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:

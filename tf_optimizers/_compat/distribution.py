@@ -49,13 +49,11 @@ __all__ = [
     "ShuffleDataset",
     # What `tf.random.set_seed` was given.
     "global_seed",
-    # What no other variable is called; the end of what runs asynchronously.
-    "anonymous_name",
+    # The end of what runs asynchronously.
     "async_wait",
 ]
 
 MAPS = (_MapDataset, _ParallelMapDataset)
 ShuffleDataset = _ShuffleDataset
 global_seed = context.global_seed
-anonymous_name = context.anonymous_name
 async_wait = context.async_wait

@@ -21,6 +21,11 @@ def in_xla() -> bool:
     )
 
 
+# What no other variable is called; TensorFlow deletes a resource of this name
+# with its last handle. There is no public way to ask for either.
+anonymous_name = context.anonymous_name
+
+
 def eager_context() -> Any:
     """Return what TensorFlow keeps devices and functions in.
 
@@ -55,12 +60,10 @@ def temporary_variable(value: tf.Tensor) -> tf.Tensor:
     A kernel can replace the value in the memory that it is in, if nothing else
     still refers to that.
     """
-    # TensorFlow deletes a resource of this name with its last handle. The name
-    # is not public.
     handle = tf.raw_ops.VarHandleOp(
         dtype=value.dtype,
         shape=value.shape,
-        shared_name=context.anonymous_name(),
+        shared_name=anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle

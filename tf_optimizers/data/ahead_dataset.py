@@ -8,10 +8,9 @@ import tensorflow as tf
 from tf_optimizers._compat.distribution import (
     DistributedDatasetsFromFunction,
     DistributedDatasetsFromFunctionSpec,
-    anonymous_name,
     async_wait,
 )
-from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers._compat.replicas import anonymous_name, plain_variable
 from tf_optimizers.data import drawn
 from tf_optimizers.data.look_ahead import AheadIterator
 from tf_optimizers.data.notes import spec_with_rows
