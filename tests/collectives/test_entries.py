@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from cases import with_long
 
-from tf_optimizers.collectives.chunks import CHUNK
 from tf_optimizers.collectives.entries import (
     CODES,
     Entries,
@@ -17,6 +16,7 @@ from tf_optimizers.collectives.entries import (
     unpack_entries,
     whole_bytes,
 )
+from tf_optimizers.collectives.layout import CHUNK, chunk_count
 from tf_optimizers.collectives.positions import (
     from_bytes,
     from_planes,
@@ -254,6 +254,51 @@ def test_a_chunk_is_of_one_tensor(code):
     small, large = rng.standard_normal([2, 1, 40]).astype("float32")
     both = rounded(code, [small, 1e6 * large])
     np.testing.assert_array_equal(both[0], rounded(code, [small])[0])
+
+
+@pytest.mark.parametrize("code", ["int4", "int2"])
+@pytest.mark.parametrize("counts", [(0, 1, 64, 0, 65, 7), (200, 0, 63), (3, 2)])
+def test_a_chunk_is_of_one_tensor_of_those_that_are_joined(code, counts):
+    """Of each row other counts, and first what is not sent."""
+    rng = np.random.default_rng(0)
+    ends = np.cumsum([300] * len(counts)).tolist()
+    rows = [[40, *counts], [40, *counts[::-1]]]
+    positions, values, expected = [], [], []
+    for none, *each in rows:
+        at, own, arriving = [np.full(none, -1)], [np.zeros(none)], []
+        for i, count in enumerate(each):
+            inside = np.sort(rng.choice(300, count, replace=False))
+            at.append(inside + 300 * i)
+            own.append(rng.standard_normal(count) * 1e6 ** (-i % 3))
+        # What is not sent is of the first tensor, and moves its chunks.
+        at[:2], own[:2] = [np.hstack(at[:2])], [np.hstack(own[:2])]
+        for place, value in zip(at, own, strict=True):
+            if len(place):
+                (alone,) = rounded(code, [value[None]], [place[None]])
+                arriving.append(alone[0])
+        positions.append(np.hstack(at))
+        values.append(np.hstack(own))
+        expected.append(np.hstack(arriving))
+    at = tf.constant(np.stack(positions))
+    values = tf.constant(np.stack(values), tf.float32)
+    (sent,) = CODES[code].round([values], [at], [ends])
+    np.testing.assert_array_equal(sent, np.stack(expected))
+    flat = [tf.reshape(sent, [-1]), tf.reshape(at, [-1])]
+    entries = [Entries(*flat, ends[-1], code, tuple(ends))]
+    words = pack_entries(entries, len(rows))
+    assert words.shape[1] == packed_words(entries, len(rows))
+    (found,) = unpack_entries(words, entries, len(rows))
+    np.testing.assert_array_equal(found.values, flat[0])
+    np.testing.assert_array_equal(found.positions, np.maximum(flat[1], 0))
+
+
+@pytest.mark.parametrize("tensors", [1, 2, 5])
+def test_there_are_as_many_chunks_as_any_counts_need(tensors):
+    for count in [*range(200), 1000]:
+        # All but one have a single entry in a chunk of its own, if any.
+        singles = min(tensors - 1, max(count - 1, 0))
+        most = singles + -(-(count - singles) // CHUNK)
+        assert chunk_count(count, tensors) == most
 
 
 def test_parts_share_bytes_and_the_last_fills_a_word():

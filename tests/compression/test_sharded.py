@@ -172,7 +172,15 @@ def test_bytes_do_not_grow_with_replicas():
 
 
 BALANCES = {"few steps", "many steps", "loco", "two bits"}
-SOME = {"few steps", "loco", "bytes", "drain", "not finite"}
+SOME = {
+    "scales",
+    "scales of gathered",
+    "few steps",
+    "loco",
+    "bytes",
+    "drain",
+    "not finite",
+}
 ROUNDED = {"many steps", "two bits", "bytes of few bits"}
 ROUNDED |= {"not finite in two bits"}
 GROUPS = [
@@ -257,6 +265,16 @@ def test_nothing_is_lost(group):
     for name in BALANCES & set(results[0]):
         balances = [result[name] for result in results]
         dgc.assert_nothing_is_lost(balances, atol=4e-4)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_beside_variables_of_other_scales(group):
+    """By shards; gathered, with codes that TensorFlow does not have."""
+    results, *_ = group
+    for name in ("scales", "scales of gathered"):
+        for dtype in results[0][name]:
+            processes = [result[name][dtype] for result in results]
+            dgc.assert_all_scales_are_conserved(processes, dtype)
 
 
 @pytest.mark.slow

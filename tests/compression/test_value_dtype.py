@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import with_long
 
 import tf_optimizers as tfo
 from tf_optimizers.collectives.entries import CODES
@@ -147,6 +148,13 @@ def test_sums_over_replicas_are_in_float32(mirrored):
     run = dgc.Run(mirrored, {"w": np.zeros(1)}, 1.0, value_dtype="float16")
     run.step([[np.array([2048], "float32")], [np.array([1], "float32")]])
     assert run.weights()[0] == [-2049]  # Is not a float16.
+
+
+@pytest.mark.parametrize("dtype", with_long(CODES, ["float16", *FEW]))
+def test_nothing_is_lost_beside_variables_of_other_scales(mirrored, dtype):
+    """Masked densely, gathered, and all at once; test_sharded has shards."""
+    steps = dgc.balances_of_scales(mirrored, value_dtype=dtype, **dgc.STAGES)
+    dgc.assert_all_scales_are_conserved([steps], dtype)
 
 
 @pytest.mark.parametrize(

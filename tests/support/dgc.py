@@ -236,6 +236,74 @@ def assert_nothing_is_lost(balances, **kwargs):
         )
 
 
+# Side by side, as in a model: a scale of gradients each.
+SCALES = [1e-8, 1e4, 1e-4, 1e8, 1.0]
+# So that entries travel densely where the transport can, then as entries, and
+# in the end all that was held back.
+STAGES = {
+    "sparsity": (0.25, 0.9),
+    "rampup_step": 6,
+    "rampdown_begin_step": 8,
+    "rampdown_step": 2,
+}
+
+
+def balances_of_scales(strategy, **settings):
+    """Return by step what all sent, and what this process holds and got.
+
+    Each is [variable][element], in multiples of the variable's scale.
+    """
+    names = [f"w{scale}" for scale in SCALES]
+    run = Run(strategy, dict.fromkeys(names, np.zeros(90)), 1.0, **settings)
+    accumulated = [np.zeros(90) for _ in SCALES]
+    replicas, steps = strategy.num_replicas_in_sync, []
+    shapes = [90] * len(SCALES)
+    for step in range(12):
+        gradients = [
+            [np.float32(s) * g for s, g in zip(SCALES, own, strict=True)]
+            for own in make_gradients(step, shapes, replicas)
+        ]
+        run.step_and_add_up(gradients, accumulated)
+        own = {
+            "sent": [-weight.astype("float64") for weight in run.weights()],
+            "unsent": [
+                np.sum(each, axis=0, dtype="float64")
+                for each in run.memory("residual")
+            ],
+            "accumulated": accumulated,
+        }
+        steps.append(
+            {
+                name: [
+                    (part / scale).tolist()
+                    for part, scale in zip(parts, SCALES, strict=True)
+                ]
+                for name, parts in own.items()
+            }
+        )
+    return steps
+
+
+def assert_all_scales_are_conserved(processes, dtype):
+    """Check every step of `balances_of_scales`, of all processes.
+
+    In the scale of each variable: whatever the others have.
+    """
+    smallest = np.finfo("float16").smallest_subnormal
+    waits = (dtype == "float16") & (np.array(SCALES) < smallest)
+    for step, balances in enumerate(zip(*processes, strict=True)):
+        sent = np.array(balances[0]["sent"])
+        unsent, accumulated = (
+            np.sum([balance[name] for balance in balances], axis=0)
+            for name in ("unsent", "accumulated")
+        )
+        np.testing.assert_allclose(
+            sent + unsent, accumulated, atol=1e-5, err_msg=f"step {step}"
+        )
+        assert (waits | (np.abs(sent).max(axis=1) > 1e-4)).all()
+        assert np.abs(unsent).max(axis=1).all() == (step < 9)
+
+
 def apply_own(strategy, optimizer, variable, gradients):
     """Apply a gradient of each replica's own to a variable."""
 

@@ -1,7 +1,7 @@
 """Encodes values in a few bits, with a scale for each chunk of them.
 
-A chunk is 64 consecutive entries of a tensor, of those that one device sends.
-It has a scale, and each entry a few bits:
+A chunk is 64 consecutive entries of a tensor, of those that one device sends
+to one other or to all: see `Layout`. It has a scale, and each entry a few bits:
 
     int4   one of 15 equally spaced values from -7 to 7 times the scale, which
            is a seventh of the chunk's largest magnitude
@@ -17,17 +17,21 @@ is not finite, and 0 for the others, which are sent in a later step.
 
 import abc
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-CHUNK = 64
+from tf_optimizers.collectives.layout import Layout, chunk_count
 
 # Smaller scales count as 0: some threads take denormal numbers for 0, some do
 # not, and all must read the same.
 _LEAST = 2.0**-120
 # Seven times this, which is a bfloat16, is a float32; not so the next one.
 _LARGEST_STEP = 73 * 2.0**119
+# Of each part, where the tensors end that are joined to it; none if it is one.
+Ends: TypeAlias = Sequence[Sequence[int]]
+
 _NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))
 
 
@@ -48,48 +52,64 @@ class Chunks(abc.ABC):
 
     @abc.abstractmethod
     def decode(
-        self,
-        codes: tf.Tensor,
-        scales: tf.Tensor,
-        positions: Sequence[tf.Tensor],
+        self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         """Return the values of chunks of codes, 0 where there is no entry."""
 
-    def byte_size(self, count: int) -> int:
+    def byte_size(self, count: int, tensors: int = 1) -> int:
         """Return the bytes of the scales, and of the codes."""
-        scales = self.scales * tf.bfloat16.size * -(-count // CHUNK)
+        chunks = chunk_count(count, tensors)
+        scales = self.scales * tf.bfloat16.size * chunks
         return scales + self._padded(count) * self.width // 8
 
     def round(
-        self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
     ) -> list[tf.Tensor]:
         """Return float32 values as they arrive.
 
         To round these, or to write them, changes nothing more: the largest
         magnitude of a chunk, and the mean of equal ones, are its scales.
         """
-        codes, scales = self._encode(_fill(values))
-        return self._decode(codes, scales, positions)
+        layout = Layout(positions, ends)
+        codes, scales = self._encode(layout.fill(values))
+        return self._decode(codes, scales, layout)
 
-    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    def write(
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
+    ) -> tf.Tensor:
         """Return the bytes of scales, then those of codes."""
+        layout = Layout(positions, ends)
         rows = values[0].shape[0]
-        codes, scales = self._encode(_fill(values))
-        counts = [self._padded(part.shape[1]) for part in values]
-        codes = tf.concat(_strip(codes, rows, counts), 1)
+        codes, scales = self._encode(layout.fill(values))
+        whole = []
+        for part in layout.strip(codes):
+            gap = self._padded(part.shape[1]) - part.shape[1]
+            whole.append(tf.pad(part, [[0, 0], [0, gap]]))
         data = tf.reshape(tf.bitcast(scales, tf.uint8), [rows, -1])
-        return tf.concat([data, self._together(codes)], 1)
+        return tf.concat([data, self._together(tf.concat(whole, 1))], 1)
 
     def read(
-        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
+        self,
+        data: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
     ) -> list[tf.Tensor]:
         """Return the values that were written."""
-        counts = [self._padded(part.shape[1]) for part in positions]
-        size = sum(counts) * self.width // 8
-        codes = tf.split(self._apart(data[:, -size:]), counts, axis=1)
+        layout = Layout(positions, ends)
+        counts = [part.shape[1] for part in positions]
+        whole = list(map(self._padded, counts))
+        size = sum(whole) * self.width // 8
+        codes = tf.split(self._apart(data[:, -size:]), whole, axis=1)
+        codes = [part[:, :n] for part, n in zip(codes, counts, strict=True)]
         pairs = tf.reshape(data[:, :-size], [-1, self.scales, 2])
         scales = tf.bitcast(pairs, tf.bfloat16)
-        return self._decode(_fill(codes), scales, positions)
+        return self._decode(layout.fill(codes), scales, layout)
 
     def _padded(self, count: int) -> int:
         """Return the codes of so many values, which are whole bytes."""
@@ -129,21 +149,17 @@ class Chunks(abc.ABC):
         return codes, tf.cast(scales, tf.bfloat16)
 
     def _decode(
-        self,
-        codes: tf.Tensor,
-        scales: tf.Tensor,
-        positions: Sequence[tf.Tensor],
+        self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> list[tf.Tensor]:
         scales = tf.cast(scales, tf.float32)
         is_broken = tf.math.is_inf(scales[:, :1])
-        values = self.decode(codes, scales, positions)
+        values = self.decode(codes, scales, layout)
         values = tf.cond(
             tf.reduce_any(is_broken),
             lambda: tf.where(is_broken, _of_kinds(codes), values),
             lambda: values,
         )
-        rows, counts = positions[0].shape[0], [p.shape[1] for p in positions]
-        return _strip(values, rows, counts)
+        return layout.strip(values)
 
 
 class Steps(Chunks):
@@ -159,13 +175,10 @@ class Steps(Chunks):
         return tf.cast(steps + 7.0, tf.uint8), scale
 
     def decode(
-        self,
-        codes: tf.Tensor,
-        scales: tf.Tensor,
-        positions: Sequence[tf.Tensor],
+        self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         """Return the values of chunks of codes, 0 where there is no entry."""
-        del positions  # Zeros are sent as such.
+        del layout  # Zeros are sent as such.
         # Exact: a step has 3 bits, and a scale 8.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
@@ -191,16 +204,13 @@ class Means(Chunks):
         return codes, _in_range(scales)
 
     def decode(
-        self,
-        codes: tf.Tensor,
-        scales: tf.Tensor,
-        positions: Sequence[tf.Tensor],
+        self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         """Return the values of chunks of codes, 0 where there is no entry."""
         is_high = tf.bitwise.bitwise_and(codes, np.uint8(1)) == 1
         values = tf.where(is_high, scales[:, 1:], scales[:, :1])
         values = tf.where(codes < 2, values, -values)
-        return tf.where(_fill(positions) < 0, 0.0, values)
+        return tf.where(layout.is_empty(), 0.0, values)
 
 
 def _in_range(scales: tf.Tensor) -> tf.Tensor:
@@ -228,22 +238,3 @@ def _of_kinds(codes: tf.Tensor) -> tf.Tensor:
     """Return the values of `_kinds`."""
     kinds = tf.cast(codes % len(_NOT_FINITE), tf.int32)
     return tf.gather(tf.constant(_NOT_FINITE), kinds)
-
-
-def _fill(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the chunks of tensors, [all, CHUNK], each filled up with zeros."""
-    filled = []
-    for part in parts:
-        rows, count = part.shape
-        filled += [part, tf.zeros([rows, -count % CHUNK], part.dtype)]
-    return tf.reshape(tf.concat(filled, 1), [-1, CHUNK])
-
-
-def _strip(
-    chunks: tf.Tensor, rows: int, counts: Sequence[int]
-) -> list[tf.Tensor]:
-    """Return what `_fill` has filled up, so much of each tensor."""
-    sizes = []
-    for count in counts:
-        sizes += [count, -count % CHUNK]
-    return tf.split(tf.reshape(chunks, [rows, -1]), sizes, axis=1)[::2]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tf_optimizers.collectives.chunks import Means, Steps
+from tf_optimizers.collectives.chunks import Ends, Means, Steps
 from tf_optimizers.collectives.positions import (
     from_bytes,
     position_bits,
@@ -24,22 +24,34 @@ from tf_optimizers.collectives.positions import (
 class ValueCode(Protocol):
     """How values are sent: those of several tensors, each of them [rows, n].
 
-    `positions` are int, of the same shapes, -1 where there is no entry.
+    `positions` are int, of the same shapes, -1 where there is no entry. `ends`
+    are those of `Entries`, of each.
     """
 
-    def byte_size(self, count: int) -> int:
-        """Return the bytes of so many values of a tensor."""
+    def byte_size(self, count: int, tensors: int = 1) -> int:
+        """Return the bytes of so many values of some tensors."""
 
     def round(
-        self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
     ) -> list[tf.Tensor]:
         """Return float32 values as they arrive."""
 
-    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    def write(
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
+    ) -> tf.Tensor:
         """Return uint8 [rows, any], what is sent of rounded values."""
 
     def read(
-        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
+        self,
+        data: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
     ) -> list[tf.Tensor]:
         """Return the values that were written."""
 
@@ -50,14 +62,19 @@ class Floats:
     def __init__(self, dtype: tf.DType) -> None:
         self.dtype = dtype
 
-    def byte_size(self, count: int) -> int:
-        """Return the bytes of so many values of a tensor."""
+    def byte_size(self, count: int, tensors: int = 1) -> int:
+        """Return the bytes of so many values."""
+        del tensors
         return count * self.dtype.size
 
     def round(
-        self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
     ) -> list[tf.Tensor]:
         """Finite values beyond the range become the largest there is."""
+        del ends
         if self.dtype == tf.float32:
             return list(values)
         every = tf.concat(values, 1)
@@ -66,15 +83,25 @@ class Floats:
         every = tf.where(tf.math.is_finite(every), inside, every)
         return _split(tf.cast(every, self.dtype), positions)
 
-    def write(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    def write(
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
+    ) -> tf.Tensor:
         """Return the bytes of values."""
+        del positions, ends
         data = tf.bitcast(tf.concat(values, 1), tf.uint8)
         return tf.reshape(data, [data.shape[0], -1])
 
     def read(
-        self, data: tf.Tensor, positions: Sequence[tf.Tensor]
+        self,
+        data: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        ends: Ends = (),
     ) -> list[tf.Tensor]:
         """Return the values that were written."""
+        del ends
         each = tf.reshape(data, [data.shape[0], -1, self.dtype.size])
         return _split(tf.bitcast(each, self.dtype), positions)
 
@@ -150,12 +177,15 @@ class Entries(NamedTuple):
         size: Elements of the tensor.
         code: What values are sent as, of `CODES`. They must be rounded to it.
             None for what they are.
+        ends: Where tensors end that were joined to this one, which share no
+            chunk; none if it is one.
     """
 
     values: tf.Tensor
     positions: tf.Tensor
     size: int
     code: str | None = None
+    ends: tuple[int, ...] = ()
 
     @property
     def code_name(self) -> str:
@@ -181,9 +211,9 @@ def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
     return part.indices
 
 
-def packed_bits(size: int, count: int, code: str) -> int:
-    """Return what `count` of `size` elements take, as entries."""
-    values = 8 * value_code(code).byte_size(count)
+def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
+    """Return what `count` of `size` elements take, as entries of tensors."""
+    values = 8 * value_code(code).byte_size(count, tensors)
     return values + position_bits(size, count)
 
 
@@ -200,7 +230,9 @@ def whole_bytes(bits: Sequence[int]) -> list[int]:
 def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
     """Return the words of each row of `pack_entries`."""
     bits = [
-        packed_bits(e.size, e.values.shape[0] // rows, e.code_name)
+        packed_bits(
+            *(e.size, e.values.shape[0] // rows, e.code_name), len(e.ends) or 1
+        )
         for e in entries
     ]
     return sum(whole_bytes(bits)) // _WORD
@@ -215,7 +247,8 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
     """
     values = [tf.reshape(e.values, [rows, -1]) for e in entries]
     positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]
-    written = value_code(entries[0].code_name).write(values)
+    code = value_code(entries[0].code_name)
+    written = code.write(values, positions, [e.ends for e in entries])
     where = write_positions(positions, [e.size for e in entries])
     data = tf.concat([written, to_bytes(tf.concat(where, 1))], 1)
     words = packed_words(entries, rows)
@@ -237,10 +270,14 @@ def unpack_entries(
     counts = [e.values.shape[0] // rows for e in entries]
     code = value_code(entries[0].code_name)
     data = tf.reshape(tf.bitcast(words, tf.uint8), [words.shape[0], -1])
-    first = sum(map(code.byte_size, counts))
+    ends = [e.ends for e in entries]
+    first = sum(
+        code.byte_size(count, len(own) or 1)
+        for count, own in zip(counts, ends, strict=True)
+    )
     bits = from_bytes(data[:, first:], sum(map(position_bits, sizes, counts)))
     where = read_positions(bits, sizes, counts)
-    values = code.read(data[:, :first], where)
+    values = code.read(data[:, :first], where, ends)
     return [
         e._replace(
             values=tf.reshape(value, [-1]),

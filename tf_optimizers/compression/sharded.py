@@ -107,7 +107,10 @@ class ShardedExchange(Exchange):
     def _bytes(self) -> tuple[int, int]:
         """What a replica sends to one shard, and a shard of its sums."""
         capacity = self.capacity // self.wire.devices
-        row = packed_bits(self.shards.span, capacity, self.wire.value_dtype)
+        row = packed_bits(
+            *(self.shards.span, capacity, self.wire.value_dtype),
+            len(self.sizes),
+        )
         sizes = np.diff(self.shards.first_groups).tolist()
         sums = [
             packed_bits(size, count, "float32")
@@ -133,7 +136,9 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        (rounded,) = self.wire.rounded([values], [groups])
+        # Variables follow one another, and share no scale.
+        ends = tuple(self.shards.first_groups[1:].tolist())
+        (rounded,) = self.wire.rounded([values], [groups], [ends])
         arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
         # What has no slot is behind them all.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
@@ -142,6 +147,7 @@ class ShardedExchange(Exchange):
             self._own_rows(groups),
             span,
             self.wire.value_dtype,
+            ends,
         ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:

@@ -90,15 +90,19 @@ class Wire(NamedTuple):
         return flat if self.devices == 1 else flat[-count:]
 
     def rounded(
-        self, values: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]
+        self,
+        values: Sequence[tf.Tensor],
+        positions: Sequence[tf.Tensor],
+        ends: Sequence[Sequence[int]] = (),
     ) -> list[tf.Tensor]:
         """Return values as they arrive, [rows, n] of each variable.
 
         Args:
             values: float32 [rows, n].
             positions: int [rows, n], -1 where nothing is sent.
+            ends: See `Entries`.
         """
-        return CODES[self.value_dtype].round(values, positions)
+        return CODES[self.value_dtype].round(values, positions, ends)
 
     def entry_bits(self, size: int, count: int) -> int:
         """Return what a replica sends of `count` selected of `size` entries."""

@@ -11,6 +11,7 @@ from real_workers import report
 from scripts import transport
 
 import tf_optimizers as tfo
+from tf_optimizers.collectives.entries import CODES
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.sharded import ShardedExchange
 
@@ -40,6 +41,14 @@ def drain(strategy):
         "total": (-replicas * gradient).tolist(),
         "weights": weights,
         "left": float(np.abs(run.memory("residual")).max()),
+    }
+
+
+def scales(strategy, dtypes):
+    """Return the balances of variables of all scales, by dtype."""
+    return {
+        dtype: dgc.balances_of_scales(strategy, value_dtype=dtype, **dgc.STAGES)
+        for dtype in dtypes
     }
 
 
@@ -75,9 +84,14 @@ def rounded(strategy):
 def main():
     """Report what the command line names."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    is_all = "all" in sys.argv
+    dtypes = CODES if is_all else ["int2"]
+    found = {
+        "scales of gathered": scales(strategy, CODES if is_all else []),
+    }
     Compressor.exchange_kind = "sharded"
-    found = few(strategy)
-    if "all" in sys.argv:
+    found |= few(strategy) | {"scales": scales(strategy, dtypes)}
+    if is_all:
         found |= rounded(strategy)
     report(found)
 
