@@ -227,6 +227,27 @@ def test_custom_loop_builds_the_optimizer_in_its_first_step(case, mirrored):
     assert cases.error(variables, expected) < TOLERANCE
 
 
+def test_subclass_may_override_what_keras_defines(case, mirrored):
+    """A step of three arguments, which may call ours."""
+
+    class Faster(case.optimizer):
+        def update_step(self, gradient, variable, learning_rate):
+            return super().update_step(gradient, variable, 2 * learning_rate)
+
+    def stepped(optimizer):
+        with mirrored.scope():
+            variables = cases.make_variables()
+            optimizer.build(variables)
+        gradients = [tf.constant(g / 2) for g in cases.make_gradients(0)]
+        apply = optimizer.apply
+        tf.function(lambda: mirrored.run(apply, (gradients, variables)))()
+        return variables
+
+    faster = stepped(Faster(0.02, **case.arguments))
+    assert cases.error(faster, stepped(case.make(0.04))) == 0
+    assert cases.error(faster, stepped(case.make(0.02))) > 1e-3
+
+
 def test_copy_made_in_the_scope_trains_on_its_own(case, mirrored):
     with mirrored.scope():
         variables = cases.make_variables()

@@ -258,17 +258,20 @@ class Optimizer(keras.optimizers.Optimizer):
         variables: list[tf.Variable],
         *others: list[Any],
     ) -> None:
-        """Call `update_step` for each component, with `others` as well."""
+        """Step each component; a subclass may pass `others` to its hook."""
         update_each(
             variables,
-            lambda variable, gradient, *scalars: self.update_step(
-                gradient, variable, *scalars
-            ),
+            self._step_component,
             gradients,
             [learning_rate] * len(variables),
             *others,
         )
         self._ema.update()
+
+    def _step_component(
+        self, variable: tf.Variable, gradient: Gradient, rate: tf.Tensor
+    ) -> None:
+        self.update_step(gradient, variable, rate)
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import variable_index
+from tf_optimizers._compat.strategies import replaced
 from tf_optimizers.base.exclusions import (
     LAYER_ADAPTATION,
     check_exclusions,
@@ -35,6 +36,9 @@ from tf_optimizers.layerwise.step import (
 
 class LayerwiseOptimizer(Optimizer):
     """Adam's moments, with steps in proportion to the norm of each variable."""
+
+    # In a step, the corrections of the moments' bias of one variable's dtype.
+    _present: Corrections | None = None
 
     def __init__(
         self,
@@ -136,12 +140,19 @@ class LayerwiseOptimizer(Optimizer):
         step = tf.cast(self.iterations, dtype) + ahead
         return compiled(corrections_at, step, self.beta_1, self.beta_2)(step)
 
-    def update_step(
+    def _step_component(
         self,
-        gradient: tf.Tensor,
-        variable: Any,
-        learning_rate: Any,
+        variable: tf.Variable,
+        gradient: Gradient,
+        rate: tf.Tensor,
         corrections: Corrections | None = None,
+    ) -> None:
+        # Not an argument: subclasses may override what Keras defines.
+        with replaced([(self, "_present", corrections)]):
+            super()._step_component(variable, gradient, rate)
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: Any, learning_rate: Any
     ) -> None:
         """Update one variable, or its component on this device.
 
@@ -149,7 +160,6 @@ class LayerwiseOptimizer(Optimizer):
             gradient: Dense, of the variable's shape and its state's dtype.
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar.
-            corrections: Of the moments' bias at this step, if they are at hand.
         """
         index = variable_index(self, variable)
         variable = backend_variable(variable)
@@ -168,7 +178,7 @@ class LayerwiseOptimizer(Optimizer):
             local_component(self._velocities[index], variable).handle,
             gradient,
             tf.cast(learning_rate, weight.dtype),
-            corrections or self._corrections(weight.dtype),
+            self._present or self._corrections(weight.dtype),
         )
         self._store_weight(variable, weight)
 
