@@ -51,6 +51,21 @@ def bring_in(
             variable._initialize(variable.numpy())
 
 
+def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Build an optimizer in a step, on all replicas.
+
+    What its `build` assigns would otherwise change the first one's alone.
+    """
+
+    def build(_: tf.distribute.Strategy) -> None:
+        # Outside of a `tf.function` that is being traced: inside it, replicas
+        # would get variables that are never initialized.
+        with tf.init_scope():
+            optimizer.build(variables)
+
+    tf.distribute.get_replica_context().merge_call(build)
+
+
 @functools.cache
 def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],

@@ -16,7 +16,7 @@ from tf_optimizers._compat.keras import (
     with_hooks,
 )
 from tf_optimizers._compat.replicas import switch_across_replicas, update_each
-from tf_optimizers._compat.strategies import adopt
+from tf_optimizers._compat.strategies import adopt, build_together
 from tf_optimizers.base.averages import Averages
 from tf_optimizers.base.exclusions import WEIGHT_DECAY, Excluded, Exclusions
 from tf_optimizers.base.gradients import (
@@ -184,10 +184,7 @@ class Optimizer(keras.optimizers.Optimizer):
             check_gradients(grads, trainable_variables)
             grads = self._cast(grads, trainable_variables)
             if not self.built:
-                # Outside of a `tf.function` that is being traced: inside it,
-                # replicas would get variables that are never initialized.
-                with tf.init_scope():
-                    self.build(trainable_variables)
+                build_together(self, trainable_variables)
             if self.use_ema:
                 self._ema.note(grads, trainable_variables)
             if not self._is_agreed:
