@@ -194,8 +194,8 @@ class ShardedState(Optimizer):
         devices = strategy.extended.worker_devices
         if isinstance(inner, HostOptimizer):
             devices = [HOST] * len(devices)
-        self._slots = Slots(strategy, pieces, devices)
-        with self._slots.of(variables) as watched:
+        self._slots = Slots(strategy, variables, pieces, devices)
+        with self._slots.of(inner) as watched:
             inner.build(watched)
         self._steps = OwnSteps(inner, variables, pieces, self._slots, strategy)
 
@@ -225,7 +225,7 @@ class ShardedState(Optimizer):
         gradients = densify(gradients, backends)
 
         def update(gradients: list[tf.Tensor]) -> None:
-            self._steps.update(dict(zip(indices, gradients, strict=True)))
+            self._steps.update(gradients, indices)
 
         count = tf.identity(micro_steps(inner))
         if inner.gradient_accumulation_steps:

@@ -2,10 +2,12 @@
 
 import functools
 
+import cases
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scripts.sharded import Counted
 
 import tf_optimizers as tfo
 
@@ -70,6 +72,140 @@ def assert_alike(found, expected, state=True):
         np.testing.assert_allclose(
             one.numpy(), two.numpy(), rtol=0, atol=1e-6, err_msg=one.path
         )
+
+
+class Copied(keras.optimizers.Adam):
+    """Goes through a copy of the variables."""
+
+    def build(self, variables):
+        super().build(list(variables))
+
+
+class Reversed(keras.optimizers.Optimizer):
+    """Makes slots in other orders, of which two loops are at a time."""
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        pairs = zip(variables, reversed(list(variables)), strict=True)
+        slots = [self.add_variable_from_reference(v, "m") for _, v in pairs]
+        self.means = slots[::-1]
+        self.sums = [
+            self.add_variable_from_reference(self._trainable_variables[i], "s")
+            for i in range(len(variables))
+        ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        place = self._get_variable_index(variable)
+        mean, total = self.means[place], self.sums[place]
+        self.assign(mean, 0.9 * mean + gradient)
+        self.assign_add(total, gradient**2)
+        rate = tf.cast(learning_rate, variable.dtype)
+        self.assign_sub(variable, rate * mean / (0.1 + tf.sqrt(total)))
+
+
+OWN = {"copied": Copied, "reversed": Reversed, "counted": Counted}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_slots_belong_to_the_variable_that_they_are_made_from(mirrored, name):
+    make = functools.partial(OWN[name], 0.1)
+    found = stepped(mirrored, lambda: tfo.ShardedState(make()))
+    assert_alike(found, stepped(mirrored, make))
+    summary = found[1].memory_summary()
+    assert min(summary["owned"]) > 0.3 * sum(summary["owned"])
+    # The rate and the number of steps.
+    assert summary["shared"] == 12
+
+
+class ByIndex(Counted):
+    """Makes slots of which nobody can tell what they belong to."""
+
+    kind = "float32"
+    shape_of = staticmethod(lambda variable: variable.shape)
+
+    def add_counts(self, variables):
+        return [
+            self.add_variable(
+                self.shape_of(variables[i]), dtype=self.kind, name=f"count_{i}"
+            )
+            for i in range(len(variables))
+        ]
+
+
+class Scalars(ByIndex):
+    shape_of = staticmethod(lambda variable: ())
+
+
+class Flags(Counted):
+    kind = "bool"
+
+
+class Others(Counted):
+    """Has a state of its own of each variable, and uses another's."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.means = self.means[1:] + self.means[:1]
+
+    def count(self, place):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (ByIndex, r"count_0 of shape \(6, 8\), which a variable has, too"),
+        (Scalars, "changes state which every replica has"),
+        (Flags, "of dtype bool"),
+        (Others, "uses state which belongs to another one"),
+    ],
+)
+def test_state_of_no_variable_is_refused(mirrored, make, message):
+    with pytest.raises(ValueError, match=message):
+        stepped(mirrored, lambda: tfo.ShardedState(make(0.1)))
+
+
+TWICE = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "clipped": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "clipped together": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+    "Nadam": lambda: keras.optimizers.Nadam(0.1),
+    "Lamb": lambda: tfo.Lamb(0.1),
+    "AdamOffload": lambda: tfo.AdamOffload(0.1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", cases.with_long(TWICE, ["AdamW", "clipped", "Nadam", "AdamOffload"])
+)
+def test_a_variable_may_have_two_gradients(mirrored, name):
+    """As of two losses that share an encoder."""
+    order = [0, 1, 2, 0, 3, 0]
+    alone = tf.distribute.get_strategy()
+    expected = stepped(alone, TWICE[name], order)
+    once = stepped(alone, TWICE[name])
+    found = stepped(mirrored, lambda: tfo.ShardedState(TWICE[name]()), order)
+    assert_alike(found, expected)
+    assert np.abs(found[0][0].numpy() - once[0][0].numpy()).max() > 1e-2
+
+
+def test_two_gradients_are_accumulated_once(mirrored):
+    """Keras alone adds what it has accumulated to either."""
+    order = [0, 1, 2, 0, 3]
+    found = stepped(
+        mirrored,
+        lambda: tfo.ShardedState(
+            keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        ),
+        order,
+        steps=4,
+    )
+    plain = functools.partial(keras.optimizers.SGD, 0.1)
+    expected = stepped(mirrored, plain, order, steps=2)
+    assert_alike(found, expected, state=False)
 
 
 class StartsAtWeights(tfo.Lamb):

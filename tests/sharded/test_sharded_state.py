@@ -466,7 +466,7 @@ ON_DEVICES = *sharded_script.EVERY, "mixed_float16"
 @pytest.mark.parametrize(
     ("names", "workers", "devices"),
     [
-        (("words",), 2, 1),
+        (("words", "counted in parts"), 2, 1),
         *(
             pytest.param(names, *layout, marks=pytest.mark.long)
             for names, layout in [

@@ -126,8 +126,28 @@ def owned_variable(
 
 
 def part_of(component: tf.Variable) -> tf.Variable:
-    """Return the rows that a replica's component of a variable has."""
-    return getattr(component, "part", component)
+    """Return the rows that a replica's component of a variable has.
+
+    Where it has none, whoever uses what is returned gets an error.
+    """
+    part = getattr(component, "part", component)
+    return _Elsewhere() if part is None else part
+
+
+class _Elsewhere:
+    """State that another replica has, in a step of this one."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(
+            "A step of a variable must use the state of that variable alone. "
+            "Received: a step that uses state which belongs to another one, "
+            "and which another replica has. Create the state of each variable "
+            "by `self.add_variable_from_reference(variable, name)`, or use the "
+            "inner optimizer without `ShardedState`."
+        )
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return self.value
 
 
 def array_of(component: tf.Variable) -> np.ndarray:

@@ -173,10 +173,14 @@ def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[Attribute]) -> Iterator[None]:
-    """Replace the values of attributes temporarily."""
+    """Replace the values of attributes, or methods, temporarily."""
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
             # Not `setattr`: Keras tracks what is assigned to an optimizer.
-            undo.callback(object.__setattr__, owner, name, vars(owner)[name])
+            if name in vars(owner):
+                before = vars(owner)[name]
+                undo.callback(object.__setattr__, owner, name, before)
+            else:
+                undo.callback(object.__delattr__, owner, name)
             object.__setattr__(owner, name, value)
         yield

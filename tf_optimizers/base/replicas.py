@@ -100,12 +100,18 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the means of all gradients; these are the last of them."""
+        """Return the means of all gradients; these are the last of them.
+
+        If several are of one variable, the first has what was added up.
+        """
+        means, seen = [], set()
         with self._where.scope():
-            return [
-                (total + gradient) / self._steps
-                for total, gradient in zip(self._totals, gradients, strict=True)
-            ]
+            for total, gradient in zip(self._totals, gradients, strict=True):
+                is_first = id(total) not in seen
+                seen.add(id(total))
+                whole = total + gradient if is_first else gradient
+                means.append(whole / self._steps)
+        return means
 
     def clear(self) -> None:
         """Reset all, also for variables without a gradient in this call."""

@@ -6,66 +6,97 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.keras import variable_key
 from tf_optimizers._compat.owned import OwnedVariable, Rows, owned_variable
 from tf_optimizers._compat.replicas import creator_scope
+from tf_optimizers._compat.strategies import replaced
 from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.sharding.ownership import Piece
+
+_ADD = "add_variable_from_reference"
 
 
 class Slots:
     """The state that an optimizer makes while it is built.
 
-    What it makes while it goes through the variables belongs to the one it is
-    at, whose owners alone have it: each the rows that it owns. What it makes
-    beside is shared: every replica has it. So are gradient accumulators, in
-    which replicas have sums of their own.
+    What it makes by `add_variable_from_reference` belongs to that variable,
+    and what else it makes while it goes through the variables to the one it is
+    at. The owners of a variable alone have what belongs to it: each the rows
+    that it owns. What belongs to none is shared: every replica has it. So are
+    gradient accumulators, in which replicas have sums of their own.
 
     Args:
         strategy: The strategy.
-        pieces: The owners of the variables.
+        variables: The model's variables.
+        pieces: Their owners.
         devices: Where the state is, of this process's replicas.
 
     Attributes:
         owned: The slots, once with each piece.
-        shared: What every replica has alike, of a floating dtype.
+        shared: What every replica has alike, with the position of the variable
+            that it belongs to, if any: one of which owners have rows each.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
+        variables: Sequence[Any],
         pieces: Sequence[Piece],
         devices: Sequence[str],
     ) -> None:
         self.owned: list[tuple[OwnedVariable, Piece]] = []
-        self.shared: list[tf.Variable] = []
+        self.shared: list[tuple[tf.Variable, int | None]] = []
         self._strategy = strategy
+        self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        self._current: tuple[int, Any] | None = None
+        self._looped: int | None = None  # Where a loop is.
+        self._referred: int | None = None
 
     @contextlib.contextmanager
-    def of(self, variables: Sequence[Any]) -> Iterator[list[Any]]:
+    def of(self, optimizer: Any) -> Iterator[list[Any]]:
         """Return a scope to build in, and a list to build with."""
-        # Before optimizers that create their state on the host themselves.
-        with creator_scope(self._create, priority=200):
-            yield _Watched(variables, self._note)
+        positions = {
+            variable_key(optimizer, variable): position
+            for position, variable in enumerate(self._variables)
+        }
+        add = getattr(optimizer, _ADD)
 
-    def _note(self, current: tuple[int, Any] | None) -> None:
-        self._current = current
+        def add_from(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = self._referred
+            key = variable_key(optimizer, reference_variable)
+            self._referred = positions.get(key, outer)
+            try:
+                return add(reference_variable, *args, **kwargs)
+            finally:
+                self._referred = outer
+
+        # Before optimizers that create their state on the host themselves.
+        scope = creator_scope(self._create, priority=200)
+        with scope, replaced([(optimizer, _ADD, add_from)]):
+            yield _Watched(self._variables, self._note)
+
+    def _note(self, position: int | None) -> None:
+        self._looped = position
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         name = kwargs.get("name") or "slot"
-        if not tf.as_dtype(kwargs["dtype"]).is_floating or name.endswith(
-            "_gradient_accumulator"
-        ):
+        if name.endswith("_gradient_accumulator"):
             return next_creator(**kwargs)
         initial = kwargs["initial_value"]
         value = initial() if callable(initial) else initial
         value = tf.convert_to_tensor(value, kwargs["dtype"])
-        pieces = self._pieces_of_shape(value.shape)
-        if not pieces:
+        _check_dtype(name, value.dtype)
+        position = self._looped if self._referred is None else self._referred
+        if position is None:
+            self._check_shape(name, value.shape)
+        pieces = [p for p in self._pieces if p.position == position]
+        are_whole = all(piece.is_whole for piece in pieces)
+        if position is None or not (
+            are_whole or value.shape == self._variables[position].shape
+        ):
             variable = next_creator(**kwargs)
-            self.shared.append(variable)
+            self.shared.append((variable, position))
             return variable
         held: list[Rows | None] = [None] * len(self._devices)
         first = Workers(self._strategy).index * len(held)
@@ -78,14 +109,26 @@ class Slots:
         self.owned += [(variable, piece) for piece in pieces]
         return variable
 
-    def _pieces_of_shape(self, shape: tf.TensorShape) -> list[Piece]:
-        """Return the owners of what is made; none of what is shared."""
-        if self._current is None:
-            return []
-        index, variable = self._current
-        pieces = [piece for piece in self._pieces if piece.position == index]
-        is_like_it = pieces[0].is_whole or shape == variable.shape
-        return pieces if is_like_it else []
+    def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
+        """Refuse what looks as if it belonged to a variable, but to which?"""
+        if shape.rank and any(shape == v.shape for v in self._variables):
+            raise ValueError(
+                "State of a variable must be created from it. Received: "
+                f"{name} of shape {tuple(shape)}, which a variable has, too, "
+                "outside of a loop over the variables. Create it by "
+                "`self.add_variable_from_reference(variable, name)`, or use "
+                "the inner optimizer alone."
+            )
+
+
+def _check_dtype(name: str, dtype: tf.DType) -> None:
+    """Refuse what replicas cannot send."""
+    if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
+        raise ValueError(
+            "State must be of a floating dtype, int32 or int64. Received: "
+            f"{name} of dtype {dtype.name}. Create it with another dtype, or "
+            "use the inner optimizer alone."
+        )
 
 
 class _Watched(list):
@@ -94,15 +137,15 @@ class _Watched(list):
     def __init__(
         self,
         elements: Sequence[Any],
-        note: Callable[[tuple[int, Any] | None], None],
+        note: Callable[[int | None], None],
     ) -> None:
         super().__init__(elements)
         self._note = note
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for pair in enumerate(super().__iter__()):
-                self._note(pair)
-                yield pair[1]
+            for position, element in enumerate(super().__iter__()):
+                self._note(position)
+                yield element
         finally:
             self._note(None)

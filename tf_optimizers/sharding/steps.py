@@ -1,7 +1,8 @@
 """Steps with what a replica owns, and gives the results to all."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -12,7 +13,7 @@ from tf_optimizers._compat.keras import (
     variable_index,
 )
 from tf_optimizers._compat.owned import Copy, part_of
-from tf_optimizers._compat.strategies import at_rate
+from tf_optimizers._compat.strategies import Attribute, at_rate, replaced
 from tf_optimizers.agreement.workers import Workers, rank_among
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.precision import master_weight, refreshed
@@ -23,7 +24,16 @@ from tf_optimizers.sharding.slots import Slots
 
 # What replicas do for the inner optimizer.
 _DONE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
+_CHANGES = ("assign", "assign_add", "assign_sub")
 _NORMS = ("clipnorm", "global_clipnorm")
+
+
+class OwnedSum(NamedTuple):
+    """The sum over replicas of a gradient, of what this replica owns."""
+
+    piece: Piece
+    group: int  # The gradient that it is of, or a part of.
+    total: tf.Tensor
 
 
 class OwnSteps:
@@ -48,6 +58,9 @@ class OwnSteps:
         self._optimizer = optimizer
         self._variables = list(map(backend_variable, variables))
         self._pieces = pieces
+        self._pieces_of: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            self._pieces_of.setdefault(piece.position, []).append(piece)
         self._shared = slots.shared
         self._replicas = strategy.num_replicas_in_sync
         self._exchange = exchange_of(strategy)
@@ -66,32 +79,47 @@ class OwnSteps:
             if piece.ends and 0 <= piece.owner - first < len(devices)
         }
 
-    def update(self, gradients: Mapping[int, tf.Tensor]) -> None:
+    def update(
+        self, gradients: Sequence[tf.Tensor], positions: Sequence[int]
+    ) -> None:
         """Update variables on all replicas.
 
         Args:
-            gradients: This replica's, dense, by the positions of variables.
+            gradients: This replica's, dense.
+            positions: Those of the variables, of which one may have several.
         """
         inner, rank = self._optimizer, rank_among(self._replicas)
         updates = micro_steps(inner) // (inner.gradient_accumulation_steps or 1)
-        pieces = [
-            piece for piece in self._pieces if piece.position in gradients
+        sent = [
+            (group, piece)
+            for group, position in enumerate(positions)
+            for piece in self._pieces_of[position]
         ]
         sums = self._exchange.sum_at_owners(
-            [_rows_of(gradients[piece.position], piece) for piece in pieces],
-            [piece.owner for piece in pieces],
+            [_rows_of(gradients[group], piece) for group, piece in sent],
+            [piece.owner for _, piece in sent],
         )
-        totals = dict(zip(pieces, sums, strict=True))
-        if inner.use_ema:
-            # Averages move without a gradient.
-            pieces += [piece for piece in self._pieces if piece not in totals]
-        own = [piece for piece in pieces if piece.owner == rank]
-        weights = {piece: self._weight(piece) for piece in own}
-        stepped = {piece: totals[piece] for piece in own if piece in totals}
-        self._step(stepped, weights, updates)
+        # Averages move without a gradient.
+        moved = set(positions)
+        pieces = [
+            piece
+            for piece in self._pieces
+            if inner.use_ema or piece.position in moved
+        ]
+        weights = {
+            piece: self._weight(piece)
+            for piece in pieces
+            if piece.owner == rank
+        }
+        owned = [
+            OwnedSum(piece, group, total)
+            for (group, piece), total in zip(sent, sums, strict=True)
+            if piece.owner == rank
+        ]
+        self._step(owned, weights, len(positions), updates)
         if inner.use_ema:
             self._average(weights, updates)
-        self._spread(pieces, weights)
+        self._spread(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
         """Return what this replica steps: its weight, or some rows of it."""
@@ -104,12 +132,13 @@ class OwnSteps:
 
     def _step(
         self,
-        gradients: Mapping[Piece, tf.Tensor],
+        owned: Sequence[OwnedSum],
         weights: Mapping[Piece, tf.Variable],
+        count: int,
         updates: tf.Tensor,
     ) -> None:
         inner = self._optimizer
-        settings = [(inner, name, None) for name in _DONE]
+        settings: list[Attribute] = [(inner, name, None) for name in _DONE]
         if inner.gradient_accumulation_steps:
             # Schedules count micro-batches, and steps updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
@@ -117,31 +146,59 @@ class OwnSteps:
             own_component(raw_iterations(inner)).assign(updates)
         are_split = not all(piece.is_whole for piece in self._pieces)
         if inner.global_clipnorm or (inner.clipnorm and are_split):
-            gradients = self._clipped(gradients)
+            owned = self._clipped(owned, count)
             settings += [(inner, name, None) for name in _NORMS]
+        if self._shared:
+            step = functools.partial(
+                self._update_step,
+                inner.update_step,
+                [
+                    (own_component(variable), of)
+                    for variable, of in self._shared
+                ],
+            )
+            settings.append((inner, "update_step", step))
         self._steps.step_on_replica(
-            list(gradients.values()),
-            [weights[piece] for piece in gradients],
-            [piece.position for piece in gradients],
+            [each.total for each in owned],
+            [weights[each.piece] for each in owned],
+            [each.piece.position for each in owned],
             settings,
         )
 
-    def _clipped(
-        self, gradients: Mapping[Piece, tf.Tensor]
-    ) -> dict[Piece, tf.Tensor]:
-        """Clip by norms of what all replicas have, of one or all variables."""
+    def _update_step(
+        self,
+        step: Callable,
+        shared: Sequence[tuple[tf.Variable, int | None]],
+        gradient: Any,
+        variable: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Step a variable, which may change no state but its own."""
+        index = variable_index(self._optimizer, variable)
+        others = [component for component, of in shared if of != index]
+        with replaced(
+            (component, name, _refuse_change)
+            for component in others
+            for name in _CHANGES
+        ):
+            return step(gradient, variable, *args, **kwargs)
+
+    def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
+        """Clip by norms of what all replicas have, of one or all of `count`."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
-        groups = [0 if is_global else piece.position for piece in gradients]
-        values = list(gradients.values())
-        norms = tf.sqrt(total_squares(values, groups, len(self._variables)))
+        groups = [0 if is_global else each.group for each in owned]
+        norms = tf.sqrt(
+            total_squares([each.total for each in owned], groups, count)
+        )
         scales = limit * tf.minimum(1.0 / norms, 1.0 / limit) + (norms - norms)
-        return {
-            piece: gradient * tf.cast(scales[group], gradient.dtype)
-            for group, (piece, gradient) in zip(
-                groups, gradients.items(), strict=True
+        return [
+            each._replace(
+                total=each.total * tf.cast(scales[group], each.total.dtype)
             )
-        }
+            for group, each in zip(groups, owned, strict=True)
+        ]
 
     def _average(
         self, weights: Mapping[Piece, tf.Variable], updates: tf.Tensor
@@ -174,11 +231,14 @@ class OwnSteps:
             variable.assign(tf.cast(mean.numpy(), variable.dtype))
 
     def _spread(
-        self, pieces: Sequence[Piece], weights: Mapping[Piece, tf.Variable]
+        self,
+        pieces: Sequence[Piece],
+        weights: Mapping[Piece, tf.Variable],
+        stepped: int,
     ) -> None:
-        """Give all replicas what owners have."""
+        """Give all replicas what owners have; one position has `stepped`."""
         whole = [own_component(variable) for variable in self._variables]
-        shared = list(map(own_component, self._shared))
+        shared = [own_component(variable) for variable, _ in self._shared]
         values = [
             weights[piece].read_value()
             if piece in weights
@@ -186,9 +246,13 @@ class OwnSteps:
             for piece in pieces
         ]
         values += [variable.read_value() for variable in shared]
-        # The first piece has a gradient, and all with one move what is shared.
         owners = [piece.owner for piece in pieces]
-        owners += owners[:1] * len(shared)
+        # All who have made a step have moved what is shared alike, or what
+        # belongs to a variable, if they own rows of it.
+        owners += [
+            self._pieces_of[stepped if position is None else position][0].owner
+            for _, position in self._shared
+        ]
         news = self._exchange.gather(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
@@ -202,6 +266,16 @@ class OwnSteps:
         for piece in weights:
             if not piece.is_whole:
                 self._copies[piece].free()
+
+
+def _refuse_change(*args: Any, **kwargs: Any) -> None:
+    raise ValueError(
+        "A step of a variable must change the state of that variable alone. "
+        "Received: a step that changes state which every replica has, and "
+        "which belongs to no variable, or to another one. Create the state of "
+        "each variable by `self.add_variable_from_reference(variable, name)`, "
+        "or use the inner optimizer without `ShardedState`."
+    )
 
 
 def _rows_of(value: tf.Tensor, piece: Piece) -> tf.Tensor:

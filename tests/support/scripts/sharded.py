@@ -49,6 +49,8 @@ MAKE = {name: functools.partial(make, 0.01) for name, make in EVERY.items()} | {
     "mixed_float16": lambda: keras.optimizers.Adam(0.01),
     "frozen": lambda: keras.optimizers.Adam(0.01),
     "words": lambda: keras.optimizers.Adam(0.01),
+    "counted": lambda: Counted(0.01),
+    "counted in parts": lambda: in_parts(Counted(0.01)),
     "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
     "ema": lambda: keras.optimizers.AdamW(
         0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
@@ -60,6 +62,42 @@ MAKE = {name: functools.partial(make, 0.01) for name, make in EVERY.items()} | {
     "clipped": lambda: tfo.AdamOffload(0.01, clipnorm=0.05),
     "clipped together": lambda: tfo.AdamOffload(0.01, global_clipnorm=0.05),
 }
+
+
+class Counted(keras.optimizers.Optimizer):
+    """Counts the steps of each variable in an integer, and goes by copies."""
+
+    kind = "int32"
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self.means = self.add_optimizer_variables(list(variables), "mean")
+        self.counts = self.add_counts(variables)
+
+    def add_counts(self, variables):
+        return [
+            self.add_variable((), dtype=self.kind, name=f"count_{i}")
+            for i, _ in enumerate(variables)
+        ]
+
+    def count(self, place):
+        self.assign_add(self.counts[place], 1)
+
+    def update_step(self, gradient, variable, learning_rate):
+        place = self._get_variable_index(variable)
+        self.count(place)
+        self.assign(self.means[place], 0.9 * self.means[place] + gradient)
+        rate = learning_rate / keras.ops.sqrt(
+            1 + keras.ops.cast(self.counts[place], "float32")
+        )
+        self.assign_sub(variable, rate * self.means[place])
+
+
+def in_parts(optimizer):
+    optimizer.is_elementwise = True
+    return optimizer
 
 
 def without_biases(optimizer):
