@@ -51,6 +51,7 @@ def train(name, embedding, dense):
     return before, model.get_weights()
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.filterwarnings("ignore:(DGC|Sparse|Shard):UserWarning")
 @pytest.mark.parametrize("name", MAKE)
 def test_weights_elsewhere_train_as_on_the_default_device(name):

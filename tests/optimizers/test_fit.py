@@ -91,6 +91,7 @@ def test_groups_survive_a_keras_file(case, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_model_is_built_by_its_first_step(case, dtype):
     """Without an `Input` it has no weights before, and none in the trace."""

@@ -501,6 +501,7 @@ def make_model(optimizer):
 X, Y = np.random.default_rng(0).random((2, 32, 4)).astype("float32")
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     "inner", with_long(["AdamW", "tfo.LANS"], ["tfo.LANS"])
 )

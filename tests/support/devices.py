@@ -115,6 +115,17 @@ def seed():
     keras.utils.set_random_seed(0)
 
 
+@pytest.fixture
+def on_cpu():
+    """Train on the CPU, so that two trainings of one model are equal.
+
+    On a GPU, TensorFlow tries which kernel multiplies matrices fastest, and may
+    find another one for each graph.
+    """
+    with tf.device(DEVICES[0]):
+        yield
+
+
 @pytest.fixture(scope="session")
 def mirrored(request):
     """One for all tests: TensorFlow's collectives of two get mixed up.
