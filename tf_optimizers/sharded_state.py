@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.averages import InnerAverages
 from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras import (
     micro_steps,
@@ -112,6 +113,7 @@ class ShardedState(Optimizer):
         # Keras unscales by it before the exchange, as it would inside.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # Of several replicas.
+        self._averages, self._ema = None, InnerAverages(inner_optimizer)
 
     @staticmethod
     def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -183,6 +185,8 @@ class ShardedState(Optimizer):
             self._share_out(strategy, variables)
         # Not ours, whose master weights the inner optimizer has if it is ours.
         super(Optimizer, self).build(variables)
+        # Not before: it would make averages of its own.
+        self.use_ema = inner.use_ema
 
     def _share_out(
         self, strategy: tf.distribute.Strategy, variables: list[Any]

@@ -242,3 +242,133 @@ def test_what_a_step_builds_begins_alike_on_all_devices(mirrored, name):
     make = AT_WEIGHTS[name]
     found = stepped(mirrored, make, is_built=False)
     assert_alike(found, stepped(mirrored, make))
+
+
+@pytest.mark.parametrize("limit", ["clipnorm", "global_clipnorm"])
+def test_large_gradients_are_clipped(mirrored, limit):
+    """Of which the square of the norm is no float32."""
+    with mirrored.scope():
+        weights = [keras.Variable(np.zeros(3), dtype="float32") for _ in "ab"]
+        inner = keras.optimizers.SGD(1.0, **{limit: 2.0})
+        sharded = tfo.ShardedState(inner)
+        sharded.build(weights)
+    scales = np.array([3e25, 4e25])
+
+    def step():
+        gradients = [tf.fill([3], np.float32(scale / 2)) for scale in scales]
+        sharded.apply(gradients, weights)
+
+    tf.function(functools.partial(mirrored.run, step))()
+    sizes = scales if limit == "global_clipnorm" else np.ones(2)
+    norm = np.sqrt(np.sum(sizes**2)) if limit == "global_clipnorm" else 1.0
+    for weight, size in zip(weights, sizes / norm, strict=True):
+        np.testing.assert_allclose(
+            weight.numpy(), -2.0 * size / np.sqrt(3), rtol=1e-5
+        )
+
+
+UNEVEN = pytest.mark.filterwarnings("ignore:The fullest replica")
+
+
+@UNEVEN
+@pytest.mark.parametrize("kind", [keras.Variable, tf.Variable])
+def test_a_scalar_may_be_most_of_a_group(mirrored, kind):
+    with mirrored.scope():
+        scale = kind(np.float32(1.0))
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
+    step = functools.partial(
+        mirrored.run, lambda: sharded.apply([tf.constant(0.5)], [scale])
+    )
+    tf.function(step)()
+    assert scale.numpy() == 0.75
+
+
+def test_one_replica_constrains_variables_of_tensorflow_once():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        weight = tf.Variable([1.0], constraint=lambda value: value / 2)
+        sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
+    step = functools.partial(
+        strategy.run, lambda: sharded.apply([tf.constant([1.0])], [weight])
+    )
+    tf.function(step)()
+    assert weight.numpy() == 0.375
+
+
+def fitted(strategy, make, first, then):
+    """Return a model some of whose layers are frozen, then others."""
+    keras.utils.set_random_seed(0)
+    rows = np.random.default_rng(0).random((16, 6)).astype("float32")
+    with strategy.scope():
+        layers = keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        layers[0].trainable = first
+        model.compile(make(), "mse")
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(rows, rows[:, :3], **options)
+    layers[0].trainable = then
+    model.fit(rows, rows[:, :3], **options)
+    return model
+
+
+@UNEVEN
+@pytest.mark.parametrize("first", [True, False])
+def test_averages_are_of_what_steps_move(mirrored, first):
+    """Layers are frozen or thawed without another `compile`."""
+    make = functools.partial(tfo.Lamb, 0.1, use_ema=True, ema_momentum=0.5)
+    model = fitted(mirrored, lambda: tfo.ShardedState(make()), first, not first)
+    expected = fitted(mirrored, make, first, not first)
+    for mine, theirs in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(
+            mine.numpy(), theirs.numpy(), rtol=0, atol=1e-6
+        )
+
+
+AROUND = {
+    "LossScaleOptimizer": keras.optimizers.LossScaleOptimizer,
+    "MultiOptimizer": lambda inner: keras.optimizers.MultiOptimizer(
+        lambda variable: inner
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=marks)
+        for name, marks in (
+            ("LossScaleOptimizer", []),
+            ("MultiOptimizer", cases.needs_groups),
+        )
+    ],
+)
+@pytest.mark.parametrize("replicas", cases.with_long([1, 2], [1]))
+def test_averages_inside_of_others_can_be_swapped_in(mirrored, name, replicas):
+    strategy = mirrored if replicas > 1 else tf.distribute.get_strategy()
+
+    def swapped(wrap):
+        keras.utils.set_random_seed(0)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        rows = np.random.default_rng(0).random((16, 6)).astype("float32")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+            model.compile(AROUND[name](wrap(inner)), "mse")
+        options = {"shuffle": False, "verbose": 0, "callbacks": [swap]}
+        model.fit(rows, rows[:, :3], 4, epochs=2, **options)
+        loss = model.evaluate(rows, rows[:, :3], verbose=0, callbacks=[swap])
+        return [*model.get_weights(), loss]
+
+    found, expected = swapped(tfo.ShardedState), swapped(lambda inner: inner)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_summary_of_offloaded_state_counts_what_is_here(mirrored):
+    def summary(wrap):
+        inner = tfo.AdamOffload(0.1, use_ema=True)
+        stepped(mirrored, lambda: wrap(inner), steps=1)
+        return inner.memory_summary()
+
+    # All replicas are of this process.
+    assert summary(tfo.ShardedState) == summary(lambda inner: inner)

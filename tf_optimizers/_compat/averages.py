@@ -49,6 +49,25 @@ class _AveragesOf:
         return iter(self._optimizer._model_variables_moving_average)
 
 
+class InnerAverages:
+    """Shows the averages of an inner optimizer, which follow its own steps.
+
+    To `SwapEMAWeights`, which finds those of an optimizer in a
+    `LossScaleOptimizer` or a `MultiOptimizer`, but not what is inside of that.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def note(self, gradients: Any, variables: Any) -> None:
+        """Do nothing: the inner optimizer sees them, too."""
+
+    def shown(self, averages: Any) -> Any:
+        """Return the inner optimizer's, if it has any."""
+        del averages
+        return getattr(self._inner, _AVERAGES)
+
+
 class WholeAverages:
     """Averages of which replicas have some rows each, shown as whole ones.
 

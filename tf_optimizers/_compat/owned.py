@@ -134,6 +134,11 @@ def part_of(component: tf.Variable) -> tf.Variable:
     return _Elsewhere() if part is None else part
 
 
+def is_here(component: tf.Variable) -> bool:
+    """Tell whether a replica's component of a variable has any rows."""
+    return getattr(component, "part", component) is not None
+
+
 class _Elsewhere:
     """State that another replica has, in a step of this one."""
 

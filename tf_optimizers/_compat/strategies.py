@@ -150,10 +150,22 @@ def outside_strategy(
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
     """Return the attributes that switch constraints off.
 
-    Of variables of Keras, or of TensorFlow, but not of a strategy's.
+    Of variables of Keras, of TensorFlow, or of a strategy.
     """
     # `apply` reads the constraint of each variable, and has no argument for it.
-    return [(variable, "_constraint", None) for variable in variables]
+    # Those of a strategy have that of their first component.
+    return [
+        (component, "_constraint", None)
+        for variable in variables
+        for component in _components(variable)
+    ]
+
+
+def _components(variable: Any) -> Sequence[Any]:
+    """Return a variable of a strategy's on all devices, or the one itself."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable.values
+    return [variable]
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:

@@ -104,7 +104,7 @@ class Optimizer(keras.optimizers.Optimizer):
             agree_on_overflow()
         super().build(variables)
         self._masters = MasterWeights(self, variables)
-        self._ema = Averages(self, self._masters, self._where)
+        self._ema: Any = Averages(self, self._masters, self._where)
         self._excluded = excluded
 
     def add_variable(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import is_overwritten
+from tf_optimizers._compat.owned import is_here, part_of
 from tf_optimizers._compat.replicas import call_across_replicas, update_each
 from tf_optimizers.base.gradients import clip, in_state_dtype
 from tf_optimizers.base.optimizer import Optimizer
@@ -274,7 +275,8 @@ def _by_device(variables: Iterable[Any]) -> dict[str, int]:
     """Return the bytes of all copies on the host, and of those elsewhere."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
-        for copy in components(variable):
+        # Of state that is shared out, replicas have some rows, or none.
+        for copy in map(part_of, filter(is_here, components(variable))):
             device = "host" if is_host(copy.device) else "device"
             sizes[device] += copy.shape.num_elements() * copy.dtype.size
     return sizes

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_optimizers.agreement.workers import is_sparse_multi_worker, rank_among
+from tf_optimizers.kernels import norm
 
 # Larger ones take longer, since the system clears such memory each time, and
 # smaller ones take more round trips.
@@ -191,17 +192,20 @@ def exchange_of(strategy: tf.distribute.Strategy) -> Merged | AllToAll:
 def total_squares(
     values: Sequence[tf.Tensor], groups: Sequence[int], count: int
 ) -> tf.Tensor:
-    """Return sums of squares of what all replicas have, by group.
+    """Return sums of squares of what all replicas have, by group, in float64.
 
     Args:
         values: What this replica has.
         groups: The group of each, less than `count`.
         count: How many groups there are.
     """
-    squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32))) for v in values]
-    own = tf.math.unsorted_segment_sum(
-        tf.stack([*squares, tf.constant(0.0)]), [*groups, 0], count
-    )
+    # In float32, squares of what is larger than 2e19 would be infinite.
+    squares = [tf.square(norm(value)) for value in values]
+    by_group: list[list[tf.Tensor]] = [[] for _ in range(count)]
+    for group, square in zip(groups, squares, strict=True):
+        by_group[group].append(square)
+    zero = tf.zeros([], tf.float64)
+    own = tf.stack([tf.add_n([zero, *group]) for group in by_group])
     return tf.distribute.get_replica_context().all_reduce(
         tf.distribute.ReduceOp.SUM, own
     )

@@ -63,7 +63,7 @@ def share_out(
     pieces = []
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         shape, parts = variables[i].shape, 1
-        if may_split and sizes[i] > large and shape:
+        if may_split and sizes[i] > large and len(shape):
             parts = min(replicas, shape[0])
         emptiest = sorted(range(replicas), key=loads.__getitem__)
         for part, owner in enumerate(emptiest[:parts]):

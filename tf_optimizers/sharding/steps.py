@@ -8,16 +8,20 @@ import tensorflow as tf
 
 from tf_optimizers._compat.averages import WholeAverages
 from tf_optimizers._compat.keras import (
+    built_variables,
     micro_steps,
     raw_iterations,
     variable_index,
+    variable_key,
 )
 from tf_optimizers._compat.owned import Copy, part_of
 from tf_optimizers._compat.strategies import Attribute, at_rate, replaced
 from tf_optimizers.agreement.workers import Workers, rank_among
+from tf_optimizers.base.gradients import clip_factor
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.precision import master_weight, refreshed
 from tf_optimizers.base.replicas import backend_variable, own_component
+from tf_optimizers.kernels import compiled, scaled
 from tf_optimizers.sharding.exchange import exchange_of, total_squares
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
@@ -62,6 +66,7 @@ class OwnSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.position, []).append(piece)
         self._shared = slots.shared
+        self._stepped: set[int] = set()  # By the step that was traced last.
         self._replicas = strategy.num_replicas_in_sync
         self._exchange = exchange_of(strategy)
         self._steps = InnerSteps(optimizer, variables, variables)
@@ -100,7 +105,7 @@ class OwnSteps:
             [piece.owner for _, piece in sent],
         )
         # Averages move without a gradient.
-        moved = set(positions)
+        moved = self._stepped = set(positions)
         pieces = [
             piece
             for piece in self._pieces
@@ -192,13 +197,13 @@ class OwnSteps:
         norms = tf.sqrt(
             total_squares([each.total for each in owned], groups, count)
         )
-        scales = limit * tf.minimum(1.0 / norms, 1.0 / limit) + (norms - norms)
-        return [
-            each._replace(
-                total=each.total * tf.cast(scales[group], each.total.dtype)
-            )
-            for group, each in zip(groups, owned, strict=True)
-        ]
+        factors = clip_factor(norms, limit)
+        clipped = []
+        for group, each in zip(groups, owned, strict=True):
+            scale = compiled(scaled, each.total)
+            total = scale(each.total, factors[group])
+            clipped.append(each._replace(total=total))
+        return clipped
 
     def _average(
         self, weights: Mapping[Piece, tf.Variable], updates: tf.Tensor
@@ -223,12 +228,21 @@ class OwnSteps:
                     master.assign(new)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
-        """Set variables to their averages, outside of replicas."""
-        if not int(micro_steps(self._optimizer)):
+        """Set variables to their averages, outside of replicas.
+
+        Keras passes those that are not frozen now, also if the optimizer does
+        not know them. A step that was traced before moves others, too.
+        """
+        inner = self._optimizer
+        if not int(micro_steps(inner)):
             return  # There are none yet.
-        for variable in map(backend_variable, variables):
-            mean = self._averages[variable_index(self._optimizer, variable)]
-            variable.assign(tf.cast(mean.numpy(), variable.dtype))
+        listed = {variable_key(inner, variable) for variable in variables}
+        for position, shown in enumerate(built_variables(inner)):
+            is_frozen = position in self._stepped and not shown.trainable
+            if is_frozen or variable_key(inner, shown) in listed:
+                variable = self._variables[position]
+                value = self._averages[position].numpy()
+                variable.assign(tf.cast(value, variable.dtype))
 
     def _spread(
         self,
@@ -247,8 +261,7 @@ class OwnSteps:
         ]
         values += [variable.read_value() for variable in shared]
         owners = [piece.owner for piece in pieces]
-        # All who have made a step have moved what is shared alike, or what
-        # belongs to a variable, if they own rows of it.
+        # All who own rows of one have moved alike what is shared, or its own.
         owners += [
             self._pieces_of[stepped if position is None else position][0].owner
             for _, position in self._shared
