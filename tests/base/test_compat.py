@@ -81,6 +81,7 @@ VARIABLE = ["_constraint", "_name", "_path", "_value"]
 MODEL = [
     "_flatten_layers",
     "_initial_epoch",
+    "_make_function",
     "_maybe_symbolic_build",
     "_resolve_auto_jit_compile",
     "_symbolic_build",

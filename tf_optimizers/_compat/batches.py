@@ -1,9 +1,8 @@
 """Hooks what decides how much a replica's rows count."""
 
 import functools
-import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -26,6 +25,7 @@ _ENDS = {
     "update_mean": "Mean.update_state",
     "assign": "assign",
 }
+_STEPS = ("train_step", "test_step")
 
 
 def hook_batches(hooks: dict[str, Callable]) -> None:
@@ -68,31 +68,102 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     )
 
 
+class ModelStep:
+    """What Keras runs as the step of a model, whatever it is called.
+
+    Args:
+        model: The model.
+        function: Its step, called with a batch: a method, or any other.
+    """
+
+    def __init__(self, model: keras.Model, function: Callable) -> None:
+        self.model, self.function = model, function
+
+
+def unmarked(function: Callable) -> Callable:
+    """Return what Keras runs, without the mark."""
+    return function.function if isinstance(function, ModelStep) else function
+
+
+@functools.cache
+def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
+    """Let Keras say what it runs as a model's step, from now on.
+
+    In this process. A step that is a lambda, or that a decorator returns, does
+    not tell its model, and may have any name.
+
+    Args:
+        is_for: Tells for which strategies.
+    """
+
+    def marking(make: Callable) -> Callable:
+        @functools.wraps(make)
+        def mark_and_make(model: Any, step_function: Callable) -> Callable:
+            is_marked = is_for(model.distribute_strategy)
+            step = ModelStep(model, step_function) if is_marked else None
+            return make(model, step or step_function)
+
+        return mark_and_make
+
+    replace("Model._make_function", marking)
+
+
 @tf.autograph.experimental.do_not_convert
 def step_of(function: Callable) -> tuple[keras.Model, Callable, bool] | None:
     """Return the model that Keras runs a step of, the step, and if it predicts.
 
-    `fit` and `evaluate` run methods of the model. `predict` runs a function of
-    Keras's, which refers to the model, and which it may have wrapped. A method
-    that is a `tf.function` is returned as what that would trace: TensorFlow
+    `fit` and `evaluate` run a `ModelStep`, other loops a method. `predict` runs
+    a function of Keras's, which refers to the model, and which it may have
+    wrapped. A `tf.function` is returned as what it would trace: TensorFlow
     refuses to update variables in a function within a replica's.
 
     Returns:
         None of other functions.
     """
-    plain = inspect.unwrap(getattr(function, "python_function", function))
-    owner = getattr(plain, "__self__", None)
+    if isinstance(function, ModelStep):
+        return function.model, _untraced(function.function), False
+    *_, plain = chain = list(_wrapped(function))
+    model = next(filter(None, map(_model_of_step, chain)), None)
+    if model is not None:
+        return model, _untraced(function), False
+    found = _predicts(plain)
+    return found and (found, function, True)
+
+
+def _wrapped(function: Any) -> Iterator[Any]:
+    """Yield a function and what it wraps, from the outermost inwards."""
+    while function is not None:
+        yield function
+        inner = getattr(function, "python_function", None)
+        function = inner or getattr(function, "__wrapped__", None)
+
+
+def _model_of_step(function: Any) -> keras.Model | None:
+    """Return the model of which a method is a step, None of others.
+
+    A method is one by its name, or if it is what the model has by that name.
+    """
+    owner = getattr(function, "__self__", None)
     # TensorFlow binds methods to an object of its own.
     model = getattr(owner, "target", owner)
     if not isinstance(model, keras.Model):
-        found = _predicts(plain)
-        return found and (found, function, True)
-    if plain.__name__ not in ("train_step", "test_step"):
         return None
-    if model is not owner:
-        converted = tf.autograph.to_graph(plain.__func__)
-        function = types.MethodType(converted, model)
-    return model, function, False
+    is_step = getattr(function, "__name__", None) in _STEPS or any(
+        function == getattr(model, name) for name in _STEPS
+    )
+    return model if is_step else None
+
+
+def _untraced(function: Any) -> Callable:
+    """Return what a `tf.function` would trace, and others as they are."""
+    python = getattr(function, "python_function", None)
+    if python is None:
+        return function
+    owner = getattr(python, "__self__", None)
+    if owner is None:
+        return tf.autograph.to_graph(python)
+    converted = tf.autograph.to_graph(python.__func__)
+    return types.MethodType(converted, getattr(owner, "target", owner))
 
 
 def _predicts(function: Callable) -> keras.Model | None:

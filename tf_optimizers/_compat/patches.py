@@ -69,6 +69,16 @@ PATCHES = (
         test="distribute/test_guide.py::test_data_may_be_of_any_dtype",
     ),
     Patch(
+        names=("keras.Model._make_function",),
+        features=(STRATEGY,),
+        why="Keras passes a strategy the step of a model, which does not tell "
+        "the model if it is a lambda, or what a decorator returns.",
+        without="Such a step trains with N times the gradient.",
+        until="A strategy is told which model it runs a step of.",
+        test="distribute/test_named_steps.py::"
+        "test_step_of_any_name_equals_one_process",
+    ),
+    Patch(
         names=(f"{_OPTIMIZERS}.LossScaleOptimizer.apply",),
         features=(STRATEGY, REPLICAS),
         why="Keras asks one replica whether gradients are finite, before they "

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.batches import mark_steps, unmarked
 from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
 from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
@@ -124,6 +125,7 @@ class SparseMultiWorkerMirroredStrategy(
         weigh_uneven_batches()
         adopt_optimizers_of_keras(is_sparse_multi_worker)
         build_from_specs(is_sparse_multi_worker)
+        mark_steps(is_sparse_multi_worker)
         share_generators(peek_at_shared)
         self._reading = Reading(self)
         self._steps = Steps(self, self._reading.watch)
@@ -191,7 +193,7 @@ class SparseMultiWorkerMirroredStrategy(
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
         if step is None:
-            fn = own_rows(fn, (args, kwargs or {}))
+            fn = own_rows(unmarked(fn), (args, kwargs or {}))
             outputs = self._run(run, fn, args, kwargs)
         else:
             with step.noted():

@@ -1,0 +1,163 @@
+"""What Keras runs as a model's step is the step, whatever it is called."""
+
+import functools
+
+import cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from own_steps import Guide, X, Y
+
+import tf_optimizers as tfo
+
+# Float32 sums in another order, over steps that move by more than 1e-2.
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """Two replicas in this process."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 2
+    return strategy
+
+
+def bare(step):
+    """Decorate as without `functools.wraps`."""
+
+    def wrapper(*args):
+        return step(*args)
+
+    return wrapper
+
+
+def kept(step):
+    @functools.wraps(step)
+    def wrapper(*args):
+        return step(*args)
+
+    return wrapper
+
+
+def measure(self, data):
+    x, y = data
+    self.mae.update_state(y, self(x))
+    return {"mae": self.mae.result()}
+
+
+class Bare(Guide):
+    train_step, test_step = bare(Guide.train_step), bare(measure)
+
+
+class Kept(Guide):
+    train_step, test_step = kept(Guide.train_step), kept(measure)
+
+
+class Aliased(Guide):
+    def learn(self, data):
+        return super().train_step(data)
+
+    train_step, test_step = learn, measure
+
+
+class Partial(Guide):
+    @property
+    def train_step(self):
+        return functools.partial(Guide.train_step, self)
+
+    test_step = functools.partialmethod(measure)
+
+
+def assigned(make):
+    def made():
+        model = Guide()
+        model.train_step = make(lambda data: Guide.train_step(model, data))
+        model.test_step = make(lambda data: measure(model, data))
+        return model
+
+    return made
+
+
+def within(model):
+    def run(data):
+        return Guide.train_step(model, data)
+
+    return run
+
+
+def closed():
+    model = Guide()
+    model.train_step, model.test_step = within(model), kept(model.test_step)
+    return model
+
+
+MODELS = {
+    "bare": Bare,
+    "kept": Kept,
+    "aliased": Aliased,
+    "partial": Partial,
+    "lambda": assigned(lambda step: step),
+    "closure": closed,
+    "function": assigned(tf.function),
+}
+
+
+def trained(name, **compile_arguments):
+    """Return the model, its losses and what it evaluates to."""
+    keras.utils.set_random_seed(1)
+    model = MODELS[name]()
+    model.compile(keras.optimizers.SGD(0.1), "mse", **compile_arguments)
+    arguments = {"batch_size": 3, "verbose": 0}
+    history = model.fit(X, Y, epochs=2, shuffle=False, **arguments)
+    evaluated = model.evaluate(X, Y, return_dict=True, **arguments)
+    return model, [*history.history.values(), *evaluated.values()]
+
+
+@pytest.mark.parametrize(
+    "name", cases.with_long(MODELS, ["kept", "closure", "partial"])
+)
+def test_step_of_any_name_equals_one_process(ours, name):
+    """The last batch has a row for one replica only."""
+    expected, expected_logs = trained(name)
+    with ours.scope():
+        actual, logs = trained(name)
+    assert cases.error(actual.weights, expected.weights) < TOLERANCE
+    assert cases.error(logs, expected_logs) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["aliased", "kept"])
+def test_step_of_any_name_is_one_in_a_loop(ours, name):
+    """Where the users' own code passes the method to `run`."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = MODELS[name]()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    expected, before = made(), made().get_weights()
+    expected.train_step((tf.constant(X[:3]), tf.constant(Y[:3])))
+    with ours.scope():
+        actual = made()
+    data = tf.data.Dataset.from_tensors((X[:3], Y[:3]))
+    for batch in ours.experimental_distribute_dataset(data):
+        ours.run(actual.train_step, (batch,))
+    assert cases.error(expected.get_weights()[:1], before[:1]) > 1e-2
+    assert cases.error(actual.weights, expected.weights) < TOLERANCE
+
+
+def test_steps_under_another_strategy_are_as_they_were():
+    """TensorFlow's strategies get what Keras passes."""
+    ran = []
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = Guide()
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    run = strategy.run
+    strategy.run = lambda function, args: (
+        ran.append(function) or run(function, args)
+    )
+    model.fit(X[:3], Y[:3], verbose=0)
+    assert ran == [model.train_step]
+    assert np.isfinite(model.get_weights()[0]).all()
