@@ -322,3 +322,12 @@ def test_files_are_shared_by_rows(results):
         found = result["by_rows"]
         assert found["files"] == [*range(9), 100, 101, 102]
         assert found["one"] == [*range(9)]
+        assert found["emptied"] == [*range(4), 100, 101, 102]
+
+
+def test_batches_of_files_come_without_empty_ones(results):
+    """Of 9 rows and 3, two by two: TensorFlow adds a sixth without any."""
+    for result in results:
+        rows, steps = result["by_rows"]["by file"]
+        assert rows == [*range(9), 100, 101, 102]
+        assert steps == 5

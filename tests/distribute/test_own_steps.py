@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.data.notes import Rows, with_rows
+from tf_optimizers.data.notes import CountedSpec, Rows, with_rows
 
 RNG = np.random.default_rng(0)
 
@@ -155,7 +155,9 @@ def counted(strategy, batch, other=None):
     rows = tf.shape(batch[0])[0]
     others = other or [tensor[:1] for tensor in batch]
     parts = tuple(map(parts, batch, others))
-    return with_rows(parts, Rows(rows, (rows, tf.constant(0))))
+    kinds = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in batch]
+    spec = tuple(CountedSpec(kind, kind) for kind in kinds)
+    return with_rows(parts, Rows(rows, (rows, tf.constant(0))), spec)
 
 
 def make_telling(reduction, *, synchronized):

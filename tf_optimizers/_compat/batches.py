@@ -154,16 +154,23 @@ def _model_of_step(function: Any) -> keras.Model | None:
     return model if is_step else None
 
 
+def traced_by(function: Any) -> Callable | None:
+    """Return what a `tf.function` would trace, None of others."""
+    python: Any = getattr(function, "python_function", None)
+    # TensorFlow binds methods to an object of its own.
+    owner = getattr(getattr(python, "__self__", None), "target", None)
+    return python if owner is None else types.MethodType(python.__func__, owner)
+
+
 def _untraced(function: Any) -> Callable:
-    """Return what a `tf.function` would trace, and others as they are."""
-    python = getattr(function, "python_function", None)
-    if python is None:
+    """Return what a `tf.function` traces, converted; others as they are."""
+    traced = traced_by(function)
+    if traced is None:
         return function
-    owner = getattr(python, "__self__", None)
-    if owner is None:
-        return tf.autograph.to_graph(python)
-    converted = tf.autograph.to_graph(python.__func__)
-    return types.MethodType(converted, getattr(owner, "target", owner))
+    if not isinstance(traced, types.MethodType):
+        return tf.autograph.to_graph(traced)
+    converted = tf.autograph.to_graph(traced.__func__)
+    return types.MethodType(converted, traced.__self__)
 
 
 def _predicts(function: Callable) -> keras.Model | None:

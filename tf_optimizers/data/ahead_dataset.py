@@ -43,7 +43,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
     @property
     def element_spec(self) -> Any:
         """The specification of a batch, without the note on it."""
-        return spec_with_rows(self._element_spec[0])
+        return spec_with_rows(self._element_spec)
 
     @property
     def _type_spec(self) -> tf.TypeSpec:

@@ -31,7 +31,7 @@ class AheadIterator(DistributedIterator):
     that. The first entry is whether this replica has a part, the second how
     many rows count. The notes of all replicas on the next batch are gathered
     beside the step, and what they say together is kept in a variable. What has
-    been drawn is a batch of `Counted` and others.
+    been drawn is a batch of `Counted`.
     """
 
     variable: Any  # Kept alive by the iterator: it ends with its object.
@@ -81,6 +81,7 @@ class AheadIterator(DistributedIterator):
             # others wait.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
+        (notes,) = tf.nest.flatten(notes)  # Of an `Ending`, too.
         this, following = zip(
             *(tf.unstack(note[0]) for note in notes.values), strict=True
         )
@@ -159,7 +160,7 @@ class AheadIterator(DistributedIterator):
     @property
     def element_spec(self) -> Any:
         """The specification of a batch, without the note on it."""
-        return spec_with_rows(self._element_spec[0])
+        return spec_with_rows(self._element_spec)
 
     @property
     def _type_spec(self) -> tf.TypeSpec:

@@ -29,6 +29,7 @@ def note_next(
     replicas: int,
     end: Sequence[int],
     is_endless: bool = False,
+    may_lack: bool = False,
 ) -> tf.data.Dataset:
     """Return parts of elements, with what their replicas have now and next.
 
@@ -42,9 +43,11 @@ def note_next(
         end: The note on what comes after the last part.
         is_endless: Whether to go on after that with the first row of the last
             part, none of which counts.
+        may_lack: Whether the last batch may lack a part.
 
     Returns:
-        Parts, each with an int32 [1, 2, size of a note].
+        Parts, each with an int32 [1, 2, size of a note], which is in an
+        `Ending` if the last batch may lack one.
     """
     # Each function that is mapped costs time, when it is traced, when an
     # iterator is made, and in each step: so there are three.
@@ -55,7 +58,7 @@ def note_next(
         nonlocal spec
         parts, notes = zip(*parts_of(*element), strict=True)
         spec = tf.nest.map_structure(tf.type_spec_from_value, parts[0])
-        closed = list(map(_close, parts)), list(map(_has_rows, parts))
+        closed = list(map(_close, parts)), list(map(has_rows, parts))
         columns = (*closed, list(notes))
         return [tf.stack(c) if len(parts) > 1 else c[0] for c in columns]
 
@@ -81,6 +84,7 @@ def note_next(
             lambda: _close(_first_row(_open(full, spec), spec)),
         )
         notes = tf.stack([here, last[2]])[tf.newaxis]
+        notes = Ending(notes) if may_lack else notes
         return (full, *others, last), (_open(first, spec), notes)
 
     ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
@@ -91,7 +95,7 @@ def note_next(
     )
 
 
-def _has_rows(element: Any) -> tf.Tensor:
+def has_rows(element: Any) -> tf.Tensor:
     """Tell an element with rows from an empty one, which few layers take."""
     rows = [rows_in(value) for value in tf.nest.flatten(element)]
     counts = [count for count in rows if count is not None]
@@ -151,10 +155,11 @@ class Rows(NamedTuple):
     """How many rows of a batch replicas have; scalars of int32.
 
     A replica whose part is empty holds a row all the same, since few layers
-    take none. It counts for nothing, and is not counted here.
+    take none. It counts for nothing, and is not counted here. What is no batch
+    counts as one row.
 
     Attributes:
-        total: Of all replicas.
+        total: Of all replicas. 0 of a batch that has no rows anywhere.
         own: Of each replica of this worker, by its local rank.
     """
 
@@ -162,50 +167,43 @@ class Rows(NamedTuple):
     own: tuple[tf.Tensor, ...]
 
 
-class Parts(PerReplica):
-    """Each replica's part of what has been drawn, of a type that all share.
+class Ending(NamedTuple):
+    """A note on data of which the last batch may lack parts."""
 
-    Parts themselves may say more, such as that this one has two rows. A step
-    that were traced for that would not be the one of a replica with one row.
-    """
-
-    def __init__(self, parts: Any, spec: tf.TypeSpec | None = None) -> None:
-        super().__init__(parts)
-        self._spec = spec
-
-    @property
-    def _type_spec(self) -> tf.TypeSpec:
-        return self._spec or PartsSpec(*self._own_specs())
-
-    def _own_specs(self) -> list[tf.TypeSpec]:
-        return [tf.type_spec_from_value(part) for part in self.values]
+    note: tf.Tensor
 
 
-class PartsSpec(PerReplicaSpec):
-    """The type of `Parts`."""
-
-    value_type = property(lambda self: Parts)
-
-    def _from_components(self, components: Any) -> Parts:
-        return Parts(components, self)
-
-
-class Counted(Parts):
-    """Parts of a batch, and how many rows there are.
+class Counted(PerReplica):
+    """Each replica's part of a tensor of a batch, and the batch's rows.
 
     `strategy.run` hands each replica its own part, and there is no public way
-    to tell it anything about the whole.
+    to tell it anything about the whole. All tensors say so, since users may
+    pass them in any order.
+
+    Parts have a type that all share. They themselves may say more, such as that
+    this one has two rows. A step that were traced for that would not be the one
+    of a replica with one row.
     """
+
+    may_lack = False  # Whether a part of a fixed size may be there for nothing.
 
     def __init__(
         self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
     ) -> None:
-        super().__init__(parts, spec)
-        self.rows = rows
+        super().__init__(parts)
+        self.rows, self._spec = rows, spec
+
+    @property
+    def is_full(self) -> bool:
+        """Whether parts are known to have as many rows as they show."""
+        if self._spec is None or self.may_lack:
+            return False
+        return all(rows_of_type(spec) for spec in self._spec._value_specs)
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
-        return self._spec or CountedSpec(*self._own_specs())
+        specs = [tf.type_spec_from_value(part) for part in self.values]
+        return self._spec or CountedSpec(*specs)
 
 
 class CountedSpec(PerReplicaSpec):
@@ -225,11 +223,23 @@ class CountedSpec(PerReplicaSpec):
     def _from_components(self, components: Any) -> Counted:
         count = len(components) // 2
         parts, (total, *own) = components[:count], components[count:]
-        return Counted(parts, Rows(total, tuple(own)), self)
+        return self.value_type(parts, Rows(total, tuple(own)), self)
+
+
+class Lacking(Counted):
+    """Parts of data that may end on some replicas before they do on others."""
+
+    may_lack = True
+
+
+class LackingSpec(CountedSpec):
+    """The type of a `Lacking`."""
+
+    value_type = property(lambda self: Lacking)
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
-    """Return a batch whose first tensor says how many rows there are.
+    """Return a batch whose tensors say how many rows there are.
 
     Args:
         element: Each replica's part.
@@ -237,25 +247,26 @@ def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
         spec: The type of the batch, None if it is that of these parts.
     """
     leaves = tf.nest.flatten(element)
-    specs = [None] * len(leaves) if spec is None else tf.nest.flatten(spec)
-    pairs = zip(leaves[1:], specs[1:], strict=True)
-    return tf.nest.pack_sequence_as(
-        element,
-        [
-            *(Counted(leaf.values, rows, specs[0]) for leaf in leaves[:1]),
-            *(Parts(leaf.values, spec) for leaf, spec in pairs),
-        ],
-    )
+    if spec is None:
+        found = [Counted(leaf.values, rows) for leaf in leaves]
+    else:
+        pairs = zip(leaves, tf.nest.flatten(spec), strict=True)
+        found = [
+            each.value_type(leaf.values, rows, each) for leaf, each in pairs
+        ]
+    return tf.nest.pack_sequence_as(element, found)
 
 
 def spec_with_rows(spec: Any) -> Any:
-    """Return the specification of such batches: functions may ask for it."""
-    leaves = tf.nest.flatten(spec)
-    found = [
-        (PartsSpec if i else CountedSpec)(*leaf._value_specs)
-        for i, leaf in enumerate(leaves)
-    ]
-    return tf.nest.pack_sequence_as(spec, found)
+    """Return the specification of such batches: functions may ask for it.
+
+    Args:
+        spec: That of parts and of notes on them.
+    """
+    parts, note = spec
+    kind = LackingSpec if isinstance(note, Ending) else CountedSpec
+    found = [kind(*leaf._value_specs) for leaf in tf.nest.flatten(parts)]
+    return tf.nest.pack_sequence_as(parts, found)
 
 
 def regroup(parts: Sequence[Any], rows: Rows) -> Any:

@@ -11,7 +11,7 @@ from tf_optimizers.data.ahead_dataset import dataset_of, look_ahead
 from tf_optimizers.data.drawn import Comparison
 from tf_optimizers.data.epochs import Beginning
 from tf_optimizers.data.generators import take_shared
-from tf_optimizers.data.notes import Rows, note_next, regroup
+from tf_optimizers.data.notes import Rows, has_rows, note_next, regroup
 from tf_optimizers.data.order import agree_on_data, in_one_order, is_shared
 from tf_optimizers.data.parts import rows_in, split
 from tf_optimizers.data.shuffles import has_random_maps
@@ -32,6 +32,9 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
             strategy, dataset, options
         )
         own = dataset_of(distributed)
+        if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
+            # TensorFlow adds empty batches where it splits those of files.
+            own = own.filter(_has_rows)
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options
         )
@@ -121,9 +124,12 @@ def _distribute_own(
     made = []
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
-        made.append(make(context))
-        made.append(keep(made[0], replicas, is_endless=True))
-        return keep(made[0], replicas)
+        own = make(context)
+        may_lack = _may_lack(own, replicas)
+        made.extend(
+            [own, keep(own, replicas, is_endless=True, may_lack=may_lack)]
+        )
+        return keep(own, replicas, may_lack=may_lack)
 
     distributed = _TensorFlows.distribute_datasets_from_function(
         strategy, make_with_notes, options
@@ -134,6 +140,23 @@ def _distribute_own(
         batches = -(-elements // replicas) if elements > 0 else elements
     _agree(strategy, None, batches)
     return look_ahead(distributed, batches, endless)
+
+
+def _has_rows(*element: Any) -> tf.Tensor:
+    return has_rows(element)
+
+
+def _may_lack(own: tf.data.Dataset, replicas: int) -> bool:
+    """Tell whether the last batch may lack a replica's part.
+
+    Args:
+        own: What replicas of this worker take elements of, in turn.
+        replicas: Their number.
+    """
+    elements = _count(own)
+    if elements == tf.data.INFINITE_CARDINALITY:
+        return False
+    return elements < 0 or elements % replicas > 0
 
 
 def _is_counted(strategy: Any) -> bool:
@@ -186,17 +209,24 @@ def share_out(
 
 
 def keep(
-    dataset: tf.data.Dataset, replicas: int, is_endless: bool = False
+    dataset: tf.data.Dataset, replicas: int, **options: bool
 ) -> tf.data.Dataset:
-    """Return the elements of a dataset, which replicas here take in turn."""
+    """Return the elements of a dataset, which replicas here take in turn.
+
+    Args:
+        dataset: That of this worker.
+        replicas: How many it has.
+        **options: See `note_next`.
+    """
     spec = dataset.element_spec
 
     def add_note(*parts: Any) -> Any:
         element = parts if isinstance(spec, tuple) else parts[0]
         counts = map(rows_in, tf.nest.flatten(element))
-        rows: Any = next((n for n in counts if n is not None), 0)
+        # What is no batch counts alike everywhere.
+        rows: Any = next((n for n in counts if n is not None), 1)
         return [(element, drawn.note(rows, Comparison.NOT))]
 
     return note_next(
-        dataset, add_note, replicas, drawn.end(Comparison.NOT), is_endless
+        dataset, add_note, replicas, drawn.end(Comparison.NOT), **options
     )

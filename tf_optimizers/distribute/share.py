@@ -21,8 +21,8 @@ class Share:
 
     Args:
         own: The replica's, 0 if its only row is there for the sake of layers.
-        total: Those of all replicas. If none has any, as in data that are no
-            batches, all replicas count alike.
+        total: Those of all replicas. If none has any, as of an empty batch,
+            all replicas count alike.
         kept: The replica's variable.
     """
 
@@ -67,6 +67,7 @@ class _Replica(threading.local):
     is_applying: bool = False  # Within an optimizer.
     is_assigning: bool = False  # Within `keras.Variable.assign`.
     results: list[Any] | None = None  # Of metrics, see `steps.py`.
+    loop: "Loop | None" = None  # What it runs that is no step of a model.
 
     @contextlib.contextmanager
     def set(self, **values: Any) -> Iterator[None]:
@@ -102,7 +103,7 @@ def share_of(
     if rows is not None:
         return Share(rows.own[rank], rows.total, kept[rank])
     counted = count_rows(batch)
-    own = tf.cast(0 if counted is None else counted, tf.float32)
+    own = tf.cast(1 if counted is None else counted, tf.float32)
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
     return Share(own, total, kept[rank])
@@ -125,6 +126,47 @@ def count_rows(data: Any) -> Any:
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
+class Loop:
+    """What is known of rows in a function that is no step of a model.
+
+    Args:
+        counted: All tensors that the function gets, of batches with rows.
+        others: Whether it gets other values that replicas have of their own.
+    """
+
+    def __init__(self, counted: Sequence[Counted], others: bool) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        # Those of one batch have the same.
+        self._rows = list(
+            {id(each.rows): each.rows for each in counted}.values()
+        )
+        self.is_alike = not counted and not others
+
+    def share_of(self, rows: Any) -> tuple[Any, Any] | None:
+        """Return the replica's rows of a batch, and those of all.
+
+        Args:
+            rows: How many the replica has. Of several batches, it is the one
+                of which it has so many.
+
+        Returns:
+            None if that is not known here.
+        """
+        is_here = tf.compat.v1.get_default_graph() is self._graph
+        if not is_here or not self._rows:
+            return None
+        own, total = (
+            tf.stack(each)
+            for each in zip(*map(_own_and_total, self._rows), strict=True)
+        )
+        place = tf.argmax(tf.cast(own == rows, tf.int32))
+        return own[place], total[place]
+
+
+def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
+    return rows.own[rank_among(len(rows.own))], rows.total
+
+
 def own_rows(function: Callable, arguments: Any) -> Callable:
     """Return a function to which replicas pass rows of their own only.
 
@@ -134,28 +176,31 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
         function: Called with each replica's part of the arguments.
         arguments: A pair of positional ones and others.
     """
-    counts = _counts(arguments)
-    if not any(counts):
-        return function
+    leaves = tf.nest.flatten(arguments)
+    counted = [leaf for leaf in leaves if isinstance(leaf, Counted)]
+    others = any(
+        isinstance(leaf, tf.distribute.DistributedValues)
+        and not isinstance(leaf, Counted | tf.Variable)
+        for leaf in leaves
+    )
     converted = convert(function)
 
-    def take(value: Any, rows: Rows | None) -> Any:
-        if rows is None:
+    def take(value: Any, whole: Any) -> Any:
+        if not isinstance(whole, Counted) or whole.is_full:
             return value
-        own = rows.own[rank_among(len(rows.own))]
-        return take_or_leave(value, (own > 0) | (rows.total == 0))
+        return take_or_leave(value, _own_and_total(whole.rows)[0] > 0)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves = tf.nest.flatten((args, kwargs))
-        leaves = list(map(take, leaves, counts))
-        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
-        return converted(*args, **kwargs)
+        own = map(take, tf.nest.flatten((args, kwargs)), leaves)
+        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), list(own))
+        with replica.set(loop=Loop(counted, others)):
+            return converted(*args, **kwargs)
 
     return _as_it_is(call)
 
 
 def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
-    """Return all rows of a value, or none."""
+    """Return all rows of a value, or none, as of a size that is not fixed."""
     rows = count_rows(value)
     if rows is None:
         return value
@@ -166,17 +211,19 @@ def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
     return tf.sparse.slice(value, tf.zeros_like(shape), shape)
 
 
-@_as_it_is
-def _counts(arguments: Any) -> list[Rows | None]:
-    """Return the rows for each leaf of arguments, None if not of a batch."""
-    args, kwargs = arguments
-    counts = []
-    for argument in (*args, *(kwargs[name] for name in sorted(kwargs))):
-        rows = None
-        for leaf in tf.nest.flatten(argument):
-            # Of a batch, the first tensor has them.
-            if isinstance(leaf, Counted):
-                rows = leaf.rows
-            is_part = isinstance(leaf, tf.distribute.DistributedValues)
-            counts.append(rows if is_part else None)
-    return counts
+def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
+    """Return a replica's part, without a row if no replica has any.
+
+    One process would get none, either.
+    """
+    is_eager = tf.executing_eagerly()
+    if rows is None or (is_eager and rows.total > 0):
+        return batch
+    return tf.nest.map_structure(
+        lambda value: (
+            value  # Of a fixed size.
+            if isinstance(count_rows(value), int) and not is_eager
+            else take_or_leave(value, rows.total > 0)
+        ),
+        batch,
+    )

@@ -19,6 +19,7 @@ from tf_optimizers.data.notes import Rows, rows_of
 from tf_optimizers.data.sharing import share_arguments
 from tf_optimizers.distribute.share import (
     Share,
+    empty_without_rows,
     make_kept,
     replica,
     share_of,
@@ -99,6 +100,7 @@ class Step:
     def __call__(self, batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
         """Return what a replica's step does, and its metrics' variables."""
         share = share_of(batch, self._rows, self._kept)
+        batch = empty_without_rows(batch, self._rows)
         results: list[Any] = []
         with replica.set(
             share=share,

@@ -1,12 +1,17 @@
 """The strategy: `MultiWorkerMirroredStrategy` for Keras 3 and sparse values."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.batches import mark_steps, unmarked
+from tf_optimizers._compat.batches import (
+    mark_steps,
+    traced_by,
+    unmarked,
+)
 from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
 from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
@@ -130,6 +135,9 @@ class SparseMultiWorkerMirroredStrategy(
         self._reading = Reading(self)
         self._steps = Steps(self, self._reading.watch)
         self._scalars = ScalarsOfRun(self, [])
+        self._functions: weakref.WeakKeyDictionary[Any, Callable] = (
+            weakref.WeakKeyDictionary()
+        )
         self._agree()
 
     def _agree(self) -> None:
@@ -193,7 +201,11 @@ class SparseMultiWorkerMirroredStrategy(
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
         if step is None:
-            fn = own_rows(unmarked(fn), (args, kwargs or {}))
+            fn = unmarked(fn)
+            traced = traced_by(fn) if self.num_replicas_in_sync > 1 else None
+            if traced is not None and tf.executing_eagerly():
+                return self._as_function(fn)(args, kwargs, options)
+            fn = own_rows(traced or fn, (args, kwargs or {}))
             outputs = self._run(run, fn, args, kwargs)
         else:
             with step.noted():
@@ -201,6 +213,23 @@ class SparseMultiWorkerMirroredStrategy(
             outputs, alike = step.finish(self, outputs)
         self._scalars = ScalarsOfRun(self, outputs, alike)
         return outputs
+
+    def _as_function(self, fn: Any) -> Callable:
+        """Return what runs replicas in a function, instead of the reverse.
+
+        TensorFlow does so, too: replicas cannot update variables in functions
+        of their own.
+        """
+        if fn not in self._functions:
+            # What would trace it must not keep it.
+            given = weakref.ref(fn)
+
+            def run(*args: Any) -> Any:
+                traced: Any = traced_by(given())
+                return self.run(traced, *args)
+
+            self._functions[fn] = tf.function(run)
+        return self._functions[fn]
 
     def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
         if not tf.executing_eagerly():

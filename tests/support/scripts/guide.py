@@ -784,6 +784,11 @@ def mixed():
     return sum(int(a == b) for a, b in both) / 200
 
 
+def without_a_batch(rows):
+    """Leave out rows 4 to 7, which are a batch, and 8, of the next one."""
+    return tf.boolean_mask(rows, (rows[:, 0] < 4) | (rows[:, 0] > 8))
+
+
 def by_rows():
     """What is predicted of two record files, and of a single row."""
     strategy = Strategy()
@@ -805,9 +810,22 @@ def by_rows():
 
     read = tf.data.TFRecordDataset(paths).map(parse)
     one_file = tf.data.TFRecordDataset(paths[:1]).map(parse)
+    options, steps = tf.data.Options(), []
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.FILE
+    )
+    by_file = read.batch(4).map(lambda rows: rows).with_options(options)
+    count = keras.callbacks.LambdaCallback(
+        on_predict_batch_end=lambda batch, logs: steps.append(batch)
+    )
+    found = same().predict(by_file, callbacks=[count], verbose=0)[:, 0].tolist()
     return {
         "files": same().predict(read.batch(4), verbose=0)[:, 0].tolist(),
         "one": same().predict(one_file.batch(4), verbose=0)[:, 0].tolist(),
+        "by file": [sorted(found), len(steps)],
+        "emptied": same()
+        .predict(read.batch(4).map(without_a_batch), verbose=0)[:, 0]
+        .tolist(),
     }
 
 
