@@ -15,7 +15,7 @@ does nothing there, and this is left:
     the sum of sample weights
 
 In other functions that `strategy.run` calls, gradients are summed as they are.
-There a mean that Keras takes is multiplied by
+There a mean that Keras or TensorFlow takes is multiplied by
 
     its divisor here / divisor everywhere
 """
@@ -72,12 +72,31 @@ def _average(
     """Return TensorFlow's mean over a global batch, as of one process."""
     share = replica.share
     if share is None:
+        if global_batch_size is None and _is_replica_of_ours():
+            return _average_of_loop(original, per_example_loss, sample_weight)
         return original(per_example_loss, sample_weight, global_batch_size)
     if global_batch_size is None:
         rows = tf.shape(per_example_loss)[0]
         return original(per_example_loss, sample_weight, rows)
     loss = original(per_example_loss, sample_weight, global_batch_size)
     return loss * tf.cast(share.inverse, loss.dtype)
+
+
+def _average_of_loop(
+    original: Callable, per_example_loss: Any, sample_weight: Any
+) -> tf.Tensor:
+    """Return a replica's part of a mean over rows, in a loop of the user's."""
+    if replica.loop is not None and replica.loop.is_alike:
+        return original(per_example_loss, sample_weight)
+    rows = tf.shape(per_example_loss)[0]
+    loss = original(per_example_loss, sample_weight, rows)
+    known = replica.loop and replica.loop.share_of(rows)
+    if not known:
+        part = _part(tf.cast(rows, tf.float32))
+    else:
+        own, total = (tf.cast(count, tf.float32) for count in known)
+        part = tf.math.divide_no_nan(own, total)
+    return loss * _cast(part, loss)
 
 
 def _reduce(
