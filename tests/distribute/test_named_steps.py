@@ -161,3 +161,79 @@ def test_steps_under_another_strategy_are_as_they_were():
     model.fit(X[:3], Y[:3], verbose=0)
     assert ran == [model.train_step]
     assert np.isfinite(model.get_weights()[0]).all()
+
+
+class Returning(keras.Sequential):
+    """Returns variables, numbers and truth values beside its loss."""
+
+    def __init__(self):
+        super().__init__([keras.Input((4,)), keras.layers.Dense(2)])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        x, _ = data
+        self.tracker.update_state(logs["loss"])
+        return logs | {
+            "rate": self.optimizer.learning_rate,
+            "steps": self.optimizer.iterations,
+            "bias": self.layers[-1].bias[0],
+            "rows": self.tracker.count,
+            "true": True,
+            "finite": tf.reduce_all(tf.math.is_finite(x)),
+            "three": 3,
+            "half": np.float32(0.5),
+        }
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_steps_may_return_variables_and_truth_values(ours, eagerly):
+    def logs():
+        keras.utils.set_random_seed(1)
+        model = Returning()
+        schedule = keras.optimizers.SGD(0.1)
+        model.compile(schedule, "mse", run_eagerly=eagerly)
+        seen = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(dict(logs))
+        )
+        model.fit(
+            *(X, Y), batch_size=3, shuffle=False, verbose=0, callbacks=[note]
+        )
+        return seen
+
+    expected = logs()
+    with ours.scope():
+        found = logs()
+    for own, other in zip(found, expected, strict=True):
+        assert own.keys() == other.keys()
+        for name, value in other.items():
+            assert float(own[name]) == pytest.approx(float(value), 1e-5), name
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("loops", [False, True])
+def test_variables_made_outside_are_refused(ours, name, loops):
+    """Replicas would wait for each other to update them."""
+    optimizer = getattr(keras.optimizers, name)(0.1)
+    with ours.scope():
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile(optimizer, "mse")
+    model.build((None, 4))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    before = model.get_weights()
+    with pytest.raises(
+        ValueError, match=r"made outside of it: .*dense.*/kernel"
+    ):
+        if loops:
+            ours.run(step, (X,))
+        else:
+            model.fit(X, Y, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -66,20 +66,41 @@ def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
     tf.distribute.get_replica_context().merge_call(build)
 
 
+def made_outside(
+    strategy: tf.distribute.Strategy, variables: Iterable[Any]
+) -> list[Any]:
+    """Return the variables of which the strategy's replicas have no copies."""
+    in_scope = strategy.extended.variable_created_in_scope
+    return [
+        variable
+        for variable in variables
+        if not in_scope(
+            variable.value if isinstance(variable, keras.Variable) else variable
+        )
+    ]
+
+
 @functools.cache
 def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
+    check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
     """Let Keras's optimizers be adopted when a scope builds them, from now on.
 
     All of them call the method of their base class before they add variables
-    of their own. `is_for` tells for which strategies.
+    of their own.
+
+    Args:
+        is_for: Tells for which strategies.
+        check: Called before with the strategy and the variables.
     """
 
     def adopting(build: Callable) -> Callable:
         @functools.wraps(build)
         def adopt_and_build(optimizer: Any, variables: Sequence[Any]) -> None:
-            if is_for(tf.distribute.get_strategy()):
+            strategy = tf.distribute.get_strategy()
+            if is_for(strategy):
+                check(strategy, variables)
                 adopt(optimizer, variables)
             build(optimizer, variables)
 

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
-from tf_optimizers._compat.strategies import adopt, is_adopted
+from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.distribute.share import Share, replica
@@ -60,9 +60,10 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
-    if is_known or context is None:
+    if context is None or not is_sparse_multi_worker(context.strategy):
         return
-    if not is_sparse_multi_worker(context.strategy):
+    check_made_inside(context.strategy, variables or ())
+    if is_known:
         return
 
     def build(_: tf.distribute.Strategy) -> None:
@@ -75,6 +76,23 @@ def _build_together(optimizer: Any, variables: Any) -> None:
                 optimizer.build(variables)
 
     context.merge_call(build)
+
+
+def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
+    """Raise if an optimizer is to update variables that replicas share.
+
+    They would wait for each other to update them.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return
+    outside = made_outside(strategy, variables)
+    if outside:
+        names = [getattr(each, "path", each.name) for each in outside]
+        raise ValueError(
+            "Variables that an optimizer updates must be made in the scope of "
+            f"the strategy. Received, made outside of it: {', '.join(names)}. "
+            "Make and build the model in `with strategy.scope():`."
+        )
 
 
 def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:

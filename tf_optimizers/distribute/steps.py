@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import step_of
@@ -233,15 +234,35 @@ def _is_summed(variables: Iterable[keras.Variable]) -> bool:
 
 
 def _weigh(share: Share, value: Any) -> Any:
-    """Return what has a number as its mean over replicas, by their rows."""
-    if isinstance(value, float):
-        value = tf.constant(value)
-    is_number = tf.is_tensor(value) and value.shape.rank == 0
-    if not is_number or not value.dtype.is_floating:
-        return value
+    """Return what has a number as its mean over replicas, by their rows.
+
+    A variable that all replicas have alike is as it is, and one to which each
+    adds is the sum, as if it were read outside of the step.
+    """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if isinstance(value, (keras.Variable, tf.Variable)):
+        how = getattr(value.aggregation, "name", value.aggregation)
+        how, is_own = how.lower(), _is_on_read(value)
+        value = tf.convert_to_tensor(value)
+        if not is_own:
+            return value
+        if how == "sum":
+            return value * tf.cast(replicas, value.dtype)
+    if isinstance(value, (bool, int, float, np.generic)):
+        value = tf.constant(value)
+    if not tf.is_tensor(value) or value.shape.rank != 0:
+        return value
+    if value.dtype == tf.bool:  # Keras logs it as 0 or 1.
+        value = tf.cast(value, tf.float32)
+    if not value.dtype.is_floating:
+        return value
     weight = tf.cast(share.weight * replicas, value.dtype)
     return tf.math.multiply_no_nan(value, weight)
+
+
+def _is_on_read(variable: Any) -> bool:
+    how = variable.synchronization
+    return how in ("on_read", tf.VariableSynchronization.ON_READ)
 
 
 def _predicted(share: Share, value: Any) -> Any:

@@ -37,6 +37,7 @@ from tf_optimizers.data.sharing import (
     distribute_dataset,
     distribute_from_function,
 )
+from tf_optimizers.distribute.own_steps import check_made_inside
 from tf_optimizers.distribute.reading import Reading
 from tf_optimizers.distribute.returned import (
     ScalarsOfRun,
@@ -128,7 +129,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
         agree_on_overflow()  # Of gradients that have been weighed.
         weigh_uneven_batches()
-        adopt_optimizers_of_keras(is_sparse_multi_worker)
+        adopt_optimizers_of_keras(is_sparse_multi_worker, check_made_inside)
         build_from_specs(is_sparse_multi_worker)
         mark_steps(is_sparse_multi_worker)
         share_generators(peek_at_shared)
