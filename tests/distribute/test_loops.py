@@ -276,3 +276,12 @@ def test_batch_without_rows_has_none_in_a_loop(ours):
         )
     )
     assert [int(step(batch)) for batch in data] == [3, 0, 1]
+
+
+def test_class_weight_of_distributed_data_is_refused(ours):
+    with ours.scope():
+        model = classifier()
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    data = ours.experimental_distribute_dataset(batches(X, Y))
+    with pytest.raises(ValueError, match="weights as the third part"):
+        model.fit(data, class_weight={0: 2.0}, shuffle=False)

@@ -72,6 +72,15 @@ class AheadDataset(DistributedDatasetsFromFunction):
         async_wait()
         return iterator
 
+    def map(self, *_: Any, **__: Any) -> None:
+        """Raise an error: `fit` calls this with `class_weight`."""
+        raise ValueError(
+            "`class_weight` and `map` need data before they are distributed. "
+            "Received: a distributed dataset. Pass the `tf.data.Dataset` "
+            "itself to `fit`, which distributes it, or weights as the third "
+            "part of each batch."
+        )
+
     def _iterate(self, datasets: Any) -> AheadIterator:
         finite = self._datasets
         self._datasets = [_untuned(dataset) for dataset in datasets]
