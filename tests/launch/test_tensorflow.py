@@ -1,7 +1,9 @@
 """Workers that load TensorFlow; those of the other tests do without."""
 
+import time
+
 import pytest
-from launcher import INDEX, lines_of
+from launcher import INDEX, LONG, lines_of
 
 from tf_optimizers.launch import group
 
@@ -73,3 +75,64 @@ def test_operations_have_the_threads_that_the_variable_says(
         assert run.returncode == 0, run.stderr
         counts.append(int(lines_of(run.stdout, 0)[-1]))
     assert counts[1] - counts[0] == 4
+
+
+ASKED = f"""
+import multiprocessing
+import keras, numpy as np, tensorflow as tf
+import tf_optimizers as tfo
+
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+strategy = tfo.SparseMultiWorkerMirroredStrategy()
+os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.ones((4, 1)), np.ones((4, 1))
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+# Its end is that of processes, which are asked to end.
+model.fit(Data(workers=1, use_multiprocessing=True), verbose=0)
+forked = multiprocessing.get_context("fork")
+child = forked.Process(target=time.sleep, args=({LONG},), daemon=True)
+child.start()
+child.terminate()
+child.join(20)
+print("child", child.exitcode, flush=True)
+child.kill()
+if index == 1:
+    # Python waits for such a one, which it asks to end.
+    forked.Process(target=time.sleep, args=({LONG},), daemon=True).start()
+    print(time.monotonic(), flush=True)
+    sys.exit(3)
+
+@tf.function
+def wait():
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce("SUM", tf.ones([]))
+
+try:
+    strategy.run(wait)
+finally:
+    time.sleep({LONG})
+"""
+
+
+def test_workers_and_their_children_end_when_they_are_asked(launch, write):
+    """TensorFlow has its server take note of SIGTERM, and forks inherit it."""
+    began = time.monotonic()
+    run = launch(
+        *("--workers", "2", "--grace-period", "100", write(INDEX, ASKED))
+    )
+    assert run.returncode == 3, run.stderr.decode(errors="replace")
+    for index in range(2):
+        assert lines_of(run.stdout, index)[:2] == [b"handled", b"child -15"]
+    failed = float(lines_of(run.stdout, 1)[-1])
+    assert began < failed
+    assert time.monotonic() - failed < 50

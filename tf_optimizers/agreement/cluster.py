@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +73,25 @@ def check_in_time(resolver: Any) -> None:
             f"index={resolver.task_id!r}, after {joined}. Pass the "
             "`cluster_resolver` of the first, or start another process."
         )
+
+
+def end_when_asked() -> None:
+    """Let SIGTERM end this process and its children, or do what Python knows.
+
+    A server of TensorFlow (2.21) takes the signal for a notice that a machine
+    will go, of which it only takes note, and forked processes inherit that.
+    What waits in a collective would not end, nor would a child.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _restore_handler()
+    else:  # Where Python sets no handlers, but a child of it does.
+        os.register_at_fork(after_in_child=_restore_handler)
+
+
+def _restore_handler() -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None:  # Of a program in which Python is embedded.
+        signal.signal(signal.SIGTERM, handler)
 
 
 def check_options(options: Any) -> Any:

@@ -20,6 +20,7 @@ from tf_optimizers.agreement.cluster import (
     check_in_time,
     check_options,
     check_versions,
+    end_when_asked,
     versions,
 )
 from tf_optimizers.agreement.statements import (
@@ -127,6 +128,7 @@ class SparseMultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
+        end_when_asked()
         agree_on_overflow()  # Of gradients that have been weighed.
         weigh_uneven_batches()
         adopt_optimizers_of_keras(is_sparse_multi_worker, check_made_inside)
