@@ -114,6 +114,7 @@ TENSORFLOW = {
         "_communication_options",
         "_cross_device_ops",
         "_enable_check_health",
+        "_get_variable_creator_initial_value",
         "_id_in_cluster",
         "_initialize_local",
         "_initialize_local_devices",
@@ -500,7 +501,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = METHODS, ATTRIBUTES, VARIABLE, MODEL, LOSS_SCALING
-    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 101
+    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 102
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -1,12 +1,14 @@
 """Keras's guide to several workers, as it is written, and what it rests on."""
 
 import itertools
+import operator
 
 import cases
 import numpy as np
 import own_steps
 import pytest
 import real_workers
+from scripts import dtypes
 from scripts.guide import (
     LOOPED,
     ROWS,
@@ -26,6 +28,7 @@ def results(tmp_path_factory):
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
     parts += ["order", "seeds", "rows", "read"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
+    parts += ["variables", "models", "quantized"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -37,7 +40,7 @@ def long_results(tmp_path_factory):
     """What two workers report with more time."""
     folder = tmp_path_factory.mktemp("long")
     parts = ["kinds", "outside", "looped", "every looked", "steps", "generated"]
-    parts += ["interleaved", "files", "counts", "permuted"]
+    parts += ["interleaved", "files", "counts", "permuted", "every models"]
     results = real_workers.results("guide", folder, 2, *parts)
     return [
         {part.removeprefix("every "): found for part, found in result.items()}
@@ -181,6 +184,64 @@ def test_unknown_numbers_of_batches_end_together(long_results):
     assert first["predict"] == second["predict"] == 16
     # None for the batch that is not there, which others' data end with.
     assert first["updates"] == second["updates"] == 2 * 5
+
+
+@pytest.mark.parametrize("dtype", dtypes.DTYPES)
+def test_variable_of_any_dtype_begins_with_the_value_of_the_first(
+    results, dtype
+):
+    """Bit by bit, which no number of another dtype would tell."""
+    value, other = (
+        dtypes.bits_of(dtypes.value_of(dtype, worker)) for worker in (0, 1)
+    )
+    assert value != other
+    for result in results:
+        assert result["variables"][dtype] == 3 * [value]
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize(
+    "name",
+    cases.with_long(
+        [*dtypes.OPTIMIZERS, *dtypes.COMPRESSING],
+        {*dtypes.OPTIMIZERS, *dtypes.COMPRESSING}
+        - {"AdamW", "tfo.Lamb", "SparseLoCo"},
+    ),
+)
+def test_model_of_bfloat16_trains_as_in_one_process(request, name):
+    """To the bit, but for embeddings that Keras sums in another order."""
+    is_long = name not in ("AdamW", "tfo.Lamb", "SparseLoCo")
+    found = request.getfixturevalue("long_results" if is_long else "results")
+    (weights, start), other = (result["models"][name] for result in found)
+    assert other == [weights, start]
+    assert not any(map(operator.eq, weights, start))
+    if name in dtypes.COMPRESSING:
+        return
+    expected, begun = dtypes.trained(dtypes.OPTIMIZERS[name])
+    assert begun == start
+    if name in dtypes.ROUNDING:
+        ours, alone = floats_of(weights.pop(0)), floats_of(expected.pop(0))
+        moved = np.abs(alone - floats_of(start[0])).max()
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=moved / 50)
+    assert weights == expected
+
+
+def floats_of(bits):
+    """Return numbers of bfloat16."""
+    words = np.frombuffer(bytes.fromhex(bits), "uint16").astype("uint32")
+    return (words << 16).view("float32")
+
+
+def test_quantized_model_trains_what_is_beside_it(results):
+    """As of QLoRA: a kernel of int8, with adapters of float32."""
+    first, second = (result["quantized"] for result in results)
+    assert first["predictions"] == second["predictions"]
+    expected = dtypes.adapted()
+    assert expected["dtypes"] == first["dtypes"] == ["float32", "int8"]
+    assert first["loss"] == pytest.approx(expected["loss"], 1e-6)
+    np.testing.assert_allclose(
+        first["predictions"], expected["predictions"], atol=1e-6
+    )
 
 
 @pytest.mark.long

@@ -23,7 +23,10 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIterator,
     DistributedIteratorSpec,
 )
-from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
+from tensorflow.python.distribute.values import (
+    PerReplica,
+    PerReplicaSpec,
+)
 from tensorflow.python.eager import context
 
 __all__ = [

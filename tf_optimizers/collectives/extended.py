@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import multiprocessing.pool
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import tensorflow as tf
 
 from tf_optimizers._compat.coordination import joined_cluster
 from tf_optimizers._compat.distribution import (
-    CollectiveAllReduceExtended,
     CollectiveKeys,
     regroup,
     select_replica,
@@ -19,7 +17,8 @@ from tf_optimizers.collectives.all_reduce import SparseCollectiveAllReduce
 from tf_optimizers.collectives.entries import Entries
 from tf_optimizers.collectives.launcher import ranks_in
 from tf_optimizers.collectives.progress import is_in_run
-from tf_optimizers.collectives.runs import Beside
+from tf_optimizers.collectives.runs import Beside, in_every_replica
+from tf_optimizers.collectives.variables import VariablesExtended
 
 _numbers = itertools.count(1)
 # More than workers: the inner channel of each takes one.
@@ -30,7 +29,7 @@ STRING_BYTES = 1 << 15
 _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 
 
-class SparseExtended(CollectiveAllReduceExtended):
+class SparseExtended(VariablesExtended):
     """The extension of `MultiWorkerMirroredStrategy`.
 
     A strategy does its work in such an object, which has no public name, and
@@ -184,7 +183,7 @@ class SparseExtended(CollectiveAllReduceExtended):
             part = parts[rank][tf.newaxis]
             return self._input_channel.all_gather(part, rank, options=None)
 
-        return _in_every_replica(gather, len(parts))[0]
+        return in_every_replica(gather, len(parts))[0]
 
     @functools.cached_property
     def beside(self) -> Beside:
@@ -218,7 +217,7 @@ class SparseExtended(CollectiveAllReduceExtended):
                 own = select_replica(rank, args)
                 return method(*own, rank, options)
 
-            results = _in_every_replica(call, count)
+            results = in_every_replica(call, count)
             return regroup(tuple(results))
 
         return context.merge_call(call_all, args=(args,))
@@ -284,14 +283,3 @@ class SparseExtended(CollectiveAllReduceExtended):
             if job in cluster.jobs
             for task in cluster.task_indices(job)
         ]
-
-
-def _in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
-    """Return `function(local rank)` of each of this worker's replicas."""
-    ranks = range(count)
-    if not tf.executing_eagerly():
-        return list(map(function, ranks))
-    # All at the same time: one after another, the first would wait for the
-    # next for ever.
-    with multiprocessing.pool.ThreadPool(count) as pool:
-        return pool.map(function, ranks)

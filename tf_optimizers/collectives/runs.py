@@ -9,6 +9,7 @@ for the answer. Between functions a thread asks, and the next question waits for
 it, so that all workers ask in one order.
 """
 
+import multiprocessing.pool
 import threading
 import weakref
 from collections.abc import Callable
@@ -73,6 +74,17 @@ class Beside:
         if thread.is_alive():
             coordination.abort("This worker ends before the others.")
             thread.join(_ABORTED_SECONDS)
+
+
+def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
+    """Return `function(local rank)` of each of this worker's replicas."""
+    ranks = range(count)
+    if not tf.executing_eagerly():
+        return list(map(function, ranks))
+    # All at the same time: one after another, the first would wait for the
+    # next for ever.
+    with multiprocessing.pool.ThreadPool(count) as pool:
+        return pool.map(function, ranks)
 
 
 def run_whole(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:

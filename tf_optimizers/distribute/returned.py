@@ -1,27 +1,19 @@
-"""Reduces and gathers the values that replicas return.
-
-    bool, small integers, bfloat16     as wider numbers
-    other numbers                      bit by bit
-    strings                            as int32 words, filled up, and lengths
-
-TensorFlow's gather takes float16, float32, float64, int32 and int64.
-"""
+"""Reduces and gathers the values that replicas return."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.collectives.bits import (
+    TAKEN,
+    from_numbers,
+    longest_in,
+    to_numbers,
+    to_strings,
+    to_words,
+)
 from tf_optimizers.collectives.message import pad_rows
-
-_TAKEN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-_BITS = {
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-    tf.complex64: tf.int64,
-    tf.complex128: tf.float64,
-}
-_BYTES = 4  # Of a word.
 
 
 def gather_any(
@@ -43,39 +35,16 @@ def gather_any(
         # The strategy's own `run` would take note of what it returns.
         return tf.distribute.Strategy.run(strategy, function, args)
 
-    if dtype in _TAKEN:
-        return gather(value, axis)
-    if dtype in _BITS:
-        bits = mapped(lambda x: tf.bitcast(x, _BITS[dtype]), value)
-        return tf.bitcast(gather(bits, axis), dtype)
     if dtype != tf.string:
-        wide = tf.float32 if dtype.is_floating else tf.int32
-        return tf.cast(
-            gather(mapped(lambda x: tf.cast(x, wide), value), axis), dtype
-        )
+        numbers = value if dtype in TAKEN else mapped(to_numbers, value)
+        return from_numbers(gather(numbers, axis), dtype)
     lengths = mapped(tf.strings.length, value)
-    longest = gather(mapped(_longest, lengths), 0)
+    longest = gather(
+        mapped(lambda x: tf.reshape(longest_in(x), [1]), lengths), 0
+    )
     size = tf.reduce_max(longest)
-    words = mapped(lambda x: _words(x, size), value)
-    return _strings(gather(words, axis), gather(lengths, axis))
-
-
-def _longest(lengths: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of the longest string, in whole words; one at least."""
-    most = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
-    return tf.reshape(-(-most // _BYTES) * _BYTES, [1])
-
-
-def _words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    return tf.io.decode_raw(strings, tf.int32, fixed_length=size)
-
-
-def _strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Return the first bytes of words as strings."""
-    table = tf.constant([bytes([code]) for code in range(256)])
-    codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
-    joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])
-    return tf.strings.substr(joined, tf.zeros_like(lengths), lengths)
+    words = mapped(lambda x: to_words(x, size), value)
+    return to_strings(gather(words, axis), gather(lengths, axis))
 
 
 def fill_up_rows(strategy: Any, value: Any) -> Any:

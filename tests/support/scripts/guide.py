@@ -11,6 +11,7 @@ import numpy as np
 import own_steps
 import tensorflow as tf
 from real_workers import report
+from scripts import dtypes
 
 import tf_optimizers as tfo
 from tf_optimizers.distribute import reading
@@ -836,8 +837,14 @@ PARTS = {
         *(versions, shifted),
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
+        *(dtypes.variables, dtypes.models, dtypes.quantized),
     )
-} | {"every looked": lambda: looked(names=None)}
+} | {
+    "every looked": lambda: looked(names=None),
+    "every models": lambda: dtypes.models(
+        [*dtypes.OPTIMIZERS, *dtypes.COMPRESSING]
+    ),
+}
 
 if __name__ == "__main__":
     report({name: PARTS[name]() for name in sys.argv[1:]})

@@ -1,0 +1,190 @@
+"""Variables and models of all dtypes, for guide.py and its tests."""
+
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+from scripts.training import summing
+
+import tf_optimizers as tfo
+
+# What a variable may have, by its dtype, on the first worker and elsewhere.
+# The first worker's have bits that a conversion through a number would lose.
+INTEGERS = {
+    f"{sign}int{bits}": (low, high)
+    for bits in (8, 16, 32, 64)
+    for sign, low, high in (
+        ("", -(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
+        ("u", 2 ** (bits - 1) + 1, 2**bits - 1),
+    )
+}
+FLOATS = [
+    *("bfloat16", "float16", "float32", "float64"),
+    *("float8_e4m3fn", "float8_e5m2"),
+]
+DTYPES = [*INTEGERS, *FLOATS, "complex64", "complex128", "bool", "string"]
+
+
+def value_of(dtype, worker):
+    """Return what a worker makes a variable of, with a last row of its own."""
+    if dtype == "string":
+        return tf.constant([["", "é"], ["a longer text", "ab"[worker]]])
+    if dtype == "bool":
+        return tf.constant([[True, False], [False, worker == 0]])
+    if dtype in INTEGERS:
+        low, high = INTEGERS[dtype]
+        kind = getattr(np, dtype)
+        return tf.constant(np.array([[low, high], [3, worker]], kind))
+    if dtype.startswith("complex"):
+        parts = tf.constant([[0.1, -0.2], [3.0, worker]], tf.float64)
+        return tf.cast(tf.complex(parts, 2 * parts), dtype)
+    values = tf.constant([[0.3, -1e-3], [np.nan, worker]], tf.float32)
+    return tf.cast(values, dtype)
+
+
+def bits_of(value):
+    """Return what tells any two values apart, NaNs too."""
+    value = value.numpy()
+    if value.dtype == object:
+        return [text.hex() for text in value.ravel()]
+    return value.tobytes().hex()
+
+
+def variables():
+    """Return the bits of variables of all dtypes, by how they are made."""
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    worker = strategy.cluster_resolver.task_id
+    found = {}
+    for dtype in DTYPES:
+        value = value_of(dtype, worker)
+        with strategy.scope():
+            made = [
+                keras.Variable(value, dtype=dtype).value,
+                keras.Variable(
+                    lambda shape, dtype, value=value: value,
+                    shape=(2, 2),
+                    dtype=dtype,
+                ).value,
+                tf.Variable(value),
+            ]
+        found[dtype] = [
+            bits_of(part)
+            for variable in made
+            for part in strategy.experimental_local_results(variable)
+        ]
+    return found
+
+
+# Optimizers of models whose weights are of bfloat16.
+
+
+def of_keras(kind):
+    """Return what makes an optimizer whose betas bfloat16 tells from 1."""
+    betas = {"beta_1": 0.5, "beta_2": 0.75, "rho": 0.75, "momentum": 0.5}
+    betas |= {"adam_beta_1": 0.5, "adam_beta_2": 0.75}
+    known = inspect.signature(kind).parameters
+    betas = {name: betas[name] for name in betas if name in known}
+    return lambda: summing(kind)(0.125, **betas)
+
+
+OPTIMIZERS = {
+    name: of_keras(kind)
+    for name, kind in vars(keras.optimizers).items()
+    if isinstance(kind, type)
+    and "learning_rate" in inspect.signature(kind).parameters
+    and name != "Optimizer"
+} | {
+    "tfo.Lamb": lambda: tfo.Lamb(0.125),
+    "tfo.LANS": lambda: tfo.LANS(0.125),
+    "tfo.AdamOffload": lambda: tfo.AdamOffload(0.125),
+    "tfo.ShardedState": lambda: tfo.ShardedState(
+        of_keras(keras.optimizers.Adam)()
+    ),
+    "dense DGC": lambda: tfo.DGCMomentum(0.125, min_compress_size=1000),
+}
+# Of these, one process computes weights of an embedding in another order.
+ROUNDING = ("Adafactor", "RMSprop", "ScheduleFreeAdamW")
+# What these compute depends on the number of replicas.
+COMPRESSING = {
+    "DGC": lambda: tfo.DGCMomentum(
+        0.125, sparsity=(0.75,), min_compress_size=1
+    ),
+    "SparseLoCo": lambda: tfo.SparseLoCo(
+        of_keras(keras.optimizers.AdamW)(),
+        sparsity=(0.75,),
+        min_compress_size=1,
+    ),
+}
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 6, (16, 2))
+ROWS = RNG.integers(-1, 2, (16, 4)).astype("float32")
+SIGNS = RNG.choice([-1.0, 1.0], (16, 16)).astype("float32")
+
+
+def linear(signs, outputs):
+    """Return a loss whose gradients depend on no weight."""
+    return keras.ops.mean(signs * keras.ops.cast(outputs, "float32"), -1)
+
+
+def trained(make):
+    """Return the bits of weights of bfloat16 after some steps, and before.
+
+    Every gradient, of whatever rows, is a bfloat16 without being rounded.
+    """
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.Input((4,), dtype="bfloat16")
+    layers = [
+        keras.layers.Embedding(6, 4, dtype="bfloat16"),
+        keras.layers.Dense(8, dtype="bfloat16"),
+    ]
+    embedded = keras.layers.Flatten(dtype="bfloat16")(layers[0](ids))
+    outputs = keras.layers.Concatenate(dtype="bfloat16")(
+        [embedded, layers[1](rows)]
+    )
+    model = keras.Model([ids, rows], outputs)
+    model.compile(make(), linear)
+    # Keras's own first step may assign to slots before weights have values.
+    model.optimizer.build(model.trainable_variables)
+    start = [bits_of(weight.value) for weight in model.weights]
+    model.fit(
+        *([IDS, ROWS], SIGNS),
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
+    return [[bits_of(weight.value) for weight in model.weights], start]
+
+
+def models(names=("AdamW", "tfo.Lamb", "SparseLoCo")):
+    """Return the bits of models that were trained with some optimizers."""
+    with tfo.SparseMultiWorkerMirroredStrategy().scope():
+        return {
+            name: trained((OPTIMIZERS | COMPRESSING)[name]) for name in names
+        }
+
+
+def quantized():
+    """Return what a model of int8 with trainable parts beside it becomes."""
+    with tfo.SparseMultiWorkerMirroredStrategy().scope():
+        return adapted()
+
+
+def adapted():
+    """Train what is added to a quantized layer, as QLoRA does."""
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.Dense(8)
+    model = keras.Sequential([keras.Input((4,)), layer])
+    layer.quantize("int8")
+    layer.enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.125), "mse")
+    x, y = ROWS, SIGNS[:, :8]
+    losses = model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return {
+        "dtypes": sorted({weight.dtype for weight in model.weights}),
+        "loss": losses.history["loss"],
+        "predictions": model.predict(x, verbose=0).tolist(),
+    }

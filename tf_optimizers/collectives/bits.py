@@ -1,0 +1,54 @@
+"""Writes values as collectives of TensorFlow can carry them.
+
+    8 bits, bool     as float16, which has all of their numbers
+    other numbers    bit by bit
+    strings          as int32 words, filled up, and lengths
+
+A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21), a
+broadcast bool, too. Shapes stay, but that complex128 has another dimension, so
+that an error which names them says what the user knows.
+"""
+
+import tensorflow as tf
+
+TAKEN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.float64}
+_BYTES = 4  # Of a word.
+
+
+def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
+    """Return numbers of a dtype that is taken, which say what numbers were."""
+    dtype = tensor.dtype
+    if dtype in TAKEN:
+        return tensor
+    if dtype.size == 1:
+        return tf.cast(tensor, tf.float16)
+    return tf.bitcast(tensor, _SAME_SIZE[dtype.size])
+
+
+def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return what `to_numbers` was given, of a dtype."""
+    if dtype in TAKEN:
+        return numbers
+    if dtype.size == 1:
+        return tf.cast(numbers, dtype)
+    return tf.bitcast(numbers, dtype)
+
+
+def longest_in(lengths: tf.Tensor) -> tf.Tensor:
+    """Return the bytes of the longest string, in whole words; one at least."""
+    most = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
+    return -(-most // _BYTES) * _BYTES
+
+
+def to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Return each string as words, of so many bytes."""
+    return tf.io.decode_raw(strings, tf.int32, fixed_length=size)
+
+
+def to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Return the first bytes of words as strings."""
+    table = tf.constant([bytes([code]) for code in range(256)])
+    codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
+    joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])
+    return tf.strings.substr(joined, tf.zeros_like(lengths), lengths)
