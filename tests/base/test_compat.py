@@ -34,6 +34,7 @@ from tensorflow.python.distribute import (
     distribute_lib,
     distribute_utils,
     input_lib,
+    mirrored_strategy,
     values,
 )
 from tensorflow.python.eager import context
@@ -124,6 +125,7 @@ TENSORFLOW = {
         "_update_config_proto",
         "_use_merge_call",
     ],
+    mirrored_strategy.MirroredExtended: ["_create_variable"],
     distribute_lib: [
         "_get_default_replica_mode",
         "_pop_per_thread_mode",
@@ -501,7 +503,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = METHODS, ATTRIBUTES, VARIABLE, MODEL, LOSS_SCALING
-    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 102
+    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 103
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -28,7 +28,7 @@ def results(tmp_path_factory):
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
     parts += ["order", "seeds", "rows", "read"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
-    parts += ["variables", "models", "quantized"]
+    parts += ["numbers", "variables", "models", "quantized"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -184,6 +184,19 @@ def test_unknown_numbers_of_batches_end_together(long_results):
     assert first["predict"] == second["predict"] == 16
     # None for the batch that is not there, which others' data end with.
     assert first["updates"] == second["updates"] == 2 * 5
+
+
+def test_python_converts_variables_as_without_a_strategy(results):
+    """Those that replicas add to are read together, as by `numpy`."""
+    for result in results:
+        found = result["numbers"]
+        assert found["sgd"] == pytest.approx([1, 0.001, 2, 0.001])
+        rates = [0.1 * (1 + np.cos(np.pi * i / 6)) / 2 for i in (1, 2)]
+        assert found["adam"] == pytest.approx([0, rates[0], 1, rates[1]])
+        assert found["plain"] == [2.5, 2, 2.5]
+        assert found["own"] == [7.0, 7]
+        assert found["copied"] == 3.5
+        assert found["several"] == "TypeError"
 
 
 @pytest.mark.parametrize("dtype", dtypes.DTYPES)

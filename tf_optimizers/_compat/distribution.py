@@ -24,6 +24,7 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIteratorSpec,
 )
 from tensorflow.python.distribute.values import (
+    DistributedVariable,
     PerReplica,
     PerReplicaSpec,
 )
@@ -44,6 +45,8 @@ __all__ = [
     "DistributedDatasetsFromFunctionSpec",
     "DistributedIterator",
     "DistributedIteratorSpec",
+    # What a strategy makes of a variable, which Python is to convert.
+    "DistributedVariable",
     # Each replica's part of a batch, which is to say more.
     "PerReplica",
     "PerReplicaSpec",

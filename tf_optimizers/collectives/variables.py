@@ -1,4 +1,4 @@
-"""Makes the variables of a strategy, of any dtype."""
+"""Makes the variables of a strategy, of any dtype, for Python to convert."""
 
 import functools
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.distribution import (
     CollectiveAllReduceExtended,
+    DistributedVariable,
 )
 from tf_optimizers.collectives.bits import (
     from_numbers,
@@ -18,8 +19,37 @@ from tf_optimizers.collectives.bits import (
 )
 
 
+class _Number:
+    """What Python's `float` and others take, as they do other variables."""
+
+    numpy: Callable[[], Any]
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())
+
+
+@functools.cache
+def _converting(kind: Any) -> Any:
+    """Return a class of variables of a strategy that Python converts."""
+    return type(kind.__name__, (_Number, kind), {"__module__": __name__})
+
+
 class VariablesExtended(CollectiveAllReduceExtended):
     """Begins a variable on all workers with the value of the first."""
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        # TensorFlow has a table of classes, and no argument for another one.
+        kind: Any = type(variable)
+        if isinstance(variable, DistributedVariable):
+            variable.__class__ = _converting(kind)
+        return variable
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any

@@ -1,6 +1,7 @@
 """A script of several strategies, as Keras's guide has: `guide.py PART...`."""
 
 import contextlib
+import copy
 import os
 import pathlib
 import random
@@ -398,6 +399,50 @@ OPTIMIZERS = {
     "dgc": lambda: tfo.DGCMomentum(0.001, min_compress_size=1),
     "offload": lambda: tfo.AdamOffload(0.1),
 }
+
+
+class Logging(keras.callbacks.Callback):
+    """Notes the step and the rate, as users' callbacks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        optimizer = self.model.optimizer
+        self.seen += [int(optimizer.iterations), float(optimizer.learning_rate)]
+
+
+def numbers():
+    """What Python makes of variables."""
+    strategy = Strategy()
+    found = {}
+    for name in ("sgd", "adam"):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(OPTIMIZERS[name](), "mse", metrics=["mae"])
+        callback = Logging()
+        model.fit(ROWS, ROWS, epochs=2, verbose=0, callbacks=[callback])
+        found[name] = callback.seen
+    with strategy.scope():
+        plain = tf.Variable(2.5)
+        own = tf.Variable(
+            1.5,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        several = tf.Variable([1.0, 2.0])
+    strategy.run(lambda: own.assign(3.5))
+    try:
+        float(several)
+    except TypeError:
+        found["several"] = "TypeError"
+    copied = copy.deepcopy(plain).assign_add(1.0)
+    return found | {
+        "plain": [float(plain), int(plain), complex(plain).real],
+        "own": [float(own), int(own)],
+        "copied": float(copied),
+    }
 
 
 def outside():
@@ -837,7 +882,7 @@ PARTS = {
         *(versions, shifted),
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
-        *(dtypes.variables, dtypes.models, dtypes.quantized),
+        *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
     )
 } | {
     "every looked": lambda: looked(names=None),
