@@ -378,6 +378,16 @@ def test_single_batches_are_shared_as_in_one_process(results):
         np.testing.assert_allclose(first[name], expected, rtol=1e-5)
 
 
+def test_single_batches_that_differ_are_an_error_before_the_step(results):
+    """In a function and eagerly; also where only a row is missing."""
+    for result in results:
+        *messages, first = result["batches"]["apart"][:5]
+        *eager, second = result["batches"]["apart"][5:]
+        assert not first and not second
+        for message in [*messages, *eager]:
+            assert "must pass the same rows to `train_on_batch`" in message
+
+
 def test_augmented_rows_need_not_be_alike(results):
     """If their labels tell that they are the same, or may be."""
     for result in results:

@@ -166,22 +166,24 @@ class SparseExtended(VariablesExtended):
     def _ask(
         self, summarize: Callable, notes: list[tf.Tensor], before: tf.Tensor
     ) -> tf.Tensor:
-        return summarize(self._gather_ahead(notes), before)
-
-    def _gather_ahead(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Stack small tensors of all replicas, without waiting for others.
-
-        A gather runs beside the scalars of a step, which come at its end.
-
-        Args:
-            parts: One of each replica of this worker, of one shape.
-        """
         if self.workers == 1:
-            return tf.stack(parts)
+            return summarize(tf.stack(notes), before)
+        # Beside the scalars of a step, which come at its end.
+        return summarize(self._gather(self._input_channel, notes), before)
+
+    def ask(self, note: tf.Tensor) -> tf.Tensor:
+        """Stack the notes of all workers, for a step that is to wait for them.
+
+        Each comes once for each of the worker's replicas.
+        """
+        return self._gather(self.channel, [note] * len(self.worker_devices))
+
+    def _gather(self, channel: Any, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Stack small tensors of one shape, of each replica of this worker."""
 
         def gather(rank: int) -> tf.Tensor:
             part = parts[rank][tf.newaxis]
-            return self._input_channel.all_gather(part, rank, options=None)
+            return channel.all_gather(part, rank, options=None)
 
         return in_every_replica(gather, len(parts))[0]
 

@@ -48,6 +48,15 @@ __all__ = ["blank"]  # Which iterators ask for here, too.
 # The summary of notes before the first.
 UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
 _RULE = "All workers must draw the same batches of data that they share."
+BY_HAND = (
+    "All workers must pass the same rows to `train_on_batch`, `test_on_batch` "
+    "and `predict_on_batch`, which share them among replicas.",
+    "Pass the whole batch on every worker. If each worker has data of its own, "
+    "use `fit`, `evaluate` or `predict`, with "
+    "`distribute_datasets_from_function`. If all have the same rows, and "
+    "what is random makes them look different, set "
+    "`strategy.compares_data = False`.",
+)
 _HINT = (
     "Workers may shuffle, filter or augment by random numbers of their own, or "
     "one may have drawn some alone, from Python's or NumPy's generator, or by "
@@ -203,15 +212,21 @@ def start(last: tf.Variable | None) -> Sequence[int]:
     return [*UNKNOWN[:3], *last.numpy()[3:]]
 
 
-def check(known: tf.Tensor) -> Any:
-    """Raise an error, or return an op that does, if workers differ."""
+def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:
+    """Raise an error, or return an op that does, if workers differ.
+
+    Args:
+        known: A summary.
+        rule: How the error begins.
+        hint: How it ends.
+    """
     verdict = known[2]
     received = tf.where(
         verdict == Verdict.ENDED,
         "Received: the end of the data on some workers only.",
         "Received: batches that differ between workers.",
     )
-    message = tf.strings.join([_RULE, received, _HINT], " ")
+    message = tf.strings.join([rule, received, hint], " ")
     if tf.executing_eagerly():  # Where an assertion would cut the message.
         if verdict != Verdict.SAME:
             text = message.numpy().decode()

@@ -54,7 +54,7 @@ class AheadIterator(DistributedIterator):
         having, batch = self._draw()
         if self._is_endless:
             return batch
-        return _after(tf.cond(having > 0, lambda: 0, _raise_end), batch)
+        return after(tf.cond(having > 0, lambda: 0, _raise_end), batch)
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """Return the next batch, or an empty optional at the end."""
@@ -89,7 +89,7 @@ class AheadIterator(DistributedIterator):
         own = tuple(note[1] for note in this)
         batch = with_rows(element, Rows(known[1], own), self.element_spec)
         check = drawn.check(known)
-        return known[0], _after(check, batch)
+        return known[0], after(check, batch)
 
     def _parts(self, iterator: Any) -> list[Any]:
         """Return an element and its notes for each replica here."""
@@ -209,12 +209,14 @@ def _raise_end() -> tf.Tensor:
         return tf.constant(0)
 
 
-def _after(check: Any, batch: Any) -> Any:
+def after(check: Any, batch: Any) -> Any:
     """Return a batch that is there once a check, or an op, is through."""
     if tf.executing_eagerly() or check is None:
         return batch
 
-    def wait(tensor: tf.Tensor) -> tf.Tensor:
+    def wait(tensor: Any) -> Any:
+        if not tf.is_tensor(tensor):  # Such as no weights of samples.
+            return tensor
         with tf.device(tensor.device), tf.control_dependencies([check]):
             return tf.identity(tensor)
 

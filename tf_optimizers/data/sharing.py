@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat.replicas import plain_variable
 from tf_optimizers.data import drawn
 from tf_optimizers.data.ahead_dataset import dataset_of, look_ahead
 from tf_optimizers.data.drawn import Comparison
 from tf_optimizers.data.epochs import Beginning
 from tf_optimizers.data.generators import take_shared
+from tf_optimizers.data.look_ahead import after
 from tf_optimizers.data.notes import Rows, has_rows, note_next, regroup
 from tf_optimizers.data.order import agree_on_data, in_one_order, is_shared
 from tf_optimizers.data.parts import rows_in, split
@@ -55,7 +57,9 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     return look_ahead(distributed, batches, begin=begin)
 
 
-def share_arguments(strategy: Any, args: Sequence[Any]) -> Sequence[Any]:
+def share_arguments(
+    strategy: Any, args: Sequence[Any], seen: dict[int, tf.Variable]
+) -> Sequence[Any]:
     """Share a batch of plain arrays, which all workers have, among replicas.
 
     `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such a one,
@@ -64,6 +68,12 @@ def share_arguments(strategy: Any, args: Sequence[Any]) -> Sequence[Any]:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         args: What a step of a Keras model is called with.
+        seen: What is known of such batches of the model, by how many tensors
+            they have.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If batches differ between workers; in a
+            function, when it runs.
     """
     leaves = tf.nest.flatten(args)
     if len(args) != 1 or any(
@@ -74,11 +84,35 @@ def share_arguments(strategy: Any, args: Sequence[Any]) -> Sequence[Any]:
     if all(rows_in(leaf) is None for leaf in tf.nest.flatten(batch)):
         return args
     extended = strategy.extended
+    if extended.workers > 1 and strategy.compares_data:
+        batch = _compared(extended, batch, seen)
     parts, own = zip(
         *split(batch, _places(extended), extended.replicas), strict=True
     )
     counts = tuple(tf.cast(rows, tf.int32) for rows in own)
     return (regroup(parts, Rows(_rows_of_all(batch), counts)),)
+
+
+def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
+    """Return a batch that is there once all workers are known to have it."""
+    tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
+    size = len(tensors)
+    with tf.device("CPU:0"):
+        if size not in seen:
+            with tf.init_scope():  # The last number counts batches.
+                start = [*drawn.UNKNOWN, 0]
+                seen[size] = plain_variable(start, trainable=False)
+        *before, number = tf.split(
+            seen[size].read_value(), [len(drawn.UNKNOWN), 1]
+        )
+        digests = drawn.digests(tensors, tf.cast(number[0], tf.int64))
+        # Whoever makes batches may augment them.
+        rows, comparison = _rows_of_all(batch), Comparison.SOME
+        notes = extended.ask(drawn.note(rows, comparison, digests))
+        known = drawn.summarize(notes, *before)
+        seen[size].assign(tf.concat([known, number + 1], 0))
+        check = drawn.check(known, *drawn.BY_HAND)
+    return after(check, batch)
 
 
 def _as_tensor(value: Any) -> Any:

@@ -7,6 +7,7 @@ predictions    are those of rows that are the replica's
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,10 @@ class Steps:
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
         self._kept: list[tf.Variable] = []
+        # Of batches that are passed by hand, to train and to predict.
+        self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def of(
         self, function: Callable, args: Any, kwargs: Any
@@ -61,9 +66,10 @@ class Steps:
         if not self._kept:
             devices = self._strategy.extended.worker_devices
             self._kept = make_kept(len(devices))
-        args = share_arguments(self._strategy, args)
-        known = rows_of(args), self._kept
         model, step, is_predicting = found
+        seen = self._seen.setdefault(model, ({}, {}))[is_predicting]
+        args = share_arguments(self._strategy, args, seen)
+        known = rows_of(args), self._kept
         if is_predicting:
             return Step(step, _predicted, [], *known), args
         self._watch(model)

@@ -756,9 +756,32 @@ def trained_on_batches():
     }
 
 
+def passed_apart(worker):
+    """Return the errors of batches that differ between workers."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    own = ROWS[worker : worker + 6]
+    messages = []
+    for run_eagerly in (False, True):
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
+        start = as_lists(model.get_weights())
+        messages += [
+            error_of_graph(lambda: model.train_on_batch(own, own)),
+            error_of_graph(lambda: model.test_on_batch(own[:1], own[:1])),
+            error_of_graph(lambda: model.predict_on_batch(own[:1])),
+            error_of_graph(lambda: model.predict_on_batch(ROWS[worker:6])),
+        ]
+        messages.append(as_lists(model.get_weights()) != start)
+        # Rows with noise, of which labels tell that they are the same.
+        model.train_on_batch(own, ROWS[:6])
+        model.predict_on_batch(ROWS[:6])
+    return messages
+
+
 def batches():
-    with Strategy().scope():
-        return trained_on_batches()
+    strategy = Strategy()
+    with strategy.scope():
+        apart = passed_apart(worker_of(strategy))
+        return trained_on_batches() | {"apart": apart}
 
 
 def drawn_alone(strategy):
