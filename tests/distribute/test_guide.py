@@ -26,7 +26,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
-    parts += ["order", "seeds", "rows", "read"]
+    parts += ["hashes", "order", "seeds", "rows", "read"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized"]
     return real_workers.results("guide", folder, 2, *parts)
@@ -275,6 +275,15 @@ def test_versions_that_differ_are_named(results):
         own, message = result["versions"]
         assert f"numpy='{own}' on worker 0, numpy='0.1' on worker" in message
         assert "Install the same versions" in message
+
+
+def test_first_worker_warns_of_texts_that_are_hashed_differently(results):
+    first, second = (result["hashes"] for result in results)
+    assert second == [[], []]
+    alike, (message, file) = first
+    assert alike == []
+    assert "PYTHONHASHSEED" in message
+    assert file == "guide"
 
 
 def test_weights_are_compared_whatever_their_names(results):

@@ -92,8 +92,10 @@ def test_kubernetes_manifest_gives_every_pod_its_place(monkeypatch):
     service, job = yaml.safe_load_all(block("kubernetes"))
     template = job["spec"]["template"]["spec"]
     (container,) = template["containers"]
-    (variable,) = container["env"]
-    assert variable["name"] == "WORKERS"
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables.pop("PYTHONHASHSEED") == "0"
+    (addresses_in,) = variables.values()
+    assert [*variables] == ["WORKERS"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert service["metadata"]["name"] == template["subdomain"]
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
@@ -103,7 +105,7 @@ def test_kubernetes_manifest_gives_every_pod_its_place(monkeypatch):
         for i in range(job["spec"]["completions"])
     ]
     monkeypatch.delenv("SLURM_PROCID", raising=False)
-    monkeypatch.setenv("WORKERS", variable["value"])
+    monkeypatch.setenv("WORKERS", addresses_in)
     monkeypatch.setenv("TF_CONFIG", "")
     for index in range(len(addresses)):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))

@@ -55,7 +55,8 @@ SURROUNDINGS = """
 import json, os, sys, __main__
 loaded = "tensorflow" in sys.modules
 fallen = {key: os.environ[key] for key in sorted(os.environ)}
-for name in ("TF_CONFIG", "no_grpc_proxy", "TF_NUM_INTRAOP_THREADS"):
+for name in ("TF_CONFIG", "no_grpc_proxy", "TF_NUM_INTRAOP_THREADS",
+             "PYTHONHASHSEED"):
     fallen.pop(name, None)
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__,
@@ -198,3 +199,18 @@ def test_workers_share_the_cores(monkeypatch, given, cores, expected):
     monkeypatch.setattr(group, "cores", lambda: cores)
     found = group.environment(["127.0.0.1:1", "127.0.0.1:2"], 0)
     assert found[group.THREADS] == expected
+
+
+@pytest.mark.parametrize("given", [None, "5", "random"])
+def test_sets_have_one_order_on_all_workers(launch, write, environment, given):
+    environment.delenv("PYTHONHASHSEED", raising=False)
+    if given:
+        environment.setenv("PYTHONHASHSEED", given)
+    texts = "[str(i) for i in range(50)]"
+    script = write(
+        f"import os; print(os.environ['PYTHONHASHSEED'], *set({texts}))"
+    )
+    run = launch("--workers", "2", script)
+    first, second = (lines_of(run.stdout, index)[0] for index in range(2))
+    assert (first == second) == (given != "random")
+    assert first.split()[0].decode() == (given or "0")

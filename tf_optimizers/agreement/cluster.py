@@ -6,6 +6,7 @@ import platform
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -212,3 +213,21 @@ def check_versions(statements: Sequence[dict[str, Any]]) -> None:
         "Install the same versions on every machine.",
         "All workers must have the same versions of packages.",
     )
+
+
+def hash_of_a_text() -> int:
+    """Return what differs between workers that hash by seeds of their own."""
+    return hash("tf_optimizers")
+
+
+def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
+    """Warn unless all workers hash alike; few scripts depend on that."""
+    if is_first and len(set(hashes)) > 1:
+        warnings.warn(
+            "All workers should hash texts alike: the elements of a set have "
+            "another order on each, and so would a vocabulary that is made of "
+            "one. Received: a different hash of one text on some workers. Set "
+            "the environment variable PYTHONHASHSEED to one number, such as 0, "
+            "on all of them, before Python starts.",
+            stacklevel=4,  # Who makes the strategy.
+        )

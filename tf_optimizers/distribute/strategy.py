@@ -17,10 +17,12 @@ from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
 from tf_optimizers.agreement.cluster import (
     check_cluster,
+    check_hashes,
     check_in_time,
     check_options,
     check_versions,
     end_when_asked,
+    hash_of_a_text,
     versions,
 )
 from tf_optimizers.agreement.statements import (
@@ -154,12 +156,13 @@ class SparseMultiWorkerMirroredStrategy(
         }
         subject = "the strategy"
         received = gather_statements(
-            self, subject, [statement, propose_seeds()]
+            self, subject, [statement, propose_seeds(), hash_of_a_text()]
         )
-        statements = [statement for statement, _ in received]
+        statements, proposals, hashes = zip(*received, strict=True)
         check_versions(statements)
         check_alike(subject, statements)
-        adopt_seeds([proposal for _, proposal in received])
+        check_hashes(hashes, self.extended.worker_index == 0)
+        adopt_seeds(proposals)
         watch(self.extended)
 
     def experimental_distribute_dataset(

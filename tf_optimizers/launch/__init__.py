@@ -43,6 +43,8 @@ empty. The launcher forwards its stdout and stderr, each line prefixed with
 bar becomes a line. Output to a stream that was closed from the start (`>&-`) is
 dropped. Unless `TF_NUM_INTRAOP_THREADS` is set, the launcher sets it: an
 operation of TensorFlow has as many threads as there are cores for each worker.
+Unless `PYTHONHASHSEED` is set, it is 0, so that the elements of a set have one
+order on all workers, and after a restart.
 
 When a worker fails, the launcher ends the others with SIGTERM. Lines on stderr,
 prefixed with `[launcher] `, say what happened and whether all are restarted.

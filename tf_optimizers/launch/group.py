@@ -73,6 +73,8 @@ class Events:
 TICK = 0.05
 # TensorFlow's variable: how many threads an operation has.
 THREADS = "TF_NUM_INTRAOP_THREADS"
+# Python's: by what it hashes strings, on which the order of a set depends.
+HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
 # Pauses before restarts double up to this, in seconds.
@@ -177,7 +179,9 @@ def environment(addresses: list[str], index: int) -> dict[str, str]:
     """Return a worker's environment, with its `TF_CONFIG`.
 
     A proxy for the internet (`http_proxy`) knows no way between workers. With a
-    thread for each core in every worker, they would wait for each other's.
+    thread for each core in every worker, they would wait for each other's. With
+    seeds of their own, each would number the words of a set in another order;
+    also after a restart.
     """
     config = {
         "cluster": {"worker": addresses},
@@ -185,7 +189,7 @@ def environment(addresses: list[str], index: int) -> dict[str, str]:
     }
     host = addresses[0].rpartition(":")[0].strip("[]")
     threads = max(1, cores() // len(addresses))
-    usual = {"no_grpc_proxy": host, THREADS: str(threads)}
+    usual = {"no_grpc_proxy": host, THREADS: str(threads), HASH_SEED: "0"}
     return {**usual, **os.environ, "TF_CONFIG": json.dumps(config)}
 
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ from real_workers import report
 from scripts import dtypes
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute import reading
+from tf_optimizers.distribute import reading, strategy
 
 Strategy = tfo.SparseMultiWorkerMirroredStrategy
 FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
@@ -222,6 +223,21 @@ def versions():
     message = message_of(Strategy)
     np.__version__ = own
     return [own, message]
+
+
+def hashes():
+    """What workers are told that hash texts differently, and alike."""
+    own, told = strategy.hash_of_a_text, []
+    for is_alike in (True, False):
+        if not is_alike and '"index": 1' in os.environ["TF_CONFIG"]:
+            strategy.hash_of_a_text = lambda: own() + 1
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Strategy()
+        told.append([str(each.message) for each in caught])
+        told[-1] += [pathlib.Path(each.filename).stem for each in caught]
+    strategy.hash_of_a_text = own
+    return told
 
 
 def shifted():
@@ -902,7 +918,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, read, another_cluster),
-        *(versions, shifted),
+        *(versions, hashes, shifted),
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
