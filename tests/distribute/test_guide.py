@@ -142,6 +142,21 @@ def test_order_changes_from_epoch_to_epoch(order):
         assert len({tuple(epoch) for epoch in epochs}) == different, kind
 
 
+def test_each_file_has_an_order_of_its_own(order):
+    """Where a function makes and shuffles datasets of them."""
+    for parts in zip(*(o["epochs"]["flat_map"] for o in order), strict=True):
+        size = 6 // len(order)  # Of a batch of 6 rows.
+        rows = [
+            row
+            for i in range(0, len(parts[0]), size)
+            for part in parts
+            for row in part[i : i + size]
+        ]
+        assert [row // 8 for row in rows] == 8 * [0] + 8 * [1] + 8 * [2]
+        places = np.reshape(rows, (3, 8)) % 8
+        assert len({tuple(file) for file in places}) == 3
+
+
 def test_generators_of_the_host_draw_alike(order):
     for result in order:
         assert result["drawn"] == order[0]["drawn"]
@@ -380,7 +395,8 @@ def mean_loss(rows):
 
 def test_single_batches_are_shared_as_in_one_process(results):
     """Five rows on two workers, and one."""
-    first, second = (result["batches"] for result in results)
+    first, second = (dict(result["batches"]) for result in results)
+    del first["apart"], second["apart"]
     assert first == second
     for name, expected in trained_on_batches().items():
         assert np.shape(first[name]) == np.shape(expected)

@@ -55,26 +55,31 @@ class _Probe:
 
 
 class Draws:
-    """How often a shuffle has drawn seeds; it can be set, but not to 0."""
+    """How often a shuffle has drawn seeds; it can be set, but not to 0.
+
+    Attributes:
+        seeds: Of its generator of seeds.
+        generator: Its handle, and what deletes it.
+    """
 
     def __init__(self, seed: tf.Tensor, seed2: tf.Tensor) -> None:
-        self._seeds = {"seed": seed, "seed2": seed2}
+        self.seeds = {"seed": seed, "seed2": seed2}
         self.generator = self._make_generator()
         self._saved: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 
     def _make_generator(self) -> tuple[Any, Any]:
         """Return a handle, and what deletes it."""
-        return tf.raw_ops.AnonymousSeedGenerator(**self._seeds, reshuffle=True)
+        return tf.raw_ops.AnonymousSeedGenerator(**self.seeds, reshuffle=True)
 
     @functools.cached_property
     def _own(self) -> _Probe:
-        return _Probe(self._seeds, self.generator)
+        return _Probe(self.seeds, self.generator)
 
     @functools.cached_property
     def _counted(self) -> _Probe:
         """What draws the same seeds from a generator of its own."""
-        return _Probe(self._seeds, self._make_generator())
+        return _Probe(self.seeds, self._make_generator())
 
     def state(self) -> bytes:
         """Return what is alike on all workers that have drawn equally often.
@@ -119,7 +124,11 @@ class Draws:
 
 
 def count_draws(
-    dataset: Any, source: tf.data.Dataset, size: Any, reshuffles: bool | None
+    dataset: Any,
+    source: tf.data.Dataset,
+    size: Any,
+    reshuffles: bool | None,
+    chosen: int | None,
 ) -> Any:
     """Return a shuffled dataset that tells its draws: see `draws_of`.
 
@@ -129,17 +138,23 @@ def count_draws(
         source: What is shuffled.
         size: Of the buffer.
         reshuffles: Whether each iteration has another order; None means so.
+        chosen: The seed, where the user has given none.
     """
-    is_known = isinstance(dataset, ShuffleDataset) and reshuffles is not False
-    if not is_known or not tf.executing_eagerly():
+    if not isinstance(dataset, ShuffleDataset) or reshuffles is False:
         return dataset
     with tf.device("CPU:0"):
-        draws = Draws(dataset._seed, dataset._seed2)
+        is_eager = tf.executing_eagerly()
+        draws = (
+            Draws(dataset._seed, dataset._seed2)
+            if is_eager
+            else _of_function(chosen)
+        )
+        if draws is None:
+            return dataset
         variant = tf.raw_ops.ShuffleDatasetV3(
             input_dataset=tf.data.experimental.to_variant(source),
             buffer_size=tf.cast(size, tf.int64),
-            seed=dataset._seed,
-            seed2=dataset._seed2,
+            **draws.seeds,
             seed_generator=draws.generator[0],
             **dataset._common_args,
         )
@@ -149,13 +164,35 @@ def count_draws(
     return dataset
 
 
+def _of_function(chosen: int | None) -> Draws | None:
+    """Return the draws of a shuffle in a function, None if the user's alone.
+
+    Such as that of `flat_map`, which makes a dataset of each file. Each has its
+    own generator of seeds there, and with one seed all would have one order, in
+    all epochs. So they draw from one generator, which the function captures.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with tf.init_scope(), tf.device("CPU:0"):
+        if chosen is None or not tf.executing_eagerly():
+            return None
+        seeds = tf.constant([chosen, chosen + 1], tf.int64)
+        draws = Draws(*tf.unstack(seeds))
+    while hasattr(graph, "outer_graph"):
+        # It lives as long as any of them, and is found there.
+        graph.draws = [*getattr(graph, "draws", []), draws]
+        graph = graph.outer_graph
+    return draws
+
+
 def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
     """Return the draws of all shuffles in a dataset, in a fixed order.
 
-    Those in functions are not reached. TensorFlow has no public way to list the
-    parts of a dataset.
+    Of those in functions, the ones that the user gives no seed. TensorFlow has
+    no public way to list the parts of a dataset.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
+    for function in dataset._functions():
+        own += getattr(function.function.graph, "draws", [])
     for part in dataset._inputs():
         own += [draws for draws in draws_of(part) if draws not in own]
     return own

@@ -125,9 +125,10 @@ def replace_shuffles(
             reshuffles: bool | None = None,
             **kwargs: Any,
         ) -> tf.data.Dataset:
-            seed = choose_seed() if seed is None else seed
+            chosen = choose_seed() if seed is None else None
+            seed = seed if chosen is None else chosen
             dataset = shuffle(source, size, seed, reshuffles, **kwargs)
-            return count_draws(dataset, source, size, reshuffles)
+            return count_draws(dataset, source, size, reshuffles, chosen)
 
         return seeded
 

@@ -339,6 +339,12 @@ def draw_alone(strategy):
         np.random.rand()
 
 
+def shuffled_file(number):
+    """Return eight rows, as of one of three files."""
+    rows = tf.constant(ROWS)[8 * number : 8 * number + 8]
+    return tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(8)
+
+
 def order():
     """Rows of epochs; first of a user who has seeded nothing."""
     strategy = Strategy()
@@ -346,6 +352,10 @@ def order():
     model = seeing_model(strategy)
     epochs = {"arrays": seen(model, ROWS, 2, y=ROWS, batch_size=6)}
     epochs["tf.data"] = seen(model, pairs().shuffle(24).batch(6))
+    numbers = tf.data.Dataset.range(3)
+    epochs["flat_map"] = seen(model, numbers.flat_map(shuffled_file).batch(6))
+    parallel = numbers.interleave(shuffled_file, 3, num_parallel_calls=2)
+    epochs["interleave"] = seen(model, parallel.batch(6), 2)
     draw_alone(strategy)
     epochs["PyDataset"] = seen(model, Shuffled(), shuffle=True)
     batches = iter(np.split(np.concatenate([ROWS, ROWS[::-1]]), 16))
