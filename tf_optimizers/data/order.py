@@ -42,12 +42,21 @@ class _ShuffleSeed:
 
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
+        # Seed and epoch of the arrays that will be distributed next.
+        self._of_arrays: tf.Variable | None = None
 
     def set(self, seed: int) -> None:
-        """Shuffle by a seed from now on."""
+        """Shuffle by a seed from now on.
+
+        So do arrays that were waiting for it. Workers may have come to `fit` on
+        different lines, after others that one has trained alone.
+        """
         _shuffle_alike()
         self._seed = seed
         self._counts.clear()
+        if self._of_arrays is not None:
+            self._of_arrays.assign([seed, 0])
+            self._of_arrays = None
 
     def next(self) -> int | None:
         """Return a seed that no other shuffle has, unless the user has one.
@@ -68,12 +77,13 @@ class _ShuffleSeed:
         if seed is None:
             return None
         with tf.device("CPU:0"):
-            epoch = plain_variable(0, dtype=tf.int64, trainable=False)
+            start = tf.constant([seed, 0], tf.int64)
+            state = self._of_arrays = plain_variable(start, trainable=False)
 
         def shuffle(rows: tf.Tensor) -> tf.Tensor:
-            pair = [tf.constant(seed, tf.int64), epoch.assign_add(1)]
+            seed_and_epoch = state.assign_add(tf.constant([0, 1], tf.int64))
             return tf.random.experimental.stateless_shuffle(
-                rows, tf.stack(pair)
+                rows, tf.convert_to_tensor(seed_and_epoch)
             )
 
         return shuffle
@@ -171,7 +181,9 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         raise_together(
             "All workers must shuffle shared data alike. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
-            "on every worker, and let all make the same datasets; or, if "
+            "on every worker, and let all make the same datasets. Without a "
+            "seed, the order follows the line that shuffles: let all workers "
+            "shuffle there, not each in a branch of its own. Or, if "
             "workers share files or nothing, set "
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."

@@ -56,6 +56,10 @@ def digits():
     ]
 
 
+def digits_of_rows():
+    return np.ones((24, 64), "float32"), np.arange(24) % 10
+
+
 def compiled_model():
     model = keras.Sequential(
         [
@@ -351,6 +355,12 @@ def order():
     drawn = {"constructor": [random.random(), np.random.rand()]}
     model = seeing_model(strategy)
     epochs = {"arrays": seen(model, ROWS, 2, y=ROWS, batch_size=6)}
+    if worker_of(strategy) == 0:
+        # As one that trains another model alone, and prints its progress.
+        compiled_model().fit(*digits_of_rows(), verbose=0)
+        epochs["branches"] = seen(model, ROWS, y=ROWS, batch_size=6)
+    else:
+        epochs["branches"] = seen(model, ROWS, y=ROWS, batch_size=6)
     epochs["tf.data"] = seen(model, pairs().shuffle(24).batch(6))
     numbers = tf.data.Dataset.range(3)
     epochs["flat_map"] = seen(model, numbers.flat_map(shuffled_file).batch(6))
