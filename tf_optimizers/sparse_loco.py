@@ -16,9 +16,9 @@ from tf_optimizers.compression.schedule import (
     SparsitySchedule,
     recommended_updates,
 )
+from tf_optimizers.distribute.means import average
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
-from tf_optimizers.local_updates.rounds import average
 from tf_optimizers.local_updates.updates import LocalUpdates, adopt_inner
 from tf_optimizers.sharded_state import ShardedState
 

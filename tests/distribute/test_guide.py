@@ -8,6 +8,7 @@ import numpy as np
 import own_steps
 import pytest
 import real_workers
+import state
 from scripts import dtypes
 from scripts.guide import (
     LOOPED,
@@ -26,7 +27,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
-    parts += ["hashes", "order", "seeds", "rows", "read"]
+    parts += ["hashes", "order", "seeds", "rows", "read", "assigned"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized"]
     return real_workers.results("guide", folder, 2, *parts)
@@ -104,6 +105,22 @@ def test_metrics_are_read_together_and_after_every_step(results):
         np.testing.assert_allclose(result["read"]["found"], expected, 1e-6)
         assert result["read"]["asked"] == 8
         assert result["read"]["restored"] == 2
+
+
+def test_state_that_workers_assign_is_common_where_it_is_read(results):
+    """What is common already, one worker may save alone."""
+    first, second = (result["assigned"] for result in results)
+    assert first == second
+    assert first["asked"] == ["the end of an epoch", "the saving of a model"]
+    model = state.center()
+    state.fit(model, epochs=1)
+    loss, _, center = first["measured"]
+    assert center == pytest.approx(state.center_of(model), rel=1e-5)
+    data = state.X, state.Y
+    assert loss == pytest.approx(model.evaluate(*data, verbose=0), rel=1e-5)
+    model.train_on_batch(*data)
+    for found in first["saved"]:
+        assert found == pytest.approx(state.center_of(model), rel=1e-5)
 
 
 @pytest.mark.long

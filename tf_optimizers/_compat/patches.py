@@ -101,10 +101,10 @@ PATCHES = (
     ),
     Patch(
         names=("keras.callbacks.CallbackList.set_model",),
-        features=(LOCAL_STEPS,),
-        why="An optimizer cannot add callbacks, and weights are to be alike "
-        "before others read them.",
-        without="A validation sees each replica's own weights.",
+        features=(LOCAL_STEPS, STRATEGY),
+        why="Optimizers and strategies cannot add callbacks, and weights and "
+        "statistics are to be alike before others read them.",
+        without="A validation sees each replica's own.",
         until="Optimizers, or strategies, may add callbacks.",
         test="optimizers/test_local_steps.py::"
         "test_fit_reads_common_weights_everywhere",
@@ -115,10 +115,12 @@ PATCHES = (
             "keras.Model.save_weights",
             "keras.Model.export",
         ),
-        features=(LOCAL_STEPS,),
+        features=(LOCAL_STEPS, STRATEGY),
         why="Keras asks an optimizer for its state when the file has been "
-        "opened, and its old content is gone.",
-        without="A model that cannot be saved yet destroys what was saved.",
+        "opened, and its old content is gone; statistics it reads on one "
+        "replica.",
+        without="A model that cannot be saved yet destroys what was saved, and "
+        "each worker saves statistics of its own.",
         until="Keras asks before it opens the file.",
         test="optimizers/test_local_steps.py::test_own_weights_are_not_saved",
     ),

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_optimizers._compat.keras import built_variables, is_overwritten
 from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
+from tf_optimizers.distribute.common_state import note_assigned
 from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.distribute.share import Share, replica
 
@@ -34,7 +35,8 @@ def apply(
         trainable_variables = list(trainable_variables)
     _build_together(optimizer, trainable_variables)
     if replica.share is None or replica.is_applying:
-        return original(optimizer, grads, trainable_variables)
+        with replica.set(is_applying=True):
+            return original(optimizer, grads, trainable_variables)
     variables = trainable_variables
     if variables is None:
         variables = built_variables(optimizer)
@@ -150,12 +152,19 @@ def update_mean(
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign to a variable, unless it is a metric's and there are no rows."""
-    if variable.synchronization != "on_read" or replica.is_applying:
+    """Assign to a variable, unless it is a metric's and there are no rows.
+
+    State and weights that a step assigns without an optimizer are noted.
+    """
+    if variable.synchronization != "on_read":
+        if not replica.is_applying:
+            note_assigned(variable, is_training=replica.is_training)
         return original(variable, value)
     if replica.share is None:
         with replica.set(is_assigning=True):
             return original(variable, value)
+    if replica.is_applying:
+        return original(variable, value)
     value = tf.cast(value, variable.dtype)
     old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
     return original(variable, tf.where(replica.share.has_rows, value, old))

@@ -63,6 +63,7 @@ class _Replica(threading.local):
 
     share: Share | None = None
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
+    is_training: bool = False  # Whether it runs any `train_step`.
     scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
     is_applying: bool = False  # Within an optimizer.
     is_assigning: bool = False  # Within `keras.Variable.assign`.

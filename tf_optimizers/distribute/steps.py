@@ -98,6 +98,8 @@ class Step:
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
+        name = getattr(function, "__name__", "")  # AutoGraph adds "tf__".
+        self._is_training = name.removeprefix("tf__") == "train_step"
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
@@ -113,6 +115,7 @@ class Step:
             share=share,
             results=results,
             is_keras=self._is_keras,
+            is_training=self._is_training,
             scaled=set(),
         ):
             returned = self._function(batch)

@@ -40,6 +40,7 @@ from tf_optimizers.data.sharing import (
     distribute_dataset,
     distribute_from_function,
 )
+from tf_optimizers.distribute.common_state import watch_state
 from tf_optimizers.distribute.own_steps import check_made_inside
 from tf_optimizers.distribute.reading import Reading
 from tf_optimizers.distribute.returned import (
@@ -137,6 +138,7 @@ class SparseMultiWorkerMirroredStrategy(
         build_from_specs(is_sparse_multi_worker)
         mark_steps(is_sparse_multi_worker)
         share_generators(peek_at_shared)
+        watch_state()
         self._reading = Reading(self)
         self._steps = Steps(self, self._reading.watch)
         self._scalars = ScalarsOfRun(self, [])

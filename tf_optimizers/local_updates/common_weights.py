@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_optimizers._compat.hooks import call_first, check_saving
 from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
-from tf_optimizers.agreement.workers import Workers
+from tf_optimizers.agreement.workers import Workers, is_sparse_multi_worker
 from tf_optimizers.distribute.optimizers import local_steppers, steppers
 from tf_optimizers.local_updates.checks import check_common, check_layers
 
@@ -127,8 +127,11 @@ class EnoughRounds(keras.callbacks.Callback):
 def _statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the statistics of `BatchNormalization`, frozen or not.
 
-    A step that was traced before a layer was frozen still changes them.
+    A step that was traced before a layer was frozen still changes them. Our
+    strategy makes them common itself, with all that steps assign.
     """
+    if is_sparse_multi_worker(model.distribute_strategy):
+        return []
     return [
         variable
         for layer in layers_of(model)

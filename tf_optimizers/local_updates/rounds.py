@@ -9,7 +9,6 @@ A synchronization may come early, where weights are about to be read.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -189,24 +188,3 @@ class Rounds:
 
 def _is_in(variables: Sequence[tf.Variable], variable: Any) -> bool:
     return any(each is backend_variable(variable) for each in variables)
-
-
-def average(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
-    """Assign the mean over all replicas, of all variables in one exchange."""
-    if strategy.num_replicas_in_sync == 1 or not variables:
-        return
-    sizes = [math.prod(variable.shape) for variable in variables]
-
-    def flat() -> tf.Tensor:
-        # The mean of equal float32 values is the same value then.
-        own = [
-            tf.reshape(tf.cast(own_component(variable), tf.float64), [-1])
-            for variable in variables
-        ]
-        return tf.concat(own, 0)
-
-    total = strategy.reduce("MEAN", strategy.run(flat), axis=None)
-    for variable, mean in zip(variables, tf.split(total, sizes), strict=True):
-        mean = tf.cast(tf.reshape(mean, variable.shape), variable.dtype)
-        for component in components(variable):
-            component.assign(mean)

@@ -11,12 +11,13 @@ import warnings
 import keras
 import numpy as np
 import own_steps
+import state
 import tensorflow as tf
 from real_workers import report
 from scripts import dtypes
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute import reading, strategy
+from tf_optimizers.distribute import common_state, reading, strategy
 
 Strategy = tfo.SparseMultiWorkerMirroredStrategy
 FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
@@ -193,6 +194,34 @@ def read():
     strategy.experimental_local_results(model.sum.total.value)[0].assign(1.0)
     restored = float(model.sum.result())
     return {"found": found, "asked": len(asked), "restored": restored}
+
+
+def assigned():
+    """State that workers assign from their rows, and when they ask for it."""
+    strategy = Strategy()
+    asked = []
+    gather = common_state.gather_statements
+    common_state.gather_statements = lambda *args: (
+        asked.append(args[1]) or gather(*args)
+    )
+    with strategy.scope():
+        model = state.center()
+    data = state.X, state.Y
+    state.fit(model, epochs=1)
+    measured = [model.evaluate(*data, verbose=0) for _ in range(2)]
+    model.predict(state.X, verbose=0)
+    path = FOLDER / f"state-{worker_of(strategy)}.weights.h5"
+    if worker_of(strategy) == 0:  # Alone: nothing has changed.
+        model.save_weights(path)
+    measured.append(state.center_of(model).tolist())
+    model.train_on_batch(*data)
+    model.save_weights(path)
+    common_state.gather_statements = gather
+    saved = state.center_of(model).tolist()
+    model.set_weights([weight * 0 for weight in model.get_weights()])
+    model.load_weights(path)
+    loaded = state.center_of(model).tolist()
+    return {"asked": asked, "measured": measured, "saved": [saved, loaded]}
 
 
 def steps():
@@ -938,7 +967,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, read, another_cluster),
-        *(versions, hashes, shifted),
+        *(versions, hashes, shifted, assigned),
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
