@@ -27,7 +27,7 @@ def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
-    parts += ["hashes", "order", "seeds", "rows", "read", "assigned"]
+    parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "sharp"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized"]
     return real_workers.results("guide", folder, 2, *parts)
@@ -121,6 +121,20 @@ def test_state_that_workers_assign_is_common_where_it_is_read(results):
     model.train_on_batch(*data)
     for found in first["saved"]:
         assert found == pytest.approx(state.center_of(model), rel=1e-5)
+
+
+def test_weights_that_steps_put_back_are_those_of_all_workers(results):
+    """Each worker has moved them by gradients of its own."""
+    first, second = (result["sharp"]["weights"] for result in results)
+    assert first == second
+
+
+def test_weights_that_steps_assign_are_an_error_that_says_so(results):
+    for result in results:
+        message = result["sharp"]["error"]
+        assert "must have the weights" in message
+        assert "A step, or a layer, assigns to `" in message
+        assert "/bias` without an optimizer" in message
 
 
 @pytest.mark.long

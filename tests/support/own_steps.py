@@ -295,6 +295,35 @@ class Total(keras.metrics.Metric):
         return self.total
 
 
+class Sharp(Guide):
+    """Takes gradients at weights that its own have moved (SAM)."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_variables
+
+        def gradients():
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(y, self(x, training=True))
+            return loss, tape.gradient(loss, weights)
+
+        _, first = gradients()
+        norm = tf.linalg.global_norm(first)
+        moves = [0.3 * gradient / norm for gradient in first]
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_add(move)
+        loss, second = gradients()
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_sub(move)
+        self.optimizer.apply(second, weights)
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+
 def with_metrics(optimizer=None, **arguments):
     model = dense(2)
     rows = [keras.metrics.RootMeanSquaredError(), "mae", number]

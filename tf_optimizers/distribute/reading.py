@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.strategies import bring_in
 from tf_optimizers.agreement.statements import check_alike, gather_statements
+from tf_optimizers.distribute.common_state import state_of
 from tf_optimizers.distribute.same_training import (
     check_same_training,
     statement_of,
@@ -103,7 +104,11 @@ class Reading:
             self._strategy, _SUBJECT, [statement, training], hint, rule
         )
         check_alike(_SUBJECT, [own for own, _ in received], hint, rule)
-        check_same_training([training for _, training in received], weights)
+        state = state_of(self._strategy)
+        assigned = [weight for weight in weights if state.is_assigned(weight)]
+        check_same_training(
+            [training for _, training in received], weights, assigned
+        )
 
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]

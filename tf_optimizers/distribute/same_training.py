@@ -20,6 +20,19 @@ from tf_optimizers.distribute.optimizers import (
     with_updated,
 )
 
+_CALLBACKS = (
+    "Callbacks, and code of your own, must set weights and rates alike on "
+    "every worker."
+)
+_STEPS = (
+    "A step, or a layer, assigns to {paths} without an optimizer, and each "
+    "replica from its own rows: give an optimizer the change, make the "
+    "variable `trainable=False`, or assign what all replicas have in common, "
+    "such as `tf.distribute.get_replica_context().all_reduce('SUM', value)`. "
+    "If the step only moves weights there and back, keep them before "
+    "(`tf.identity(weight)`), and assign what was kept."
+)
+
 
 def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     """Raise unless all workers train alike; they would wait forever."""
@@ -66,18 +79,29 @@ def _without_names(settings: Any) -> Any:
 
 
 def check_same_training(
-    statements: Sequence[dict[str, Any]], weights: Sequence[Any]
+    statements: Sequence[dict[str, Any]],
+    weights: Sequence[Any],
+    assigned: Sequence[Any],
 ) -> None:
     """Raise unless all workers have made the same `statement_of` a model.
 
     If a callback sets a weight or the learning rate on one worker alone, the
-    workers differ from then on, and no step would notice.
+    workers differ from then on, and no step would notice. So they do if a step
+    assigns to weights what it makes of the rows of a replica.
+
+    Args:
+        statements: Of all workers.
+        weights: What they are about.
+        assigned: Those of them that steps assign without an optimizer.
     """
+    hint = _CALLBACKS
+    if assigned:
+        paths = ", ".join(f"`{weight.path}`" for weight in assigned)
+        hint = _STEPS.format(paths=paths)
     check_alike(
         "the weights and the learning rate after an epoch",
         statements,
-        "Callbacks, and code of your own, must set weights and rates alike on "
-        "every worker.",
+        hint,
         # Keras counts names on with every model that a worker has made.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )

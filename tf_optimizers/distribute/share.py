@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_optimizers._compat.replicas import convert, plain_variable
 from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.data.notes import Counted, Rows
+from tf_optimizers.distribute.put_back import PutBack
 
 
 class Share:
@@ -64,6 +65,7 @@ class _Replica(threading.local):
     share: Share | None = None
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
     is_training: bool = False  # Whether it runs any `train_step`.
+    weights: PutBack | None = None  # What a step assigns to them by itself.
     scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
     is_applying: bool = False  # Within an optimizer.
     is_assigning: bool = False  # Within `keras.Variable.assign`.

@@ -19,6 +19,7 @@ from tf_optimizers._compat.batches import step_of
 from tf_optimizers._compat.replicas import convert
 from tf_optimizers.data.notes import Rows, rows_of
 from tf_optimizers.data.sharing import share_arguments
+from tf_optimizers.distribute.put_back import PutBack
 from tf_optimizers.distribute.share import (
     Share,
     empty_without_rows,
@@ -116,6 +117,7 @@ class Step:
             results=results,
             is_keras=self._is_keras,
             is_training=self._is_training,
+            weights=PutBack(),
             scaled=set(),
         ):
             returned = self._function(batch)

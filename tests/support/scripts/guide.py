@@ -224,6 +224,20 @@ def assigned():
     return {"asked": asked, "measured": measured, "saved": [saved, loaded]}
 
 
+def sharp():
+    """Weights of steps that move them there and back; an error of others."""
+    strategy = Strategy()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = own_steps.compiled(own_steps.Sharp())
+        layers = [state.Weight(2), keras.layers.Dense(2)]
+        other = state.compiled(*layers)
+    data = own_steps.X, own_steps.Y
+    model.fit(*data, batch_size=3, epochs=2, shuffle=False, verbose=0)
+    error = message_of(lambda: other.fit(*data, verbose=0))
+    return {"weights": as_lists(model.get_weights()), "error": error}
+
+
 def steps():
     """Models, losses and metrics that users write, and what these predict."""
     strategy = Strategy()
@@ -967,7 +981,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, interleaved, uncompiled, read, another_cluster),
-        *(versions, hashes, shifted, assigned),
+        *(versions, hashes, shifted, assigned, sharp),
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
