@@ -138,7 +138,7 @@ def test_weights_that_steps_assign_are_an_error_that_says_so(results):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["VAE", "GAN", "total"])
+@pytest.mark.parametrize("name", ["VAE", "GAN", "total", "unlisted"])
 def test_own_steps_of_workers_equal_one_process(long_results, name):
     """The last batch has a row for one of them only."""
     first, second = (result["steps"][name] for result in long_results)

@@ -46,6 +46,57 @@ def test_own_steps_equal_one_process(ours, name):
     assert cases.error(logs, expected_logs) < 1e-5
 
 
+class Keeps(keras.metrics.Metric):
+    """Keeps a maximum, which no sum over replicas is."""
+
+    def __init__(self):
+        super().__init__(name="keeps")
+        self.most = self.add_weight(initializer="zeros", name="most")
+        self.rows = self.add_weight(initializer="zeros", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+        self.rows.assign_add(keras.ops.shape(y_pred)[0])
+
+    def result(self):
+        return self.most
+
+
+def test_variable_of_a_metric_that_is_no_sum_is_named(ours):
+    """Those of Keras are sums, also where they are not simply added to."""
+    with ours.scope():
+        model = own_steps.dense(2)
+        metrics = [
+            *(keras.metrics.AUC(), keras.metrics.MeanIoU(2)),
+            *(keras.metrics.R2Score(), keras.metrics.F1Score()),
+            *(keras.metrics.PrecisionAtRecall(0.5), "accuracy", "mae"),
+        ]
+        model.compile("sgd", "mse", metrics=metrics)
+        model.test_on_batch(own_steps.X, abs(own_steps.Y) > 1)  # No warning.
+        model.compile("sgd", "mse", metrics=[Keeps(), *metrics[-2:]])
+    with pytest.warns(UserWarning, match="must be a sum over rows") as warned:
+        model.test_on_batch(own_steps.X, own_steps.Y)
+    (message,) = {str(each.message) for each in warned}
+    assert "`keeps/most`" in message
+
+
+def test_number_made_of_a_metric_is_named(ours):
+    """One that is no metric's result counts for that of a replica."""
+
+    class Made(own_steps.Guide):
+        def test_step(self, data):
+            x, y = data
+            self.mae.update_state(y, self(x))
+            return {"mae": self.mae.result(), "half": self.mae.result() / 2}
+
+    with ours.scope():
+        model = own_steps.compiled(Made())
+    with pytest.warns(UserWarning, match="must be the metric's") as warned:
+        model.evaluate(own_steps.X, own_steps.Y, batch_size=3, verbose=0)
+    (message,) = {str(each.message) for each in warned}
+    assert "Received: `half`, which depends on `mae/" in message
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
     """On several workers Keras reduces all that a step returns along axis 0."""

@@ -32,7 +32,7 @@ class Logs(keras.callbacks.Callback):
         self.batches = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.batches.append([logs[name] for name in sorted(logs)])
+        self.batches += [np.ravel(logs[name]) for name in sorted(logs)]
 
 
 class ComputesLoss(keras.Sequential):
@@ -295,6 +295,35 @@ class Total(keras.metrics.Metric):
         return self.total
 
 
+class Unlisted(ReturnsLoss):
+    """Has metrics that it does not list, in all places, and returns arrays."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = {"total": [Total()]}
+        mean = keras.metrics.Mean(name="mean")
+        self.of_users = lambda: mean  # Where nobody looks.
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        x, y = data
+        y_pred = self(x)
+        self.of_users().update_state((y - y_pred) ** 2)
+        (total,) = self.places["total"]
+        total.update_state(y, y_pred)
+        return {
+            "mean": self.of_users().result(),
+            "positive": total.result(),
+            "columns": ops.mean((y - y_pred) ** 2, axis=0),
+            "rows": ops.mean((y - y_pred) ** 2, axis=1),
+            **logs,
+        }
+
+    @property
+    def metrics(self):
+        return []
+
+
 class Sharp(Guide):
     """Takes gradients at weights that its own have moved (SAM)."""
 
@@ -413,6 +442,7 @@ CASES = {
     "several optimizers": lambda: compiled(
         dense(2), several_optimizers(), keras.losses.MeanSquaredError(None)
     ),
+    "unlisted": lambda: compiled(Unlisted()),
     "total": lambda: compiled(dense(2), sgd(), "mse", metrics=[Total()]),
 }
 
@@ -425,5 +455,4 @@ def fit(name):
         *(X, Y), batch_size=3, epochs=2, shuffle=False, verbose=0,
         callbacks=[logs],
     )  # fmt: skip
-    batches = np.array(logs.batches)
-    return model, [batches, *history.history.values()]
+    return model, [np.concatenate(logs.batches), *history.history.values()]

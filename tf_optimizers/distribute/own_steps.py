@@ -16,6 +16,7 @@ from tf_optimizers._compat.keras import built_variables, is_overwritten
 from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.distribute.common_state import note_assigned
+from tf_optimizers.distribute.metric_variables import warn_unless_sum
 from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.distribute.share import Share, replica
 
@@ -145,6 +146,8 @@ def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
     """Add to a mean; one number is that of the replica's rows."""
+    if replica.note_metric is not None:
+        replica.note_metric(metric)
     is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
     if replica.share is not None and is_number:
         sample_weight = replica.share.weight
@@ -169,4 +172,6 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
         return original(variable, value)
     value = tf.cast(value, variable.dtype)
     old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
+    replica.updated[id(variable)] = variable
+    warn_unless_sum(variable, old, value)
     return original(variable, tf.where(replica.share.has_rows, value, old))

@@ -71,6 +71,8 @@ class _Replica(threading.local):
     is_assigning: bool = False  # Within `keras.Variable.assign`.
     results: list[Any] | None = None  # Of metrics, see `steps.py`.
     loop: "Loop | None" = None  # What it runs that is no step of a model.
+    updated: dict[int, keras.Variable] = {}  # Those of metrics, by id.
+    note_metric: Callable | None = None  # Lets `results` have a metric's.
 
     @contextlib.contextmanager
     def set(self, **values: Any) -> Iterator[None]:

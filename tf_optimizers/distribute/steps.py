@@ -1,6 +1,7 @@
 """Runs steps of Keras models, and reduces what they return.
 
 numbers        count by the replica's rows: Keras takes their mean
+arrays         likewise, or are joined if they have an element for each row
 metrics        become what they are over the rows of all replicas
 predictions    are those of rows that are the replica's
 """
@@ -19,18 +20,25 @@ from tf_optimizers._compat.batches import step_of
 from tf_optimizers._compat.replicas import convert
 from tf_optimizers.data.notes import Rows, rows_of
 from tf_optimizers.data.sharing import share_arguments
+from tf_optimizers.distribute.metric_variables import (
+    metrics_of,
+    warn_if_made_of,
+)
 from tf_optimizers.distribute.put_back import PutBack
+from tf_optimizers.distribute.results import (
+    is_number_of,
+    names_of,
+    noted_result,
+)
 from tf_optimizers.distribute.share import (
     Share,
+    count_rows,
     empty_without_rows,
     make_kept,
     replica,
     share_of,
     take_or_leave,
 )
-
-# What a metric may have in variables that are summed with every step.
-_MOST_BYTES = 1 << 16
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -74,7 +82,7 @@ class Steps:
         if is_predicting:
             return Step(step, _predicted, [], *known), args
         self._watch(model)
-        return Step(step, _weigh, model.metrics, *known), args
+        return Step(step, _weigh, metrics_of(model), *known), args
 
 
 class Step:
@@ -104,7 +112,10 @@ class Step:
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
+        self._undo = contextlib.ExitStack()
         self._found: dict[int, tuple[Any, int]] = {}
+        self._means: dict[int, tf.TensorSpec] = {}
+        self._joined: set[int] = set()
 
     @_as_it_is
     def __call__(self, batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
@@ -112,9 +123,12 @@ class Step:
         share = share_of(batch, self._rows, self._kept)
         batch = empty_without_rows(batch, self._rows)
         results: list[Any] = []
+        updated: dict[int, keras.Variable] = {}
         with replica.set(
             share=share,
             results=results,
+            updated=updated,
+            note_metric=self._note,
             is_keras=self._is_keras,
             is_training=self._is_training,
             weights=PutBack(),
@@ -122,29 +136,71 @@ class Step:
         ):
             returned = self._function(batch)
         outputs = tf.nest.flatten(returned)
-        self._found = {
+        names = names_of(returned, outputs)
+        found = {
             i: (metric, place)
-            for i, (name, output) in enumerate(
-                zip(_names(returned, len(outputs)), outputs, strict=True)
-            )
+            for i, (name, output) in enumerate(zip(names, outputs, strict=True))
             for noted, tensor, metric, place in results
-            if output is tensor or _is_number_of(output, name, tensor, noted)
+            if output is tensor or is_number_of(output, name, tensor, noted)
         }
-        for i in set(range(len(outputs))) - set(self._found):
-            outputs[i] = self._as_returned(share, outputs[i])
-        state = _pack(self._variables())
+        self._found = {
+            i: each for i, each in found.items() if each[0] is not None
+        }
+        others = sorted(set(range(len(outputs))) - set(self._found))
+        warn_if_made_of(
+            updated.values(),
+            [(names[i], outputs[i]) for i in others if i not in found],
+        )
+        arrays = [i for i in others if self._is_array(outputs[i])]
+        rows = count_rows(batch)  # A number or None, as in shapes.
+        rows = rows if isinstance(rows, int) else None
+        self._joined = {i for i in arrays if outputs[i].shape[0] == rows}
+        means = {
+            i: outputs[i]
+            for i in arrays
+            if i not in self._joined and outputs[i].shape.is_fully_defined()
+        }
+        self._means = {
+            i: tf.TensorSpec(value.shape, value.dtype)
+            for i, value in means.items()
+        }
+        for i in others:
+            is_of_rows = i in self._joined
+            as_returned = _predicted if is_of_rows else self._as_returned
+            outputs[i] = as_returned(share, outputs[i])
+        state = _pack(
+            [
+                *map(tf.convert_to_tensor, self._variables()),
+                *(_times(share.weight, value) for value in means.values()),
+            ]
+        )
         return tf.nest.pack_sequence_as(returned, outputs), state
+
+    def _is_array(self, value: Any) -> bool:
+        """Tell whether a step that does not predict returns an array."""
+        return (
+            self._as_returned is _weigh
+            and tf.is_symbolic_tensor(value)
+            and bool(value.shape.rank)
+            and value.dtype.is_floating
+        )
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note which tensors are results of the metrics."""
-        with contextlib.ExitStack() as undo:
+        with self._undo:
             for metric in self._metrics:
-                result = _noted(metric, metric.result)
-                # Not `setattr`: Keras tracks what a metric has.
-                undo.callback(vars(metric).pop, "result")
-                vars(metric)["result"] = result
+                self._note(metric)
             yield
+
+    def _note(self, metric: keras.metrics.Metric) -> None:
+        """Note the results of a metric, until the step ends."""
+        if "result" in vars(metric):
+            return
+        result = noted_result(metric, metric.result)
+        # Not `setattr`: Keras tracks what a metric has.
+        self._undo.callback(vars(metric).pop, "result")
+        vars(metric)["result"] = result
 
     @_as_it_is
     def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
@@ -155,7 +211,7 @@ class Step:
             outputs: What it has returned of all replicas.
         """
         returned, state = outputs
-        if not self._found:
+        if not (self._found or self._means or self._joined):
             return returned, []
         sums = {
             name: strategy.experimental_local_results(
@@ -163,85 +219,34 @@ class Step:
             )[0]
             for name, parts in state.items()
         }
-        values = _unpack(sums, self._variables())
+        variables = self._variables()
+        unpacked = _unpack(sums, [*variables, *self._means.values()])
+        values = {
+            id(variable): value
+            for variable, value in zip(variables, unpacked, strict=False)
+        }
         flat = tf.nest.flatten(returned)
+        of_all = {i: strategy.gather(flat[i], axis=0) for i in self._joined}
+        of_all |= dict(
+            zip(self._means, unpacked[len(variables) :], strict=True)
+        )
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
             result = keras.tree.flatten(metric.stateless_result(own))[place]
-            result = values.get(id(result), result)  # If it is a variable.
+            # If it is a variable.
+            of_all[i] = values.get(id(result), result)
+        for i, value in of_all.items():
             # As replicas return it; the strategy's own `run` would count it.
             flat[i] = tf.distribute.Strategy.run(
-                strategy, tf.identity, (result,)
+                strategy, tf.identity, (value,)
             )
-        alike = [flat[i] for i in self._found]
+        alike = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), alike
 
     def _variables(self) -> list[keras.Variable]:
         """Return the variables of the metrics that the step returned."""
         metrics = {id(metric): metric for metric, _ in self._found.values()}
         return [v for metric in metrics.values() for v in metric.variables]
-
-
-def _noted(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Return a `result` whose tensors are known in a step."""
-    is_sum = _is_summed(metric.variables)
-
-    def note(*args: Any, **kwargs: Any) -> Any:
-        value = result(*args, **kwargs)
-        if replica.results is None:
-            return value
-        # A variable would be returned as one of the strategy's.
-        tensors = [
-            tf.identity(leaf)
-            if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
-            else leaf
-            for leaf in keras.tree.flatten(value)
-        ]
-        if is_sum:
-            names = _names(value, len(tensors), metric.name)
-            replica.results += [
-                (name, tensor, metric, place)
-                for place, (name, tensor) in enumerate(
-                    zip(names, tensors, strict=True)
-                )
-            ]
-        return keras.tree.pack_sequence_as(value, tensors)
-
-    return note
-
-
-def _names(nest: Any, count: int, otherwise: Any = None) -> list[Any]:
-    """Return the names of the leaves of a flat dictionary, in their order."""
-    is_flat = isinstance(nest, dict) and len(nest) == count
-    return sorted(nest) if is_flat else [otherwise] * count
-
-
-def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Tell whether a step has returned a result as a Python number.
-
-    Eagerly it may, as all of Keras's own do before 3.15.
-    """
-    return (
-        isinstance(output, float)
-        and name == noted
-        and isinstance(tensor, tf.Tensor)
-        and tf.executing_eagerly()
-        and tensor.shape.num_elements() == 1
-        and float(tf.reshape(tensor, [])) == output
-    )
-
-
-def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Tell whether a metric is that of its variables' sums, if these are few.
-
-    A large confusion matrix is not exchanged with every step.
-    """
-    variables = list(variables)
-    size = sum(math.prod(v.shape) * 4 for v in variables)
-    return size <= _MOST_BYTES and all(
-        v.synchronization == "on_read" and v.aggregation == "sum"
-        for v in variables
-    )
 
 
 def _weigh(share: Share, value: Any) -> Any:
@@ -267,8 +272,12 @@ def _weigh(share: Share, value: Any) -> Any:
         value = tf.cast(value, tf.float32)
     if not value.dtype.is_floating:
         return value
-    weight = tf.cast(share.weight * replicas, value.dtype)
-    return tf.math.multiply_no_nan(value, weight)
+    return _times(share.weight * replicas, value)
+
+
+def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Return a value times a weight; 0 without rows, even if it is NaN."""
+    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
 
 
 def _is_on_read(variable: Any) -> bool:
@@ -280,24 +289,24 @@ def _predicted(share: Share, value: Any) -> Any:
     return take_or_leave(value, share.has_rows)
 
 
-def _pack(variables: Iterable[keras.Variable]) -> dict[str, tf.Tensor]:
-    """Return the values of variables in one tensor for each dtype."""
+def _pack(values: Iterable[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return values in one tensor for each dtype."""
     groups: dict[str, list[tf.Tensor]] = {}
-    for variable in variables:
-        value = tf.reshape(tf.convert_to_tensor(variable), [-1])
+    for value in values:
+        value = tf.reshape(value, [-1])
         groups.setdefault(value.dtype.name, []).append(value)
     return {name: tf.concat(group, 0) for name, group in groups.items()}
 
 
 def _unpack(
-    packed: dict[str, tf.Tensor], variables: Iterable[keras.Variable]
-) -> dict[int, tf.Tensor]:
-    """Return the values by the variables' ids."""
-    values, begin = {}, dict.fromkeys(packed, 0)
-    for variable in variables:
-        size = math.prod(variable.shape)
-        name = tf.as_dtype(variable.dtype).name
+    packed: dict[str, tf.Tensor], likes: Iterable[Any]
+) -> list[tf.Tensor]:
+    """Return the values; `likes` have their shapes and dtypes."""
+    values, begin = [], dict.fromkeys(packed, 0)
+    for like in likes:
+        size = math.prod(like.shape)
+        name = tf.as_dtype(like.dtype).name
         flat = packed[name][begin[name] : begin[name] + size]
-        values[id(variable)] = tf.reshape(flat, variable.shape)
+        values.append(tf.reshape(flat, like.shape))
         begin[name] += size
     return values

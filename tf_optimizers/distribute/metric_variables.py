@@ -1,0 +1,141 @@
+"""Tells what steps do with the variables of metrics, by the graph they trace.
+
+A variable of a metric is a sum, unless `add_variable` is told otherwise: read
+outside of a step, it is the sum of the replicas'. That is right for
+
+    total.assign(total + of_rows)
+
+and wrong for what keeps a maximum, a mean or the last value. In a step, its
+value is that of the replica's rows. That is right for what the metric's
+`result()` makes of it, which is computed again from the sums, and wrong for
+what else a step makes of it and returns.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import layers_of, path_of
+
+# What has the value of its first operand.
+_SAME = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
+# What has that, and more.
+_FROM_FIRST = ("Sub", "TensorScatterAdd", "TensorScatterSub")
+
+
+def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Return the metrics that a model lists, and those it has as attributes."""
+    others = [
+        each
+        for layer in (model, *layers_of(model))
+        for value in vars(layer).values()
+        for each in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(each, keras.metrics.Metric)
+    ]
+    return list({id(each): each for each in [*model.metrics, *others]}.values())
+
+
+def warn_unless_sum(
+    variable: keras.Variable, old: tf.Tensor, value: tf.Tensor
+) -> None:
+    """Warn of a variable that is assigned something else than a sum.
+
+    Args:
+        variable: Of a metric.
+        old: Its value.
+        value: What a step assigns to it.
+    """
+    if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
+        return
+    if not _is_zero(value) and not _is_sum(value, _source(old)):
+        _warn(
+            "A metric's variable must be a sum over rows, to which a step "
+            f"adds, to be added over replicas. Received: `{path_of(variable)}`,"
+            " to which a step assigns something else, such as a maximum. It is "
+            "read as the sum of the replicas' values. Add to it what is a sum "
+            "over rows; or make it by `add_variable(..., aggregation='mean')` "
+            "to get the mean of the replicas' values."
+        )
+
+
+def warn_if_made_of(
+    variables: Iterable[keras.Variable], outputs: Sequence[tuple[Any, Any]]
+) -> None:
+    """Warn of what a step returns that is made of metrics' variables.
+
+    Args:
+        variables: That a step has assigned to.
+        outputs: What it returns that is no result of a metric, each with its
+            name, or None.
+    """
+    if tf.executing_eagerly():
+        return  # There is no graph.
+    sources: dict[int, keras.Variable] = {}
+    for variable in variables:
+        source = _source(tf.convert_to_tensor(variable))
+        sources[id(source)] = variable
+    for name, output in outputs:
+        read = _read_by(output, sources) if sources else None
+        if read is not None:
+            _warn(
+                "What a step makes of a metric must be the metric's `result()` "
+                f"to count all rows. Received: `{name or 'a value'}`, which "
+                f"depends on `{path_of(read)}` in another way, or on a metric "
+                "that the model does not know. It is the mean of the replicas' "
+                "values, by their rows of the last batch. List the metric in "
+                "the model's `metrics`, and compute in its `result()` what is "
+                "returned."
+            )
+
+
+def _warn(message: str) -> None:
+    """Warn, on the first replica of all."""
+    context = tf.distribute.get_replica_context()
+    if tf.get_static_value(context.replica_id_in_sync_group) == 0:
+        warnings.warn(message, stacklevel=2)
+
+
+def _is_zero(value: tf.Tensor) -> bool:
+    """Tell whether it is known to be zero, as when a metric is reset."""
+    known = tf.get_static_value(value)
+    return known is not None and not known.any()
+
+
+def _source(tensor: tf.Tensor) -> Any:
+    """Return what a variable's value is read from, None of another tensor."""
+    while tensor.op.type in _SAME:
+        tensor = tensor.op.inputs[0]
+    return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else None
+
+
+def _is_sum(value: tf.Tensor, source: Any) -> bool:
+    """Tell whether a value is what is read from a source, and more."""
+    op = value.op
+    if op.type in _SAME or op.type in _FROM_FIRST:
+        return _is_sum(op.inputs[0], source)
+    if op.type in ("AddV2", "Add", "AddN"):
+        return any(_is_sum(part, source) for part in op.inputs)
+    if op.type in ("SelectV2", "Select"):
+        return all(_is_sum(part, source) for part in op.inputs[1:])
+    return source is not None and _source(value) is source
+
+
+def _read_by(
+    output: Any, sources: dict[int, keras.Variable]
+) -> keras.Variable | None:
+    """Return the first variable on which a tensor depends in its graph."""
+    if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
+        return None
+    waiting: list[tf.Operation] = [output.op]
+    seen = {output.op}
+    while waiting:
+        op = waiting.pop()
+        if op.type == "ReadVariableOp" and id(op.inputs[0]) in sources:
+            return sources[id(op.inputs[0])]
+        new = {tensor.op for tensor in op.inputs} - seen
+        seen |= new
+        waiting += new
+    return None
