@@ -2,14 +2,15 @@
 
     python benchmarks/gpu.py [--models offload ...] [--rounds 10]
 
-Contenders take turns, round by round. `offload` trains eight dense layers;
-`batches` does so with other batches, for the plot; `largest` finds the largest
-model that trains in 8 GiB. `layers` steps the variables of BERT-base,
-`compression` four variables of 25 M on one replica. The memory of a contender
-is the peak of its steps less what was there before it was made.
+Contenders take turns, round by round. `offload` trains eight dense layers, and
+`batches` does so with other batches; `largest` finds the largest model that
+trains in 8 GiB. `layers` steps the variables of BERT-base, `compression` four
+variables of 25 M on one replica. The memory of a contender is the peak of its
+steps less what was there before it was made.
 """
 
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return step times, first calls and memory of contenders."""
     steps, first, memory = {}, {}, {}
+    gc.collect()  # Earlier models would be freed in the middle.
     for key, make in makers.items():
         before = used("current")
         tf.config.experimental.reset_memory_stats(GPU)

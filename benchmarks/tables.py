@@ -152,7 +152,9 @@ def gpu(name: str, result: dict) -> str:
                 key,
                 *spread(times),
                 f"{result['first_call_ms'][key] / 1e3:.1f}",
-                f"{result['peak_bytes'][key] / 1e9:.2f}",
+                f"{result['peak_bytes'][key] / 1e9:.2f}"
+                if "peak_bytes" in result
+                else "",
             ]
             for key, times in result["step_ms"].items()
         ),
