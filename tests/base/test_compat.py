@@ -364,11 +364,11 @@ def test_steps_of_a_model_are_recognized(jit_compile, monkeypatch):
     monkeypatch.setattr(strategy, "run", run)
     monkeypatch.setattr(trainer, "reduce_per_replica", lambda *_, **__: None)
     model.predict_function([np.ones((1, 1))])
-    assert step_of(ran[0]) == (model, ran[0], True)
-    assert step_of(model.test_step) == (model, model.test_step, False)
-    owner, step, is_predicting = step_of(model.train_step)
+    assert step_of(ran[0]) == (model, ran[0], "predict_step")
+    assert step_of(model.test_step) == (model, model.test_step, "test_step")
+    owner, step, kind = step_of(model.train_step)
     assert owner is model
-    assert not is_predicting
+    assert kind == "train_step"
     assert step(2) == {"number": 4}
     for other in (model.of_the_user, model.call, ran.append, np.ones):
         assert step_of(other) is None

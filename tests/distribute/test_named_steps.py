@@ -1,6 +1,7 @@
 """What Keras runs as a model's step is the step, whatever it is called."""
 
 import functools
+import itertools
 
 import cases
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 from own_steps import Guide, X, Y
 
 import tf_optimizers as tfo
+from tf_optimizers.distribute.share import replica
 
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6
@@ -21,6 +23,20 @@ def ours():
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == 2
     return strategy
+
+
+@pytest.fixture
+def trains(monkeypatch):
+    """Of each call of a model in a step, whether that is known to train."""
+    known, call = [], Guide.call
+
+    def noting(self, *args):
+        if replica.share is not None:
+            known.append(replica.is_training)
+        return call(self, *args)
+
+    monkeypatch.setattr(Guide, "call", noting)
+    return known
 
 
 def bare(step):
@@ -79,6 +95,21 @@ def assigned(make):
     return made
 
 
+class Misnamed(Guide):
+    """Tests with a function that is called as another's train step."""
+
+    def test_step(self, data):
+        return Guide.train_step(self, data)
+
+    test_step.__name__ = "train_step"
+
+
+class Both(Guide):
+    """Tests with what it trains with: who does may change all in a test."""
+
+    test_step = Guide.train_step
+
+
 def within(model):
     def run(data):
         return Guide.train_step(model, data)
@@ -100,6 +131,8 @@ MODELS = {
     "lambda": assigned(lambda step: step),
     "closure": closed,
     "function": assigned(tf.function),
+    "misnamed": Misnamed,
+    "both": Both,
 }
 
 
@@ -115,19 +148,21 @@ def trained(name, **compile_arguments):
 
 
 @pytest.mark.parametrize(
-    "name", cases.with_long(MODELS, ["kept", "closure", "partial"])
+    "name", cases.with_long(MODELS, ["kept", "closure", "partial", "both"])
 )
-def test_step_of_any_name_equals_one_process(ours, name):
+def test_step_of_any_name_equals_one_process(ours, trains, name):
     """The last batch has a row for one replica only."""
     expected, expected_logs = trained(name)
     with ours.scope():
         actual, logs = trained(name)
     assert cases.error(actual.weights, expected.weights) < TOLERANCE
     assert cases.error(logs, expected_logs) < 1e-5
+    known = [is_training for is_training, _ in itertools.groupby(trains)]
+    assert known == ([False] if name == "both" else [True, False])
 
 
 @pytest.mark.parametrize("name", ["aliased", "kept"])
-def test_step_of_any_name_is_one_in_a_loop(ours, name):
+def test_step_of_any_name_is_one_in_a_loop(ours, trains, name):
     """Where the users' own code passes the method to `run`."""
 
     def made():
@@ -143,6 +178,7 @@ def test_step_of_any_name_is_one_in_a_loop(ours, name):
     data = tf.data.Dataset.from_tensors((X[:3], Y[:3]))
     for batch in ours.experimental_distribute_dataset(data):
         ours.run(actual.train_step, (batch,))
+    assert set(trains) == {True}
     assert cases.error(expected.get_weights()[:1], before[:1]) > 1e-2
     assert cases.error(actual.weights, expected.weights) < TOLERANCE
 

@@ -109,8 +109,8 @@ def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
 
 
 @tf.autograph.experimental.do_not_convert
-def step_of(function: Callable) -> tuple[keras.Model, Callable, bool] | None:
-    """Return the model that Keras runs a step of, the step, and if it predicts.
+def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
+    """Return the model that Keras runs a step of, the step, and of which kind.
 
     `fit` and `evaluate` run a `ModelStep`, other loops a method. `predict` runs
     a function of Keras's, which refers to the model, and which it may have
@@ -118,16 +118,17 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, bool] | None:
     refuses to update variables in a function within a replica's.
 
     Returns:
-        None of other functions.
+        None of other functions. The kind is "train_step", "test_step" or
+        "predict_step", whatever the step is called.
     """
-    if isinstance(function, ModelStep):
-        return function.model, _untraced(function.function), False
+    known = function.model if isinstance(function, ModelStep) else None
+    function = unmarked(function)
     *_, plain = chain = list(_wrapped(function))
-    model = next(filter(None, map(_model_of_step, chain)), None)
+    model = known or next(filter(None, map(_model_of_step, chain)), None)
     if model is not None:
-        return model, _untraced(function), False
+        return model, _untraced(function), _kind_of(model, chain)
     found = _predicts(plain)
-    return found and (found, function, True)
+    return found and (found, function, "predict_step")
 
 
 def _wrapped(function: Any) -> Iterator[Any]:
@@ -152,6 +153,34 @@ def _model_of_step(function: Any) -> keras.Model | None:
         function == getattr(model, name) for name in _STEPS
     )
     return model if is_step else None
+
+
+def _kind_of(model: keras.Model, chain: list[Any]) -> str:
+    """Return whether a model trains with a step: "train_step" or "test_step".
+
+    What it may also test with is "test_step". A step that the model does not
+    have, such as that of a base class, is known by its name.
+
+    Args:
+        model: The model.
+        chain: The step, and what it wraps.
+    """
+    of_model = {
+        name: any(_is_same(each, getattr(model, name)) for each in chain)
+        for name in _STEPS
+    }
+    if not any(of_model.values()):
+        names = {getattr(each, "__name__", None) for each in chain}
+        return "train_step" if "train_step" in names else "test_step"
+    return "test_step" if of_model["test_step"] else "train_step"
+
+
+def _is_same(function: Any, other: Any) -> bool:
+    """Return whether two functions are one, or partial calls of one.
+
+    A property may make another partial call each time.
+    """
+    return getattr(function, "func", function) == getattr(other, "func", other)
 
 
 def traced_by(function: Any) -> Callable | None:

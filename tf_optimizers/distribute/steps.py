@@ -75,14 +75,15 @@ class Steps:
         if not self._kept:
             devices = self._strategy.extended.worker_devices
             self._kept = make_kept(len(devices))
-        model, step, is_predicting = found
+        model, step, kind = found
+        is_predicting = kind == "predict_step"
         seen = self._seen.setdefault(model, ({}, {}))[is_predicting]
         args = share_arguments(self._strategy, args, seen)
         known = rows_of(args), self._kept
         if is_predicting:
-            return Step(step, _predicted, [], *known), args
+            return Step(step, kind, _predicted, [], *known), args
         self._watch(model)
-        return Step(step, _weigh, metrics_of(model), *known), args
+        return Step(step, kind, _weigh, metrics_of(model), *known), args
 
 
 class Step:
@@ -90,6 +91,7 @@ class Step:
 
     Args:
         function: Called with a replica's part of a batch.
+        kind: See `step_of`.
         as_returned: Called with the replica's share and each output that is no
             result of a metric; returns what replicas return.
         metrics: Those of the model.
@@ -100,6 +102,7 @@ class Step:
     def __init__(
         self,
         function: Callable,
+        kind: str,
         as_returned: Callable[[Share, Any], Any],
         metrics: Sequence[keras.metrics.Metric],
         rows: Rows | None,
@@ -107,8 +110,7 @@ class Step:
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
-        name = getattr(function, "__name__", "")  # AutoGraph adds "tf__".
-        self._is_training = name.removeprefix("tf__") == "train_step"
+        self._is_training = kind == "train_step"
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
