@@ -29,7 +29,7 @@ def results(tmp_path_factory):
     parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "sharp"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
-    parts += ["numbers", "variables", "models", "quantized"]
+    parts += ["numbers", "variables", "models", "quantized", "empty"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -41,7 +41,8 @@ def long_results(tmp_path_factory):
     """What two workers report with more time."""
     folder = tmp_path_factory.mktemp("long")
     parts = ["kinds", "outside", "looped", "every looked", "steps", "generated"]
-    parts += ["interleaved", "files", "counts", "permuted", "every models"]
+    parts += ["interleaved", "files", "counts", "permuted"]
+    parts += ["every models", "every empty"]
     results = real_workers.results("guide", folder, 2, *parts)
     return [
         {part.removeprefix("every "): found for part, found in result.items()}
@@ -254,8 +255,26 @@ def test_variable_of_any_dtype_begins_with_the_value_of_the_first(
         dtypes.bits_of(dtypes.value_of(dtype, worker)) for worker in (0, 1)
     )
     assert value != other
+    empty = [] if dtype == "string" else ""
     for result in results:
-        assert result["variables"][dtype] == 3 * [value]
+        assert result["variables"][dtype] == [*(3 * [value]), empty]
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize(
+    "name", cases.with_long(dtypes.EMPTY, {*dtypes.EMPTY} - {"SGD", "Lamb"})
+)
+def test_model_trains_beside_a_weight_without_elements(request, name):
+    """TensorFlow crashes where one worker sends it to another."""
+    is_long = name not in ("SGD", "Lamb")
+    found = request.getfixturevalue("long_results" if is_long else "results")
+    (kernel, start), other = (result["empty"][name] for result in found)
+    assert other == [kernel, start]
+    assert cases.error([kernel], [np.array(start)]) > 1e-2
+    if name not in dtypes.COMPRESSING:
+        expected, begun = dtypes.grouped(dtypes.EMPTY[name])
+        assert begun == start
+        np.testing.assert_allclose(kernel, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")

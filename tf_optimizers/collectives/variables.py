@@ -85,6 +85,11 @@ def _share(
             # A checkpoint may be restored before the variable is made.
             value = getattr(value, "wrapped_value", value)
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
+            if value.shape.num_elements() == 0:
+                # TensorFlow crashes where it would send nothing. This keeps
+                # workers in step: one with elements gets an error.
+                broadcast(tf.zeros((value.shape.rank + 1) * [1]))
+                return value
             if value.dtype != tf.string:
                 return from_numbers(broadcast(to_numbers(value)), value.dtype)
             lengths = broadcast(tf.strings.length(value))

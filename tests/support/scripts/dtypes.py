@@ -67,6 +67,7 @@ def variables():
                     dtype=dtype,
                 ).value,
                 tf.Variable(value),
+                tf.Variable(value[:0]),
             ]
         found[dtype] = [
             bits_of(part)
@@ -188,3 +189,45 @@ def adapted():
         "loss": losses.history["loss"],
         "predictions": model.predict(x, verbose=0).tolist(),
     }
+
+
+# Layers whose weights may have no elements.
+
+
+class OfGroups(keras.layers.Layer):
+    """Adds a row for each group of inputs; there may be none."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 2), name="kernel")
+        self.groups = self.add_weight(shape=(0, 2), name="groups")
+
+    def call(self, rows):
+        return rows @ self.kernel + keras.ops.sum(self.groups, 0)
+
+
+EMPTY = {
+    "SGD": lambda: keras.optimizers.SGD(0.125),
+    "Lamb": lambda: tfo.Lamb(0.125),
+    "ShardedState": lambda: tfo.ShardedState(keras.optimizers.Adam(0.125)),
+    "DGC": COMPRESSING["DGC"],
+    "SparseLoCo": COMPRESSING["SparseLoCo"],
+}
+
+
+def grouped(make):
+    """Return a trained kernel beside a weight without elements, and before."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), OfGroups()])
+    model.compile(make(), "mse")
+    start = model.get_weights()[0].tolist()
+    x, y = ROWS, SIGNS[:, :2]
+    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    kernel, groups = model.get_weights()
+    assert groups.shape == (0, 2)
+    return [kernel.tolist(), start]
+
+
+def empty(names=("SGD", "Lamb")):
+    """Return what models with an empty weight become by some optimizers."""
+    with tfo.SparseMultiWorkerMirroredStrategy().scope():
+        return {name: grouped(EMPTY[name]) for name in names}

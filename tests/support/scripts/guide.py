@@ -985,12 +985,14 @@ PARTS = {
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
+        dtypes.empty,
     )
 } | {
     "every looked": lambda: looked(names=None),
     "every models": lambda: dtypes.models(
         [*dtypes.OPTIMIZERS, *dtypes.COMPRESSING]
     ),
+    "every empty": lambda: dtypes.empty(dtypes.EMPTY),
 }
 
 if __name__ == "__main__":
