@@ -164,6 +164,8 @@ COMMANDS = {
     "1": "python script.py",
     "mirrored": "with two logical CPU devices",
     "devices": "with two logical CPU devices",
+    "elsewhere": "with two logical CPU devices",
+    "12": "python -m tf_optimizers.launch --workers 12 script.py",
     "2": "python -m tf_optimizers.launch --workers 2 script.py",
     "3": "python -m tf_optimizers.launch --workers 3 script.py",
     "2x2": (

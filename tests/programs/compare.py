@@ -10,6 +10,7 @@ from .reasons import known, tolerance
 # Outcomes that are no failures.
 FINE = ("agreed", "refused", "skipped")
 HOUSE = re.compile(r"\bmust\b|\bneeds?\b|\bcannot\b|\btakes (no|one)\b")
+HOUSE_END = re.compile(r" Received\b|[.:] ")
 HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
 # What a running graph checks, TensorFlow raises, with a class of its own.
 IN_GRAPH = re.compile(r"assertion failed: \[All workers must .* Received: ")
@@ -112,9 +113,16 @@ def judge_errors(program, results):
         return Outcome("hang or crash", texts, signature)
     if not all(is_in_house_form(error) for error in errors):
         return Outcome("error", texts, signature)
+    if len({(e["class"], essence(rule_of(e["text"]))) for e in errors}) > 1:
+        return Outcome("different errors", texts, signature)
     if changed := changes(results):
         return Outcome("changed before the error", changed + texts, signature)
     return Outcome("refused", first["text"], signature)
+
+
+def rule_of(text):
+    """Return the first sentence of an error; the others may name a worker."""
+    return HOUSE_END.split(text.strip().partition("\n")[0])[0]
 
 
 def is_in_house_form(error):
@@ -127,13 +135,8 @@ def is_in_house_form(error):
     return (
         bool(has_class)
         and stated
-        and (
-            error["ours"]
-            or (
-                "Received" in error["text"]
-                and "tf_optimizers" in error["traceback"]
-            )
-        )
+        and "Received" in error["text"]
+        and (error["ours"] or "tf_optimizers" in error["traceback"])
     )
 
 
@@ -168,6 +171,7 @@ def differing_replicas(program, results):
     """Return which variable is not the same on all replicas, if any."""
     if "replicas" in known(program):
         return ""
+    told = warnings_of(results)
     # By position: a worker that has made another model has other names.
     first = list(results[0]["replicas"].values())
     for index, result in enumerate(results):
@@ -175,6 +179,8 @@ def differing_replicas(program, results):
             return f"worker {index} has other variables"
         pairs = zip(result["replicas"].items(), first, strict=True)
         for (name, locals_), (expected, *_) in pairs:
+            if f"`{name.partition(' ')[2]}`" in told:
+                continue
             for device, local in enumerate(locals_):
                 if not _same([local], [expected]):
                     by = _by(local, expected)
@@ -184,9 +190,20 @@ def differing_replicas(program, results):
     return ""
 
 
+def warnings_of(results):
+    """Return the warnings that name variables which have no mean."""
+    return "\n".join(
+        text
+        for result in results
+        for text in result.get("warnings", ())
+        if text.startswith("Variables that steps assign must be")
+    )
+
+
 def differing_workers(program, results):
     """Return what workers have seen differently, if anything."""
-    own = ("weights", "loaded") if "replicas" in known(program) else ()
+    is_own = "replicas" in known(program) or warnings_of(results)
+    own = ("weights", "loaded") if is_own else ()
     for index, result in enumerate(results[1:], 1):
         found = _compare(result["seen"], results[0]["seen"], 1e-6, own)
         if found:

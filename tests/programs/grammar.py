@@ -8,8 +8,18 @@ With `ideal=True` a script leaves out what must make no difference, such as an
 interruption. That is what one process runs.
 """
 
+import re
 import textwrap
 
+from .loops import (
+    APPLY,
+    ARGS,
+    MEANS,
+    SCALES,
+    conservation_text,
+    exchange_text,
+    loop_text,
+)
 from .models import (
     BODIES,
     CUSTOM,
@@ -22,13 +32,38 @@ from .models import (
     TASKS,
     WRAPPERS,
 )
-from .rules import FILES, RULES, SHUFFLED, is_allowed
+from .own import IDEAL_OF_OURS, JOINED, RETURNED, STEPS, with_step
+from .rules import (
+    FILES,
+    OF_COMPRESSION,
+    OF_LOOPS,
+    RATELESS,
+    RULES,
+    SHUFFLED,
+    is_allowed,
+)
 
 # The values of each feature, by how often they are drawn.
 FEATURES = {
     # Where.
-    "where": {"2": 7, "devices": 4, "3": 3, "2x2": 3, "1": 2, "mirrored": 2},
+    "where": {
+        **{"2": 7, "devices": 4, "3": 3, "2x2": 3, "1": 2, "mirrored": 2},
+        **{"elsewhere": 1},
+    },
     "seeded": {True: 3, False: 2},
+    # A script calls `fit`, has a loop of its own, or counts what is sent.
+    "script": {"Keras": 14, "loop": 2, "conservation": 1},
+    "args": dict.fromkeys(ARGS, 1),
+    "mean": dict.fromkeys(MEANS, 1),
+    "apply": dict.fromkeys(APPLY, 1),
+    "loop": {"function": 2, "graph": 1, "eager": 1},
+    "shared as": {"dataset": 3, "its own": 1},
+    "built": {"at once": 1, "by the first step": 1},
+    "scales": dict.fromkeys(SCALES, 1),
+    "wire": dict.fromkeys(
+        ["float32", "float16", "bfloat16", "int4", "int2"], 1
+    ),
+    "exchange": {"any": 1, "gathered": 1, "sharded": 2},
     # The model.
     "family": {"layers": 16} | dict.fromkeys(FAMILIES, 1),
     "input": {"vector": 5, "image": 3, "series": 3, "tokens": 4},
@@ -44,11 +79,16 @@ FEATURES = {
         "two outputs": 1,
     },
     "custom": {"none": 14} | dict.fromkeys(CUSTOM, 1),
+    "step": {"def": 3} | dict.fromkeys(STEPS[1:], 1),
+    "test step": {"Keras's": 3, "another name": 1},
+    "returned": {"metrics": 3} | dict.fromkeys(list(RETURNED)[1:], 1),
     "precision": {
         "float32": 12,
         "mixed_float16": 1,
         "mixed_bfloat16": 1,
         "float64": 1,
+        "bfloat16": 1,
+        "float16": 1,
     },
     # The data.
     "batch": {4: 4, 6: 3, 8: 2, 3: 2, 2: 1, 5: 1, 12: 1},
@@ -74,13 +114,21 @@ FEATURES = {
         "random filter": 1,
         "two": 1,
         "np.random": 2,
+        "in interleave": 1,
+        "in files": 1,
     },
+    "emptied": {"none": 10, "first": 1, "second": 1, "last": 1, "filter": 1},
+    "policy": {"AUTO": 12, "FILE": 1},
+    "vocabulary": {"none": 10, "set": 1},
+    "fetched": {"by one": 6, "threads": 1, "processes": 1},
+    "distributed": {False: 10, True: 1},
+    "branches": {"none": 10, "fit": 1, "data": 1},
     "looked at": {"not": 7, "by all": 1, "by the chief": 2},
     "weights": {"none": 6, "sample": 2, "class": 1, "zeros": 1},
     "validation": {"none": 4, "data": 2, "split": 1, "generator": 1},
     "epochs": {2: 4, 1: 3, 3: 1},
     "steps": {"none": 6, "fewer": 1, "repeat": 1},
-    "scale": {"ordinary": 12, "huge": 1},
+    "scale": {"ordinary": 12, "huge": 1, "enormous": 1},
     # What is learned.
     "task": {"regression": 5, "binary": 2, "classes": 3, "onehot": 2},
     "loss": None,  # One of `LOSSES[task]`.
@@ -95,7 +143,10 @@ FEATURES = {
     "exclude": {"none": 8, "list": 1, "names": 1},
     "another model": {"none": 12, "on all": 1, "on the chief": 1},
     "frozen": {"none": 12, "first": 2},
-    "made": {"inside": 8, "optimizer outside": 1, "compile outside": 1},
+    "made": {
+        **{"inside": 8, "optimizer outside": 1, "compile outside": 1},
+        **{"build outside": 1},
+    },
     "eagerly": {False: 9, True: 1},
     "steps_per_execution": {1: 9, 2: 1},
     # What is done.
@@ -128,6 +179,12 @@ CALLBACKS = {
     "LambdaCallback": (
         "keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: "
         'seen.setdefault("logs", []).append(dict(logs)))'
+    ),
+    "Logging": (
+        "keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: "
+        'seen.setdefault("rates", []).append([\n'
+        "            float(model.optimizer.learning_rate), "
+        "int(model.optimizer.iterations)\n        ]))"
     ),
     "TerminateOnNaN": "keras.callbacks.TerminateOnNaN()",
     "EarlyStopping": (
@@ -198,6 +255,29 @@ ACTIONS = {
         "    for a, b in zip(before, model.get_weights())\n"
         "]"
     ),
+    "saved": (
+        "{evaluate}\n"
+        'model.save_weights(folder / "saved.weights.h5")\n'
+        'model.load_weights(folder / "saved.weights.h5")\n'
+        "value = model.evaluate({evaluated})\n"
+        'seen["saved"] = abs(value["loss"] - seen["evaluate"]["loss"])'
+    ),
+    "state": (
+        'seen["state"] = [\n'
+        "    np.array(variable) for variable in optimizer.variables\n]"
+    ),
+    "orders": (
+        'seen["orders"] = len({{\n'
+        "    np.round(model.predict(data, verbose=0), 3).tobytes()\n"
+        "    for _ in range(4)\n}})"
+    ),
+    "count": 'seen["count"] = len(model.predict(data, verbose=0))',
+    **{
+        f"{name} of its own": (
+            f'seen["{name} of its own"] = model.{name}({{own}})'
+        )
+        for name in ("predict_on_batch", "test_on_batch", "train_on_batch")
+    },
     "checkpoint": ('tf.train.Checkpoint(model=model).save(str(folder / "tf"))'),
 }
 # What must make no difference, as it reads in one process.
@@ -208,6 +288,7 @@ IDEAL = {
 # The features that a program may be about, by how often they are drawn.
 THEMES = {
     **{name: 1 for name in FEATURES if name not in ("where", "batch")},
+    **{"script": 3, "wrapper": 2, "precision": 2},
     **{"shuffle": 5, "family": 3, "looked at": 2, "custom": 3, "source": 2},
     **{"exclude": 2, "layers": 3, "loss": 2, "optimizer": 3, "actions": 3},
     **{"callbacks": 2, "rest": 2, "scale": 0.5},
@@ -217,6 +298,7 @@ OF = {"layers": "input", "loss": "task", "metrics": "task"}
 STRATEGIES = {
     "one": "tf.distribute.get_strategy()",
     "mirrored": 'tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])',
+    "elsewhere": "tf.distribute.get_strategy()",
 }
 OURS = "tfo.SparseMultiWorkerMirroredStrategy()"
 
@@ -350,6 +432,11 @@ def _draw(rng):
     for name in rng.sample(list(program), len(program) // 3):
         if name not in ("where", "input", "task", "batch", "batches"):
             program[name] = plainest(name)
+    # Nor would a script be what a third of its features need.
+    kept = {"loop": OF_LOOPS, "conservation": (*OF_COMPRESSION, "scales")}
+    for script, names in kept.items():
+        if program["script"] != script:
+            program = plain(program, names)
     layers = BODIES[program["input"]]
     program["layers"] = some_of(rng, layers, 2, 0.7)
     program["loss"] = rng.choice(list(LOSSES[program["task"]]))
@@ -386,23 +473,35 @@ def script(program, ideal=False):
         # In a graph, it reads a momentum that it has changed already. Eagerly,
         # and under any strategy, it reads the one before.
         program = {**program, "eagerly": True, "steps_per_execution": 1}
+        program["loop"] = "eager"
+    if program["script"] == "conservation":
+        head = IMPORTS.format(strategy=strategy_of(program, ideal))
+        return f"{head}\n\n{conservation_text(program)}\n"
     parts = [
         IMPORTS.format(strategy=strategy_of(program, ideal)),
         "keras.utils.set_random_seed(1)" if program["seeded"] else None,
         precision(program),
         data_text(program),
-        *(helper_text(program, name) for name in helpers(program, ideal)),
+        *(
+            helper_text(program, name, ideal)
+            for name in helpers(program, ideal)
+        ),
         model_text(program),
-        setup_text(program),
+        setup_text(program, ideal),
         pipeline_text(program, ideal),
-        fit_text(program, ideal),
+        (
+            fit_text(program, ideal)
+            if program["script"] == "Keras"
+            else f"{loop_text(program, columns(program), ideal)}\n{NOTE}"
+        ),
         *(action_text(program, action, ideal) for action in program["actions"]),
         CHECKPOINT if "ModelCheckpoint" in program["callbacks"] else None,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-IMPORTS = """import json
+IMPORTS = """import functools
+import json
 import os
 import pathlib
 
@@ -449,7 +548,10 @@ def data_text(program):
         "rng = np.random.default_rng(0)",
         f"rows = {rows}",
         SHAPES[program["input"]],
-        "x *= 10000" if program["scale"] == "huge" else "",
+        {"huge": "x *= 10000", "enormous": "x *= 1e12"}.get(
+            program["scale"], ""
+        ),
+        VOCABULARY if program["vocabulary"] == "set" else "",
         TASKS[program["task"]][0],
     ]
     if program["style"] == "two inputs":
@@ -466,6 +568,12 @@ def data_text(program):
     return "\n".join(line for line in lines if line)
 
 
+# Of words, by the order in which a set has them.
+VOCABULARY = """words = np.array([f"word {n}" for n in range(9)])[x - (x > 0)]
+vocabulary = {word: n for n, word in enumerate(set(words.flat))}
+x = np.vectorize(vocabulary.get)(words).astype("int32")"""
+
+
 def columns(program):
     """Return the names of a batch's parts."""
     has_weights = program["weights"] in ("sample", "zeros")
@@ -479,11 +587,19 @@ def helpers(program, ideal):
         for name in program["layers"]
         if name in HELPERS and program["family"] == "layers"
     ]
-    text = LOSSES[program["task"]][program["loss"]] + " ".join(
-        METRICS[program["task"]][name] for name in program["metrics"]
+    text = " ".join(
+        [
+            LOSSES[program["task"]][program["loss"]],
+            *(METRICS[program["task"]][name] for name in program["metrics"]),
+            WRAPPERS[program["wrapper"]],
+            OPTIMIZERS[program["optimizer"]],
+        ]
     )
-    text += WRAPPERS[program["wrapper"]]
-    used += [name for name in HELPERS if name in text and name not in used]
+    used += [
+        name
+        for name in HELPERS
+        if re.search(rf"\b{re.escape(name)}\b", text) and name not in used
+    ]
     if program["shuffle"] == "random filter":
         used.append("Twice")
     if program["family"] == "layers" and program["custom"] != "none":
@@ -497,24 +613,50 @@ def helpers(program, ideal):
     if "Drawing" in program["callbacks"]:
         used.append("Drawing")
     # With one replica there is no exchange, in which rows would be summed.
-    has_sums = program["input"] == "tokens" and program["where"] != "1"
+    has_sums = program["input"] == "tokens" and program["where"] not in (
+        *("1", "elsewhere"),
+    )
     if ideal and has_sums:
         used.insert(0, "Embedding of sums")
     return list(dict.fromkeys(used))
 
 
+FETCHED = {
+    "by one": "",
+    "threads": "workers=2",
+    "processes": "workers=2, use_multiprocessing=True",
+}
 PERMUTE = {"np.random": "self.order = np.random.permutation(self.order)"}
 
 
-def helper_text(program, name):
+def helper_text(program, name, ideal):
     """Return a class or function, filled in."""
     rows = program["batch"] * program["batches"] + program["rest"]
     found = HELPERS[name]
+    if ideal:
+        found = IDEAL_OF_OURS.get(name, found)
+    if name == program["custom"]:
+        more = RETURNED[program["returned"]]
+        found = (
+            found.replace(
+                "return {metric.name: metric.result() "
+                "for metric in self.metrics}",
+                "return {\n"
+                "            **{metric.name: metric.result() "
+                "for metric in self.metrics},\n"
+                f"            {more},\n        }}",
+            )
+            if more
+            else found
+        )
+        tests = program["test step"] != "Keras's"
+        found = with_step(found, program["step"], tests)
     for place, text in {
         "{batch}": program["batch"],
         "{stop}": rows,
         "{columns}": ", ".join(columns(program)),
         "{optimizer}": optimizer_text(program),
+        "{fetched}": FETCHED[program["fetched"]],
         "{permute}": PERMUTE.get(program["shuffle"], "pass"),
     }.items():
         found = found.replace(place, str(text))
@@ -541,7 +683,10 @@ def layer_list(program, flat=True):
     if program["input"] == "tokens" and "mbedding" not in names[0]:
         names = ["Embedding", *names]
     for name in names:
-        found.append(bodies[name][0])
+        text = bodies[name][0]
+        if program["vocabulary"] == "set":  # Any order learns the same then.
+            text = text.replace("Embedding(10, 4", 'Embedding(10, 4, "zeros"')
+        found.append(text)
         is_open = bodies[name][1]
     if is_open and program["input"] != "vector":
         found.append("layers.Flatten()")
@@ -658,9 +803,16 @@ def custom_class(custom):
     return "keras.Model" if custom in ("none", *ADD_LOSS) else "Custom"
 
 
+def is_rateless(program):
+    """Return whether weights stay as they are, whatever the order of rows."""
+    return program["shuffle"] in SHUFFLED or any(
+        program[name] == value for name, value in RATELESS.items()
+    )
+
+
 def optimizer_text(program):
     """Return the expression of an optimizer."""
-    rate = "0.0" if program["shuffle"] in SHUFFLED else "0.1"
+    rate = "0.0" if is_rateless(program) else "0.1"
     if program["rate"] == "schedule":
         rate = "keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.7)"
     arguments, inner = [], []
@@ -673,8 +825,10 @@ def optimizer_text(program):
         arguments.append(f"gradient_accumulation_steps={program['accumulate']}")
     if program["clip"] != "none":
         inner.append(f"{program['clip']}=0.2")
+    if program["optimizer"].startswith("DGC") and program["wire"] != "float32":
+        inner.append(f'value_dtype="{program["wire"]}"')
     wrapper = WRAPPERS[program["wrapper"]]
-    if program["wrapper"] == "none":
+    if program["wrapper"] in ("none", "ShardedState"):
         inner += arguments
         arguments = []
     text = OPTIMIZERS[program["optimizer"]].format(
@@ -684,7 +838,7 @@ def optimizer_text(program):
     return wrapper.format(inner=text, more=more)
 
 
-def setup_text(program):
+def setup_text(program, ideal=False):
     """Return how model and optimizer are made and joined."""
     optimizer = f"optimizer = {optimizer_text(program)}"
     if program["exclude"] == "list":
@@ -702,7 +856,11 @@ def setup_text(program):
         lines.append(other)
     if program["made"] == "optimizer outside":
         lines.append(optimizer)
+    if program["exchange"] != "any":
+        lines.append(exchange_text(program))
     inside = ["model = make_model()"]
+    if program["step"] in JOINED:
+        inside.append(JOINED[program["step"]])
     if program["frozen"] == "first":
         inside.append("model.layers[0].trainable = False")
     if not program["seeded"]:
@@ -711,11 +869,20 @@ def setup_text(program):
             "    rng.uniform(-0.5, 0.5, weight.shape)\n"
             "    for weight in model.get_weights()\n])"
         )
-    if program["made"] == "inside":
+    if program["made"] in ("inside", "build outside"):
         inside.append(optimizer)
-    if program["made"] != "compile outside":
+    if program["script"] == "loop":
+        if program["built"] == "at once":
+            inside.append("optimizer.build(model.trainable_weights)")
+    elif program["made"] != "compile outside":
         inside.append(compile_text(program))
-    lines.append("with strategy.scope():\n" + indent("\n".join(inside)))
+    scope = "strategy.scope()"
+    if program["where"] == "elsewhere" and not ideal:
+        scope = 'tf.device("CPU:1")'
+    lines.append(f"with {scope}:\n" + indent("\n".join(inside)))
+    if program["made"] == "build outside":
+        shape = INPUT_SHAPES[program["input"]].split(")")[0].strip("(), ")
+        lines.append(f"model.build((None, {shape}))")
     if program["made"] == "compile outside":
         lines += [optimizer, compile_text(program)]
     lines.append(
@@ -771,6 +938,20 @@ def losses_text(program):
 
 def pipeline_text(program, ideal):
     """Return the text that makes `data`, if it is needed."""
+    text = data_pipeline(program, ideal)
+    if program["branches"] == "data":
+        text = in_branches(text)
+    if program["distributed"]:
+        text += "\nshared = strategy.experimental_distribute_dataset(data)"
+    return text
+
+
+def in_branches(text):
+    """Let the first worker do it in a line of its own."""
+    return f'if task["index"] == 0:\n{indent(text)}\nelse:\n{indent(text)}'
+
+
+def data_pipeline(program, ideal):
     source, names = program["source"], columns(program)
     joined = ", ".join(names)
     if source == "arrays":
@@ -798,15 +979,47 @@ def pipeline_text(program, ideal):
     rest = ", drop_remainder=True"
     rest = rest if "drop_remainder" in program["pipeline"] else ""
     lines.append(f"data = data.batch({program['batch']}{rest})")
+    if program["emptied"] != "none":
+        lines.append(emptied(program))
+    if program["policy"] == "FILE":
+        lines.append(POLICY)
     if program["shuffle"] == "in map":
         lines.append(IN_MAP.format(batch=program["batch"]))
     # Where Keras looks for one row more, the next epoch has another order.
     is_counted = ideal or program["shuffle"] == "seeded"
-    if is_counted and program["shuffle"] != "random filter":
+    if (
+        is_counted
+        and program["shuffle"] != "random filter"
+        and program["emptied"] != "filter"
+    ):
         lines.append(counted(program))
     if program["steps"] == "repeat":
         lines.append("data = data.repeat()")
     return "\n".join(line for line in lines if line) + looked_at(program)
+
+
+POLICY = """options = tf.data.Options()
+options.experimental_distribute.auto_shard_policy = (
+    tf.data.experimental.AutoShardPolicy.FILE
+)
+data = data.with_options(options)"""
+
+
+def emptied(program):
+    """Return what takes all rows of a batch away, or the batch."""
+    last = program["batches"] - 1 + (program["rest"] > 0)
+    number = {"first": 0, "second": 1, "last": last, "filter": 1}
+    number = number[program["emptied"]]
+    if program["emptied"] == "filter":
+        return (
+            "data = data.enumerate().filter("
+            f"lambda n, _: n != {number}).map(lambda _, row: row)"
+        )
+    return (
+        "data = data.enumerate().map(lambda n, row: tf.nest.map_structure(\n"
+        f"    lambda part: part[: tf.where(n == {number}, 0, "
+        "tf.shape(part)[0])], row\n))"
+    )
 
 
 def counted(program):
@@ -835,6 +1048,16 @@ SHUFFLES = {
         "    ).map(lambda number, *row: tuple(\n"
         "        tf.gather(part, number) for part in whole\n"
         "    ))\n"
+        ")"
+    ],
+    "in interleave": [
+        "data = tf.data.Dataset.range(2).interleave(\n"
+        "    lambda part: data.shard(2, part).shuffle(rows), 2\n"
+        ")"
+    ],
+    "in files": [
+        "data = tf.data.Dataset.range(2).flat_map(\n"
+        "    lambda part: data.shard(2, part).shuffle(rows)\n"
         ")"
     ],
     "random filter": [
@@ -949,6 +1172,8 @@ def arguments_of(program):
 
 def fit_call(program, extra=()):
     arguments = arguments_of(program)
+    if program["distributed"]:
+        arguments = ["shared"]
     arguments.append(f"epochs={program['epochs']}")
     if program["source"] == "arrays":
         is_on = program["shuffle"] == "shuffle"
@@ -987,10 +1212,10 @@ NOTE = 'seen[f"weights {len(seen)}"] = model.get_weights()'
 
 
 def noted_fit(program):
-    return (
-        f"history = {fit_call(program)}\n"
-        'seen[f"fit {len(seen)}"] = history.history\n' + NOTE
-    )
+    call = f"history = {fit_call(program)}"
+    if program["branches"] == "fit":
+        call = in_branches(call)
+    return f'{call}\nseen[f"fit {{len(seen)}}"] = history.history\n' + NOTE
 
 
 def fit_text(program, ideal):
@@ -1007,7 +1232,7 @@ def fit_text(program, ideal):
         "except InterruptedError:\n"
         "    pass\n"
         "keras.utils.set_random_seed(2)\n"
-        + setup_text(program)
+        + setup_text(program, ideal)
         + "\n"
         + fit_call(program, [backup])
         + "\n"
@@ -1021,6 +1246,8 @@ def action_text(program, action, ideal):
         template = IDEAL.get(action, template)
     return template.format(
         evaluate=evaluate_text(program),
+        evaluated=evaluated(program),
+        own=own_batch(program, action),
         predict=predict_text(program),
         fit=noted_fit(program),
         note=NOTE,
@@ -1036,12 +1263,26 @@ def scoped_compile(program):
     return "with strategy.scope():\n" + indent("\n".join(lines))
 
 
+def own_batch(program, action):
+    """Return the arguments of a batch that each worker has for itself."""
+    parts = "(x,)" if action.startswith("predict") else "(x, y)"
+    return (
+        "*tf.nest.map_structure(\n"
+        '    lambda part: part + part.dtype.type(task["index"]), '
+        f"some({parts}, 4)\n)"
+    )
+
+
 def evaluate_text(program):
+    return f'seen["evaluate"] = model.evaluate({evaluated(program)})'
+
+
+def evaluated(program):
     arguments = arguments_of(program)
     if program["source"] in ("generator",) or program["steps"] == "repeat":
         arguments.append(f"steps={program['batches']}")
     arguments += ["return_dict=True", "verbose=0"]
-    return f'seen["evaluate"] = model.evaluate({", ".join(arguments)})'
+    return ", ".join(arguments)
 
 
 def predict_text(program):

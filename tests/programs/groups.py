@@ -22,10 +22,12 @@ PLACES = {
     "one": (1, 1),
     "1": (1, 1),
     "mirrored": (1, 2),
+    "elsewhere": (1, 2),
     "devices": (1, 2),
     "2": (2, 1),
     "3": (3, 1),
     "2x2": (2, 2),
+    "12": (12, 1),
 }
 # What TensorFlow writes in any case.
 NOISE = re.compile(r"port\.cc|cudart_stub|absl::InitializeLog|cuda_platform")

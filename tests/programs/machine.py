@@ -11,6 +11,12 @@ from .groups import PLACES, Group
 
 # In seconds: what a program may take, if the machine does little else.
 LIMIT = 90
+# Likewise, with features that could only hang.
+SOON = 20
+# In how many tries a program is shrunk that hangs.
+HANGS = 6
+# Workers of what was drawn for three, if asked for.
+MANY = "12"
 # Programs that wait for their group while others run.
 AHEAD = 16
 # One process may not repeat itself: Keras's `steps_per_execution` reads weights
@@ -89,7 +95,8 @@ class Machine:
         was_clean = group.is_clean
         reference, results = self._reference_of(program), []
         if reference is not None and not reference["error"]:
-            results = group.run(grammar.script(program), self._limit)
+            limit = min(self._limit, limit_of(program))
+            results = group.run(grammar.script(program), limit)
         outcome = judge(program, reference, results)
         for _ in range(REFERENCES - 1):
             if outcome.kind != "differs":
@@ -127,6 +134,8 @@ class Machine:
 
         It makes half of the features plain at once, then a quarter, and so on.
         """
+        if outcome.kind == "hang or crash":
+            tries = min(tries, HANGS)
         size = len(grammar.unlike_plain(program)) // 2
         while size:
             names, start = grammar.unlike_plain(program), 0
@@ -147,6 +156,14 @@ class Machine:
                 if found.is_like(outcome):
                     return simpler, found
         return program, outcome
+
+
+def limit_of(program):
+    """Return how many seconds a program may take."""
+    is_risky = (
+        program["fetched"] != "by one" or program["made"] == "build outside"
+    )
+    return SOON if is_risky else LIMIT
 
 
 def plainer(program, names):
@@ -176,6 +193,10 @@ def programs_of(seeds, where=None, only=None):
     """Yield seeds and their programs, of some places, with some features."""
     for seed in seeds:
         program = grammar.draw(random.Random(seed))
+        if where is not None and MANY in where and program["where"] == "3":
+            program = {**program, "where": MANY}
+            if not is_valid(program):
+                continue
         if where is not None and program["where"] not in where:
             continue
         if only is not None and not any(has(program, one) for one in only):

@@ -1,5 +1,7 @@
 """The text of models, losses, metrics and optimizers of random programs."""
 
+from .own import OF_OURS, OWN_OPTIMIZERS, SAM, STATEFUL
+
 SHAPES = {
     "vector": 'x = rng.standard_normal((rows, 6)).astype("float32")',
     "image": 'x = 0.3 * rng.standard_normal((rows, 6, 6, 2)).astype("float32")',
@@ -64,6 +66,8 @@ BODIES = {
         ),
         "BatchNormalization": ("layers.BatchNormalization()", True),
         "Dropout": ("layers.Dropout(0.3)", True),
+        "Wide": ('layers.Dense(700, activation="tanh")', True),
+        **{name: (f"{name}()", True) for name in STATEFUL},
         "PReLU": ("layers.PReLU()", True),
         "Residual": ("Residual()", True),
         "EinsumDense": ('layers.EinsumDense("bi,ij->bj", 4)', True),
@@ -165,6 +169,7 @@ METRICS = {
         "by hand: function": "error_of_rows",
         "by hand: Metric": "OwnMetric()",
         "by hand: variable": "Counted()",
+        "by hand: sum": "Total()",
         # Not of percentages, which labels of 0 make as large as their rounding.
         "logarithms": "keras.metrics.MeanSquaredLogarithmicError()",
     },
@@ -230,6 +235,10 @@ OPTIMIZERS = {
     "DGC": (
         "tfo.DGCMomentum({rate}, sparsity=(0.75,), min_compress_size=1{more})"
     ),
+    **{
+        name: f"{name}({{rate}}{{more}})"
+        for name in (*OWN_OPTIMIZERS, *OF_OURS)
+    },
 }
 WRAPPERS = {
     "none": "{inner}",
@@ -243,6 +252,7 @@ WRAPPERS = {
         "min_compress_size=1{more}\n)"
     ),
 }
+WRAPPERS["ShardedState"] = "tfo.ShardedState({inner}{more})"
 # Everything is sent in the end; of a linear loss, gradients are the same.
 OPTIMIZERS["DGC to the end"] = (
     "tfo.DGCMomentum(\n    {rate}, sparsity=(0.75,), min_compress_size=1, "
@@ -262,6 +272,8 @@ CUSTOM = {
     "train_step": "",
     "add_loss mean": "",
     "add_loss sum": "",
+    "unlisted": "",
+    "SAM": "",
 }
 _GUIDE = """class Custom(keras.Model):
     def __init__(self, *args, **kwargs):
@@ -287,6 +299,7 @@ _GUIDE = """class Custom(keras.Model):
     @property
     def metrics(self):
         return [self.loss_tracker, self.mae_metric]"""
+UNLISTED = "return [self.loss_tracker]  # Not the other one."
 HELPERS = {
     "Residual": """class Residual(layers.Layer):
     def build(self, shape):
@@ -345,6 +358,17 @@ HELPERS = {
 
     def result(self):
         return self.total""",
+    "Total": """class Total(keras.metrics.Metric):
+    def __init__(self, name="total"):
+        super().__init__(name=name)
+        self.total = self.add_weight(initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = ops.square(ops.cast(y_true, y_pred.dtype) - y_pred)
+        self.total.assign_add(ops.cast(ops.sum(error), self.dtype))
+
+    def result(self):
+        return self.total""",
     "Twice": '''class Twice(keras.metrics.Metric):
     """How many rows have come more than once in an epoch."""
 
@@ -385,6 +409,15 @@ HELPERS = {
             else:
                 metric.update_state(y, y_pred, sample_weight)
         return {metric.name: metric.result() for metric in self.metrics}""",
+    "unlisted": _GUIDE.format(
+        loss="ops.mean(ops.square(y - y_pred))",
+        update="self.loss_tracker.update_state(loss)",
+    ).replace("return [self.loss_tracker, self.mae_metric]", UNLISTED),
+    "SAM": SAM,
+    **OWN_OPTIMIZERS,
+    **OF_OURS,
+    **STATEFUL,
+    "scalar": STATEFUL["Scale"],
     "compute_loss": """class Custom(keras.Model):
     def compute_loss(
         self, x, y, y_pred, sample_weight=None, training=True
@@ -419,7 +452,7 @@ HELPERS = {
             raise InterruptedError""",
     "Batches": """class Batches(keras.utils.PyDataset):
     def __init__(self):
-        super().__init__()
+        super().__init__({fetched})
         self.order = np.arange({stop})
 
     def __len__(self):
@@ -441,6 +474,7 @@ HELPERS = {
     """Sums duplicate rows before the optimizer sees them."""
 
     def call(self, inputs):
+        inputs = ops.cast(inputs, "int32")
         return ops.take(1.0 * ops.convert_to_tensor(self.embeddings), inputs, 0)
 
 
@@ -509,6 +543,11 @@ layers.Embedding = Embedding''',
 }
 # Models of whole scripts.
 FAMILIES = {
+    "scalar": (
+        "return keras.Sequential([\n"
+        "    keras.Input((6,)), layers.Dense(2, trainable=False), Scale()\n"
+        "])"
+    ),
     "gan": "model = Pair()\nmodel.build((None, 6))\nreturn model",
     "parts": "return Two()",
     "no call": "return Autoencoder()",

@@ -4,7 +4,9 @@ Each reason says for which programs it holds, and what is not compared then: by
 the beginnings of names of what a script has seen, or "replicas".
 """
 
-from .rules import REFITTED, SHUFFLED, version_of
+from .groups import PLACES
+from .models import TASKS
+from .rules import REFITTED, SHUFFLED, STATEFUL, version_of
 
 # That of nightly builds comes first.
 KERAS = version_of("keras-nightly", "keras")
@@ -12,8 +14,20 @@ KERAS = version_of("keras-nightly", "keras")
 
 EVERYTHING = (
     *("fit", "weights", "evaluate", "predict", "one row", "test", "train"),
-    *("logs", "loaded"),
+    *("logs", "loaded", "loop", "state"),
 )
+
+
+def replicas_of(program):
+    workers, devices = PLACES[program["where"]]
+    return 1 if program["where"] == "elsewhere" else workers * devices
+
+
+def is_uneven(program):
+    """Return whether some replica has fewer rows than another."""
+    replicas = replicas_of(program)
+    return bool(program["batch"] % replicas or program["rest"] % replicas)
+
 
 REASONS = {
     "Compression holds back a part of each gradient.": (
@@ -36,13 +50,43 @@ REASONS = {
     "Keras's own optimizers clip each replica's gradient before the sum.": (
         lambda p: (
             p["clip"] != "none"
+            and p["wrapper"] != "ShardedState"
             and p["optimizer"] not in ("Lamb", "LANS", "AdamOffload")
         ),
         EVERYTHING,
     ),
     "BatchNormalization takes statistics of each replica's rows.": (
         lambda p: "BatchNormalization" in p["layers"],
-        (*EVERYTHING, "replicas"),
+        EVERYTHING,
+    ),
+    "Statistics of a replica's rows are made common at the end of an epoch.": (
+        lambda p: (
+            {"BatchNormalization", *STATEFUL} & set(p["layers"])
+            and (p["script"] == "loop" or "train_on_batch" in p["actions"])
+        ),
+        ("replicas",),
+    ),
+    "A layer assigns its state from each replica's rows.": (
+        lambda p: (
+            {"Centre", "Codebook"} & set(p["layers"])
+            or ("CommonCentre" in p["layers"] and is_uneven(p))
+        ),
+        EVERYTHING,
+    ),
+    "Sharpness-aware steps go where each replica's rows lead.": (
+        lambda p: p["custom"] == "SAM",
+        EVERYTHING,
+    ),
+    "An array that is as long as a replica's rows is taken for one of rows.": (
+        lambda p: (
+            p["returned"] == "by output"
+            and TASKS[p["task"]][1] * replicas_of(p) == p["batch"]
+        ),
+        ("fit * by output", "logs * by output"),
+    ),
+    "A set has another order in each process.": (
+        lambda p: p["vocabulary"] == "set",
+        ("weights", "start", "state", "loaded"),
     ),
     "All replicas draw the same random masks.": (
         lambda p: "Dropout" in p["layers"],
@@ -119,6 +163,8 @@ TOLERANCE = {
     "float64": 3e-5,
     "mixed_float16": 5e-3,
     "mixed_bfloat16": 3e-2,
+    "float16": 5e-3,
+    "bfloat16": 3e-2,
 }
 
 

@@ -10,16 +10,29 @@ import importlib.metadata
 
 from .models import BODIES, LOSSES
 
-OWN_LOSS = {"guide", "result", "compute_loss", "per row"}
+OWN_LOSS = {"guide", "result", "compute_loss", "per row", "unlisted"}
+OWN_STEP = {"train_step", "SAM", "guide", "result", "unlisted"}
 FILES = {"TFRecords", "text"}
 GENERATORS = {"generator", "from_generator"}
 BOTH = {"two inputs", "two outputs"}
 ADAPTED = {"Lamb", "LANS", "KerasLamb", "Adafactor"}
-PARTS = {"gan", "parts", "no call"}
+PARTS = {"gan", "parts", "no call", "scalar"}
+HALVES = {"bfloat16", "float16"}
+STATEFUL = {"Centre", "CommonCentre", "Codebook"}
+OWN_OPTIMIZERS = {
+    *("OfCopies", "OfReversed", "OfIndices", "OfAttribute"),
+    *("Counting", "CountingEach", "MyLamb", "MyLANS"),
+}
+OF_ITS_OWN = {
+    f"{name} of its own"
+    for name in ("predict_on_batch", "test_on_batch", "train_on_batch")
+}
 SHUFFLED = {
     *("shuffle", "before", "in map", "in flat_map", "random filter"),
-    *("two", "np.random"),
+    *("two", "np.random", "in interleave", "in files"),
 }
+# What also has the rate 0, since batches have other rows.
+RATELESS = {"policy": "FILE", "shared as": "its own"}
 # Actions that call `fit` again.
 REFITTED = {
     *("fit", "freeze", "thaw", "freeze, compile", "set rate", "save, load"),
@@ -29,7 +42,21 @@ SAVED_RATES = {"LearningRateScheduler", "ReduceLROnPlateau"}
 PLAIN = {
     *("none", "layers", "sequential", "vector", "regression", "float32"),
     *("inside", "not", "constant", "ordinary", 0, 1),
+    *(
+        "Keras",
+        "in order",
+        "by hand",
+        "apply",
+        "function",
+        "dataset",
+        "at once",
+    ),
+    *("alike", "any", "def", "Keras's", "metrics", "AUTO", "by one", False),
+    *("mse", "SGD", "arrays"),
 }
+# What only loops of one's own have, and only what counts what is sent.
+OF_LOOPS = ("args", "mean", "apply", "loop", "shared as", "built")
+OF_COMPRESSION = ("wire", "exchange")
 
 
 class But(frozenset):
@@ -135,8 +162,336 @@ def is_mean(program):
 TENSORFLOW = version_of("tensorflow")
 
 RULES = [
+    # Scripts.
+    only(
+        *("script", {"conservation"}, "it has nothing else"),
+        **dict.fromkeys(
+            *[("family", "input", "layers", "style", "custom", "task")], PLAIN
+        ),
+        **dict.fromkeys(
+            *[("precision", "rest", "source", "pipeline", "shuffle")], PLAIN
+        ),
+        **dict.fromkeys(
+            *[("looked at", "weights", "validation", "steps", "scale")], PLAIN
+        ),
+        **dict.fromkeys(
+            *[("loss", "metrics", "optimizer", "rate", "clip")], PLAIN
+        ),
+        **dict.fromkeys(
+            *[("average", "accumulate", "exclude", "another model")], PLAIN
+        ),
+        **dict.fromkeys(*[("frozen", "made", "steps_per_execution")], PLAIN),
+        eagerly={False},
+        distributed={False},
+        **dict.fromkeys(*[("callbacks", "interrupt", "actions")], PLAIN),
+        **dict.fromkeys(*[("emptied", "policy", "vocabulary")], PLAIN),
+        **dict.fromkeys(*[("fetched", "branches")], PLAIN),
+        wrapper={"none", "SparseLoCo"},
+        where=but("mirrored", "elsewhere"),
+    ),
+    only(
+        *("script", {"loop"}, "a loop has no `fit`"),
+        source={"tf.data", *FILES},
+        **dict.fromkeys(
+            *[("steps", "validation", "callbacks", "interrupt")], PLAIN
+        ),
+        **dict.fromkeys(*[("metrics", "custom", "family", "made")], PLAIN),
+        eagerly={False},
+        distributed={False},
+        **dict.fromkeys(
+            *[("steps_per_execution", "shuffle", "emptied", "policy")], PLAIN
+        ),
+        **dict.fromkeys(*[("branches", "looked at")], PLAIN),
+        weights=but("class"),
+        actions={"state"},
+        loss={
+            *("mse", "binary_crossentropy", "sparse_categorical_crossentropy"),
+            "categorical_crossentropy",
+        },
+        style=but("lazy", "subclassed", "two outputs"),
+        layers=but(*STATEFUL),
+        precision={"float32", "float64", "bfloat16"},
+    ),
+    *(
+        only(name, but(*PLAIN), "of loops", script={"loop"})
+        for name in OF_LOOPS
+    ),
+    *(
+        never(
+            lambda p, name=name: (
+                p[name] not in PLAIN | {"float32", "any", "alike"}
+                and p["script"] != "conservation"
+                and (
+                    name == "scales"
+                    or not p["optimizer"].startswith("DGC")
+                    or p["wrapper"] != "none"
+                )
+            ),
+            "of what is sent",
+        )
+        for name in ("scales", *OF_COMPRESSION)
+    ),
+    only(
+        *("shared as", {"its own"}, "each worker has batches of its own"),
+        optimizer={"SGD"},
+        wrapper={"none"},
+        rate={"constant"},
+        mean=but("compute_average_loss"),
+        apply=but("two losses", "in two calls"),
+        layers=but(
+            *("BatchNormalization", "SynchronizedBatchNorm", "Constrained"),
+            "SpectralNormalization",
+        ),
+        average={"none"},
+        pipeline=but("drop_remainder"),
+    ),
     never(
-        lambda p: "by hand: variable" in p["metrics"] and TENSORFLOW < (2, 21),
+        lambda p: (
+            p["script"] == "loop"
+            and "drop_remainder" in p["pipeline"]
+            and (p["loop"] == "eager" or p["batch"] % 12)
+        ),
+        "only whole shares have a static shape",
+    ),
+    only("loop", {"eager"}, "devices take turns", where=but("2x2")),
+    only(
+        *("apply", {"in two calls", "two losses"}, "two steps"),
+        accumulate={1},
+        optimizer=but(*ADAPTED),
+    ),
+    only(
+        *("precision", {"float64", "bfloat16"}, "what is mixed, breaks"),
+        weights={"none", "class"},
+    ),
+    # Steps.
+    only("step", but("def"), "of classes", custom=OWN_STEP),
+    only("returned", but("metrics"), "of it", custom={"train_step", "SAM"}),
+    only("test step", but("Keras's"), "of it", custom={"train_step", "SAM"}),
+    only(
+        *("returned", {"by output"}, "labels and outputs of one shape"),
+        task=but("classes"),
+    ),
+    only(
+        *("returned", {"rate", "steps"}, "one optimizer has them"),
+        optimizer=but("MultiOptimizer"),
+    ),
+    only(
+        *("custom", {"SAM"}, "the loss is not scaled"),
+        precision={"float32", "mixed_bfloat16"},
+        wrapper=but("LossScale"),
+    ),
+    only(
+        *("custom", {*OWN_STEP, *OWN_LOSS, "compute_loss plus"}, "a class"),
+        style=but("lazy"),
+    ),
+    # Data.
+    only(
+        *("emptied", but("none"), "of batches"),
+        source={"tf.data", *FILES},
+        batches=but(1),
+        pipeline=but("drop_remainder"),
+        custom={"none"},
+        loss=but("by hand: scalar", "none"),
+        layers=but(
+            *("BatchNormalization", "SynchronizedBatchNorm", *STATEFUL),
+            "ActivityRegularization",
+        ),
+        metrics=but("R2Score"),
+        steps_per_execution={1},
+        shuffle={"none"},
+        steps={"none"},
+        interrupt={"none"},
+        policy={"AUTO"},
+        style=but("two outputs"),
+        family={"layers"},
+        accumulate={1},
+    ),
+    only(
+        *("policy", {"FILE"}, "each worker has batches of its own"),
+        source={"TFRecords"},
+        where={"2"},
+        optimizer={"SGD"},
+        wrapper={"none"},
+        rate={"constant"},
+        average={"none"},
+        accumulate={1},
+        steps={"none"},
+        steps_per_execution={1},
+        validation={"none"},
+        interrupt={"none"},
+        pipeline=PLAIN,
+        metrics=PLAIN,
+        custom={"none"},
+        shuffle={"none"},
+        looked_at={"not"},
+        family={"layers"},
+        callbacks=but(*SAVED_RATES, "EarlyStopping"),
+        actions={"count", "evaluate", "fit"},
+    ),
+    never(
+        lambda p: (
+            p["policy"] == "FILE"
+            and (
+                not is_mean(p)
+                or p["loss"] == "ignored class"
+                or has_layer(p, "BatchNorm", "Constrained", "Spectral")
+                or set(p["layers"]) & STATEFUL
+            )
+        ),
+        "a batch's loss depends on its other rows",
+    ),
+    only(
+        *("vocabulary", {"set"}, "each order must learn the same"),
+        input={"tokens"},
+        source={"arrays", "PyDataset", *GENERATORS},
+        layers=but("masked Embedding", "PositionEmbedding"),
+        seeded={True},
+        interrupt={"none"},
+        where=but("mirrored"),
+        optimizer=but(*ADAPTED, "DGC", "DGC to the end"),
+        wrapper=but("SparseLoCo", "SparseLoCo of 4"),
+    ),
+    only("fetched", but("by one"), "a PyDataset's", source={"PyDataset"}),
+    only(
+        *("distributed", {True}, "of datasets"),
+        source={"tf.data", *FILES},
+        steps={"none"},
+        shuffle={"none"},
+        interrupt={"none"},
+        where=but("mirrored"),
+        steps_per_execution={1},
+        looked_at={"not"},
+        callbacks=but("BackupAndRestore"),
+        emptied=but("filter"),
+    ),
+    only("branches", {"fit"}, "of `fit`", interrupt={"none"}),
+    only(
+        *("branches", {"data"}, "of datasets"),
+        source={"tf.data", *FILES},
+        looked_at={"not"},
+    ),
+    only(
+        *("scale", {"enormous"}, "only norms overflow"),
+        clip={"clipnorm"},  # Keras's other one makes NaN, too.
+        wrapper={"ShardedState"},
+        optimizer={"SGD"},
+        precision={"float32"},
+        style={"sequential"},
+        input={"vector"},
+        task={"regression"},
+        loss={"mse"},
+        layers=PLAIN,
+        metrics=PLAIN,
+        custom={"none"},
+        family={"layers"},
+        frozen={"none"},
+    ),
+    # Models.
+    only(
+        *("made", {"build outside"}, "what is not built yet"),
+        style={"lazy", "subclassed"},
+        input=but("tokens"),
+        family={"layers"},
+        where=but("mirrored"),
+    ),
+    only(
+        *("layers", {*STATEFUL, "EveryDtype"}, "initial values of their own"),
+        seeded={True},
+        actions=but("save, load"),
+        family={"layers"},
+        precision=but("float64"),
+    ),
+    only(
+        *("layers", STATEFUL, "it depends on the order"),
+        shuffle=but(*SHUFFLED),
+        style=but("twins"),
+        vocabulary={"none"},
+    ),
+    only(
+        *("precision", HALVES, "no step of one's own is written for it"),
+        custom={"none"},
+        family={"layers"},
+        metrics={"mae", "accuracy"},
+        where=but("mirrored"),
+        actions=but("predict others", "state"),
+    ),
+    # Actions.
+    only(
+        *("actions", OF_ITS_OWN, "workers that differ"),
+        where={"2", "3", "2x2"},
+        input=but("tokens"),
+        style=but(*BOTH),
+        family={"layers"},
+        task={"regression"},
+        custom={"none"},
+        scale={"ordinary"},
+    ),
+    never(
+        lambda p: OF_ITS_OWN & set(p["actions"][:-1]),
+        "it ends the script",
+    ),
+    only(
+        *("actions", {"orders", "count"}, "of datasets"),
+        source={"tf.data", *FILES},
+        steps={"none"},
+        style=but(*BOTH),
+        emptied=but("filter"),
+    ),
+    only(
+        *("actions", {"orders"}, "of shuffles"),
+        shuffle=SHUFFLED - {"random filter", "two", "np.random", "in map"},
+        batch={8, 12, 6},
+        batches={3, 4},
+    ),
+    only(
+        *("actions", {"state"}, "of one optimizer"),
+        family=but("gan", "parts"),
+        accumulate={1},
+        optimizer=but("MultiOptimizer", "DGC dense"),
+    ),
+    never(
+        lambda p: (
+            "state" in p["actions"]
+            and {"save, load", "freeze, compile"} & set(p["actions"])
+        ),
+        "the optimizer is another then",
+    ),
+    only(
+        *("actions", {"saved"}, "of one loss"),
+        shuffle=but(*SHUFFLED),
+        policy={"AUTO"},
+        accumulate={1},
+    ),
+    only(
+        *("callbacks", {"Logging"}, "of one optimizer"),
+        optimizer=but("MultiOptimizer"),
+        family=but("gan", "parts"),
+    ),
+    # Optimizers.
+    only(
+        *("optimizer", OWN_OPTIMIZERS, "classes of a script"),
+        actions=but("save, load", "set rate"),
+    ),
+    only(
+        *("optimizer", {"MyLamb", "MyLANS"}, "in one process, a Keras's"),
+        accumulate={1},
+        average={"none"},
+        actions=but("state"),
+        clip={"none"},
+    ),
+    only(
+        "wrapper",
+        {"ShardedState"},
+        "refused",
+        optimizer=but(
+            *("DGC", "DGC dense", "DGC to the end", "MultiOptimizer")
+        ),
+    ),
+    never(
+        lambda p: (
+            {"by hand: variable", "by hand: sum"} & set(p["metrics"])
+            and TENSORFLOW < (2, 21)
+        ),
         "TensorFlow 2.16 makes no number of a strategy's variable",
     ),
     only(
@@ -262,7 +617,7 @@ RULES = [
         steps={"none"},
         accumulate={1},
         validation=but("split"),
-        actions=but(*REFITTED, "evaluate", "predict"),
+        actions=but(*REFITTED, "evaluate", "predict", "saved"),
     ),
     only(
         *("source", {"arrays"}, "arrays have no pipeline"),
@@ -363,12 +718,16 @@ RULES = [
         weights={"none"},
     ),
     only(
-        *("custom", {"guide", "result"}, "the step has its own metrics"),
+        *(
+            "custom",
+            {"guide", "result", "unlisted"},
+            "the step has its own metrics",
+        ),
         metrics=PLAIN,
         precision=but("mixed_float16", "float64"),
         validation={"none"},
         wrapper=but("LossScale"),
-        actions=but("train_on_batch", "test_on_batch", "evaluate"),
+        actions=but("train_on_batch", "test_on_batch", "evaluate", "saved"),
     ),
     only(
         *("custom", but("none"), "a class of a script"),
@@ -384,7 +743,10 @@ RULES = [
     ),
     only(
         "metrics",
-        {"by hand: function", "by hand: Metric", "by hand: variable"},
+        {
+            *("by hand: function", "by hand: Metric", "by hand: variable"),
+            "by hand: sum",
+        },
         "functions of a script",
         actions=but("save, load"),
     ),
@@ -473,7 +835,7 @@ RULES = [
     ),
     only(
         *("optimizer", {"ScheduleFreeAdamW"}, "weights depend on its mode"),
-        wrapper={"none"},
+        wrapper={"none", "ShardedState"},
         actions=PLAIN,
         interrupt={"none"},
         average={"none"},
@@ -545,8 +907,8 @@ RULES = [
     only(
         *("callbacks", {"SwapEMAWeights"}, "of float32, of one optimizer"),
         average={"ema"},
-        precision={"float32"},
-        wrapper={"none"},
+        precision={"float32", "mixed_float16"},
+        wrapper={"none", "ShardedState"},
     ),
     only(
         *("wrapper", {"LossScale"}, "the inner one has the arguments"),
@@ -603,6 +965,7 @@ RULES = [
         actions=but(
             *("predict", "predict one row", "predict others"),
             *("predict_on_batch", "train_on_batch", "test_on_batch"),
+            *("count", "orders", "state", "saved"),
         ),
     ),
 ]

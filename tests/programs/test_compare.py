@@ -93,12 +93,41 @@ def test_known_reason_leaves_out_what_it_explains():
     assert kind([other, other], optimizer="DGC") == "agreed"
     assert kind([result(), other], optimizer="DGC") == "replicas differ"
     norm = ["BatchNormalization"]
-    assert kind([result(), other], layers=norm) == "agreed"
+    assert kind([other, other], layers=norm) == "agreed"
+    assert kind([result(), other], layers=norm) == "replicas differ"
 
 
 def test_replicas_are_equal_to_the_bit():
     parted = result(local=1.0 + 1e-12)
     assert kind([result(), parted]) == "replicas differ"
+
+
+def test_state_differs_where_nothing_made_it_common():
+    other, features = result(weight=2.0), {"layers": ["Centre"]}
+    assert kind([result(), other], **features) == "replicas differ"
+    features["actions"] = ["train_on_batch"]
+    assert kind([result(), other], **features) == "agreed"
+
+
+def test_warning_that_names_a_variable_explains_a_difference():
+    parted = result(local=2.0)
+    parted["warnings"] = [
+        "Variables that steps assign must be floating-point to become their "
+        "mean over replicas. Received: `w` of dtype int32."
+    ]
+    assert kind([result(), parted]) == "agreed"
+    parted["warnings"][0] = parted["warnings"][0].replace("`w`", "`v`")
+    assert kind([result(), parted]) == "replicas differ"
+
+
+def test_variable_in_a_history_is_no_number():
+    history = {"fit 1": {"loss": [0.5], "total": [keras.Variable(1.0)]}}
+    found = worker.in_plain_values(history)
+    assert found == {"fit 1": {"loss": [0.5], "total": ["a Variable"]}}
+    other, reference = result(), result()
+    other["seen"] |= found
+    reference["seen"]["fit 1"]["total"] = [1.0]
+    assert kind([other, other], reference) == "differs"
 
 
 def test_names_of_variables_may_differ():
@@ -124,6 +153,10 @@ def test_error_in_the_house_form_is_a_refusal():
     del refused["seen"]["weights 2"]
     assert kind([refused, refused]) == "refused"
     assert kind([result(), refused]) == "error on some workers"
+    other = refused | {"error": error("`y` must be 2. Received: y=1.")}
+    assert kind([refused, other]) == "different errors"
+    other["error"] = error(RULE.replace("x=2", "x=3"))
+    assert kind([refused, other]) == "refused"
 
 
 def test_rule_that_a_graph_checks_is_a_refusal():

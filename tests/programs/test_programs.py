@@ -32,6 +32,35 @@ HANDFUL = {
         "optimizer": "DGC",
         "actions": ["save, load"],
     },
+    "loop": {
+        "where": "2",
+        "script": "loop",
+        "args": "nested",
+        "layers": ["Dense"],
+        "source": "tf.data",
+        "rest": 1,
+        "optimizer": "OfReversed",
+        "wrapper": "ShardedState",
+        "apply": "two losses",
+        "actions": ["state"],
+    },
+    "step": {
+        "where": "2",
+        "layers": ["Centre"],
+        "custom": "train_step",
+        "step": "decorated",
+        "returned": "by output",
+        "rest": 3,
+        "actions": ["predict"],
+    },
+    "conservation": {
+        "where": "2",
+        "script": "conservation",
+        "wire": "int4",
+        "exchange": "sharded",
+        "scales": "1e-8 to 1e8",
+        "epochs": 1,
+    },
 }
 
 

@@ -4,7 +4,6 @@ The n-th program is FOLDER/n.json; what came of it is left in
 FOLDER/n-WORKER.pickle. Every worker of a group runs this.
 """
 
-import functools
 import gc
 import json
 import os
@@ -25,10 +24,30 @@ import numpy as np
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.compression.compressor import Compressor
 
 EMBEDDING = keras.layers.Embedding
 # How often to look for the next program, in seconds.
 PAUSE = 0.01
+
+
+class OnlyOne(tf.distribute.MirroredStrategy):
+    """The only one of a process: TensorFlow mixes up the collectives of two."""
+
+    def __new__(cls, *_):
+        return _only_one() or super().__new__(cls)
+
+    def __init__(self, devices):
+        if _only_one() is None:
+            super().__init__(devices)
+            ONLY.append(self)
+
+
+ONLY: list[OnlyOne] = []
+
+
+def _only_one():
+    return ONLY[0] if ONLY else None
 
 
 def set_up(devices):
@@ -40,9 +59,7 @@ def set_up(devices):
             tf.config.list_physical_devices("CPU")[0],
             [tf.config.LogicalDeviceConfiguration()] * devices,
         )
-    # TensorFlow mixes up the collectives of two of them.
-    only_one = functools.cache(tf.distribute.MirroredStrategy)
-    tf.distribute.MirroredStrategy = lambda devices: only_one(tuple(devices))
+    tf.distribute.MirroredStrategy = OnlyOne
     patience = float(os.environ["PROGRAMS_PATIENCE"])
     tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = patience
 
@@ -57,6 +74,7 @@ def start_anew():
     gc.freeze()
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+    Compressor.exchange_kind = None
     random.seed()
     np.random.seed()
     tf.random.set_seed(None)
@@ -70,13 +88,15 @@ def execute(script, folder):
     names = vars(module)
     started, cpu = time.monotonic(), cpu_seconds()
     result = {"error": None}
+    told = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             exec(compile(script.read_text(), str(script), "exec"), names)
     except Exception as error:
         result["error"] = describe(error)
-    result["seen"] = names.get("seen", {})
+    result["warnings"] = sorted({str(one.message) for one in told})
+    result["seen"] = in_plain_values(names.get("seen", {}))
     try:
         result["replicas"] = replicas(names)
         result["left"] = state_of(names)
@@ -85,6 +105,22 @@ def execute(script, folder):
     result["seconds"] = time.monotonic() - started
     result["cpu"] = cpu_seconds() - cpu
     return result
+
+
+def in_plain_values(seen):
+    """Return numbers, arrays and texts as they are, and of others the class.
+
+    What a history holds are numbers: variables would change later on.
+    """
+    if isinstance(seen, dict):
+        return {key: in_plain_values(value) for key, value in seen.items()}
+    if isinstance(seen, (list, tuple)):
+        return [in_plain_values(value) for value in seen]
+    if isinstance(seen, (bool, int, float, str, np.ndarray, np.generic)):
+        return seen
+    if isinstance(seen, tf.Tensor):
+        return np.array(seen)
+    return f"a {type(seen).__name__}"
 
 
 def cpu_seconds():
@@ -109,7 +145,9 @@ def variables_of(names):
     model = names.get("model")
     if model is None or not model.built:
         return [], []
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(model, "optimizer", None) or names.get("optimizer")
+    if optimizer is not None and not optimizer.built:
+        optimizer = None
     return model.variables, optimizer.variables if optimizer else []
 
 
@@ -120,9 +158,13 @@ def replicas(names):
     if strategy is None:
         return found
     optimizer = getattr(names.get("model"), "optimizer", None)
+    optimizer = optimizer or names.get("optimizer")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    for number, variable in enumerate(sum(variables_of(names), [])):
+    weights, state = variables_of(names)
+    if isinstance(optimizer, tfo.ShardedState):
+        state = []  # Of owners.
+    for number, variable in enumerate([*weights, *state]):
         if is_common(variable, optimizer):
             found[f"{number} {variable.path}"] = [
                 np.array(local)
