@@ -503,7 +503,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = METHODS, ATTRIBUTES, VARIABLE, MODEL, LOSS_SCALING
-    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 103
+    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 104
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
