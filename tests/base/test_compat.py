@@ -38,6 +38,7 @@ from tensorflow.python.distribute import (
     values,
 )
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
@@ -170,6 +171,7 @@ TENSORFLOW = {
         "_restore_from_tensors",
     ],
     context: ["anonymous_name", "global_seed"],
+    polymorphic_function.Function: ["_jit_compile"],
     context.Context: [
         "_collective_ops_server_def",
         "_context_handle",
@@ -503,7 +505,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = METHODS, ATTRIBUTES, VARIABLE, MODEL, LOSS_SCALING
-    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 104
+    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 105
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

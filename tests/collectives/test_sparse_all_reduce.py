@@ -255,7 +255,9 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
             "SUM", strategy.run(lambda: tf.ones([1]))
         )
     )
-    ahead = tf.function(lambda: extended._gather_ahead([large] * 2))
+    ahead = tf.function(
+        lambda: extended._gather(extended._input_channel, [large] * 2)
+    )
     assert hints_in(beside) == hints_in(ahead) == {"ring"}
 
 

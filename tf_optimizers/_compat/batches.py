@@ -191,6 +191,12 @@ def traced_by(function: Any) -> Callable | None:
     return python if owner is None else types.MethodType(python.__func__, owner)
 
 
+def asks_for_xla(function: Any) -> bool | None:
+    """Return the `jit_compile` that a `tf.function` was made with."""
+    # There is no public way to ask.
+    return function._jit_compile
+
+
 def _untraced(function: Any) -> Callable:
     """Return what a `tf.function` traces, converted; others as they are."""
     traced = traced_by(function)

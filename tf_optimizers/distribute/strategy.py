@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import (
+    asks_for_xla,
     mark_steps,
     traced_by,
     unmarked,
@@ -236,7 +237,7 @@ class SparseMultiWorkerMirroredStrategy(
                 traced: Any = traced_by(given())
                 return self.run(traced, *args)
 
-            self._functions[fn] = tf.function(run)
+            self._functions[fn] = tf.function(run, jit_compile=asks_for_xla(fn))
         return self._functions[fn]
 
     def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
