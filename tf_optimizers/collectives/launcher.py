@@ -152,13 +152,20 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         See `instance_key` for the layout.
         """
         tensor = tf.convert_to_tensor(input_tensor)
-        flat = tf.reshape(tensor, [-1])
+        shape, flat = _shape(tensor), tf.reshape(tensor, [-1])
+        size = _elements(flat)
+        may_be_empty = tf.is_tensor(size) or size == 0
+        if may_be_empty:
+            # TensorFlow (2.21) ends the process if there is nothing to gather.
+            flat = tf.pad(flat, [[0, tf.cast(tf.equal(size, 0), tf.int32)]])
         what = GATHER, _elements(flat), layout
         if self._has_at_once:
             gathered = self._gather_at_once(flat, what, options)
         else:
             gathered = self._run(GATHER, flat, what, options)
-        shape = tf.concat([[-1], _shape(tensor)[1:]], 0)
+        shape = tf.concat([[self._group_size * shape[0]], shape[1:]], 0)
+        if may_be_empty:
+            gathered = gathered[: self._group_size * size]
         return tf.reshape(gathered, shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
