@@ -52,7 +52,7 @@ FEATURES = {
     },
     "seeded": {True: 3, False: 2},
     # A script calls `fit`, has a loop of its own, or counts what is sent.
-    "script": {"Keras": 14, "loop": 2, "conservation": 1},
+    "script": {"Keras": 14, "loop": 4, "conservation": 1},
     "args": dict.fromkeys(ARGS, 1),
     "mean": dict.fromkeys(MEANS, 1),
     "apply": dict.fromkeys(APPLY, 1),
@@ -135,7 +135,10 @@ FEATURES = {
     "metrics": None,  # A list of some of `METRICS[task]`.
     # How.
     "optimizer": {"SGD": 4} | dict.fromkeys(list(OPTIMIZERS)[1:], 1),
-    "wrapper": {"none": 12} | dict.fromkeys(list(WRAPPERS)[1:], 1),
+    "wrapper": {
+        **{"none": 12} | dict.fromkeys(list(WRAPPERS)[1:], 1),
+        **{"ShardedState": 4},
+    },
     "rate": {"constant": 6, "schedule": 1},
     "clip": {"none": 10, "clipnorm": 1, "global_clipnorm": 1, "clipvalue": 1},
     "average": {"none": 8, "ema": 1, "ema overwrites": 1},
@@ -323,6 +326,8 @@ def draw(rng):
     """
     while True:
         program = _draw(rng)
+        if program["script"] == "conservation" and broken(program) is None:
+            return program
         theme = choose(rng, THEMES)
         value = _unlike_plain(program, theme, rng)
         program = changed(program, theme, value)
@@ -432,11 +437,15 @@ def _draw(rng):
     for name in rng.sample(list(program), len(program) // 3):
         if name not in ("where", "input", "task", "batch", "batches"):
             program[name] = plainest(name)
-    # Nor would a script be what a third of its features need.
-    kept = {"loop": OF_LOOPS, "conservation": (*OF_COMPRESSION, "scales")}
-    for script, names in kept.items():
-        if program["script"] != script:
-            program = plain(program, names)
+    if program["script"] == "conservation":
+        kept = (*OF_COMPRESSION, "scales", "wrapper", "epochs", "batches")
+        kept = ("where", "batch", "script", *kept)
+        return program_of({name: program[name] for name in kept})
+    if program["script"] == "Keras":
+        program = plain(program, OF_LOOPS)
+    program = plain(program, ["scales"])
+    if not program["optimizer"].startswith("DGC"):
+        program = plain(program, OF_COMPRESSION)
     layers = BODIES[program["input"]]
     program["layers"] = some_of(rng, layers, 2, 0.7)
     program["loss"] = rng.choice(list(LOSSES[program["task"]]))

@@ -72,7 +72,7 @@ _UNSHARED = """def make_data(context):
     part = data.unbatch().shard(
         context.num_input_pipelines, context.input_pipeline_id
     )
-    return part.batch(context.get_per_replica_batch_size({batch}){more})
+    return part.batch({batch} // context.num_replicas_in_sync or 1{more})
 
 
 shared = strategy.distribute_datasets_from_function(make_data)"""

@@ -463,7 +463,8 @@ RULES = [
         accumulate={1},
     ),
     only(
-        *("callbacks", {"Logging"}, "of one optimizer"),
+        *("callbacks", {"Logging"}, "of one optimizer of our strategy"),
+        where=but("mirrored"),
         optimizer=but("MultiOptimizer"),
         family=but("gan", "parts"),
     ),
@@ -881,6 +882,10 @@ RULES = [
     only(
         *("optimizer", {"ScheduleFreeAdamW"}, "it reads what has no value yet"),
         family=but("no call"),
+    ),
+    only(
+        *("optimizer", {"Nadam"}, "Keras reads a product that it assigns"),
+        where=but("elsewhere"),
     ),
     only(
         *("accumulate", {2}, "files have the first replica's share"),
