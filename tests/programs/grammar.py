@@ -1220,11 +1220,21 @@ def fit_call(program, extra=()):
 NOTE = 'seen[f"weights {len(seen)}"] = model.get_weights()'
 
 
+FINITE = """
+seen["is finite"] = all(
+    bool(np.all(np.isfinite(weight))) for weight in model.get_weights()
+)"""
+
+
 def noted_fit(program):
     call = f"history = {fit_call(program)}"
     if program["branches"] == "fit":
         call = in_branches(call)
-    return f'{call}\nseen[f"fit {{len(seen)}}"] = history.history\n' + NOTE
+    return (
+        f"{call}\n"
+        'seen[f"fit {len(seen)}"] = history.history\n'
+        f"{NOTE}{FINITE if program['scale'] == 'enormous' else ''}"
+    )
 
 
 def fit_text(program, ideal):

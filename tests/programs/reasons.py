@@ -144,6 +144,10 @@ REASONS = {
             for part in ("*one_loss", "*two_loss")
         ),
     ),
+    "Keras alone clips a gradient to 0 whose norm overflows.": (
+        lambda p: p["scale"] == "enormous",
+        EVERYTHING,
+    ),
     "What comes near an overflow may be infinite.": (
         lambda p: p["scale"] == "huge",
         tuple(

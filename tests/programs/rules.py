@@ -372,6 +372,7 @@ RULES = [
     ),
     only(
         *("scale", {"enormous"}, "only norms overflow"),
+        script={"Keras"},
         clip={"clipnorm"},  # Keras's other one makes NaN, too.
         wrapper={"ShardedState"},
         optimizer={"SGD"},
