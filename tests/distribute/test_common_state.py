@@ -7,19 +7,10 @@ import pytest
 import state
 import tensorflow as tf
 
-import tf_optimizers as tfo
 from tf_optimizers.distribute.common_state import state_of
 
 # Of steps that move by 0.1 and more.
 TOLERANCE = 1e-6
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 def parts(strategy, variable):

@@ -8,20 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_optimizers as tfo
-
 pytestmark = pytest.mark.long
 
 L = keras.layers
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 def image(rank):

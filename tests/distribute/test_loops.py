@@ -6,21 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_optimizers as tfo
-
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((9, 3)).astype("float32")
 Y = RNG.integers(0, 4, 9)
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 def batches(*parts, size=4, drop_remainder=False):

@@ -10,19 +10,10 @@ import pytest
 import tensorflow as tf
 from own_steps import Guide, X, Y
 
-import tf_optimizers as tfo
 from tf_optimizers.distribute.share import replica
 
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 @pytest.fixture

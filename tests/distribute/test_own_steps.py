@@ -9,21 +9,12 @@ import own_steps
 import pytest
 import tensorflow as tf
 
-import tf_optimizers as tfo
 from tf_optimizers.data.notes import CountedSpec, Rows, with_rows
 
 RNG = np.random.default_rng(0)
 
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 # Of these, others tell, too.

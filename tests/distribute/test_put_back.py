@@ -7,16 +7,7 @@ import own_steps
 import pytest
 import tensorflow as tf
 
-import tf_optimizers as tfo
 from tf_optimizers.distribute.put_back import PutBack
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 @pytest.mark.parametrize("eagerly", cases.with_long([False, True], [True]))

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_optimizers as tfo
-
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((7, 4, 3)).astype("float32")
 X[:, 2:] *= RNG.integers(0, 2, (7, 2, 1))  # Steps of zeros are masked.
@@ -15,14 +13,6 @@ Y = RNG.standard_normal((7, 4, 2)).astype("float32")
 WEIGHT = np.linspace(0.2, 3, 7, dtype="float32")[:, np.newaxis]
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6
-
-
-@pytest.fixture(scope="module")
-def ours():
-    """Two replicas in this process."""
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 2
-    return strategy
 
 
 class Penalized(keras.layers.Dense):
