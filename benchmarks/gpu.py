@@ -4,16 +4,20 @@
 
 Contenders take turns, round by round. `offload` trains eight dense layers, and
 `batches` does so with other batches; `largest` finds the largest model that
-trains in 8 GiB. `layers` steps the variables of BERT-base, `compression` four
-variables of 25 M on one replica. The memory of a contender is the peak of its
-steps less what was there before it was made.
+trains in 8 GiB; `trace` says when the GPU, the copies and the host work in a
+step of `AdamOffload`. `layers` steps the variables of BERT-base, `compression`
+four variables of 25 M on one replica. The memory of a contender is the peak of
+its steps less what was there before it was made.
 """
 
+import collections
 import functools
 import gc
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +31,7 @@ import tables
 import tensorflow as tf
 import tqdm
 from step_time import bert_base
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tf_optimizers as tfo
 
@@ -36,6 +41,10 @@ GPU = "GPU:0"
 LIMIT = 8 << 30
 # Of a layer in the search for the largest model: 16.8 M parameters.
 NARROW = 4096
+# The longest break that a plot would not show.
+BREAK_MS = 0.02
+# The name of a run of an XLA kernel in a trace of the host.
+HOST_STEP = "CpuExecutable::ExecuteAsyncOnStream"
 
 
 def timed(step: Step) -> float:
@@ -195,6 +204,57 @@ def compression(rounds: int) -> Iterator[tuple[str, dict]]:
     yield "4 x 25 M", measure("4 x 25 M", makers, rounds)
 
 
+def kind_of(plane: str, line: str, event: str) -> str | None:
+    """Return what works in an event of a trace, or None if it is of no use."""
+    if plane.startswith("/device:GPU"):
+        if not line.startswith("Stream"):
+            return None  # The same, in other words.
+        for copy in ("MemcpyD2H", "MemcpyH2D"):
+            if copy in event:
+                return copy
+        return "GPU"
+    return "host" if HOST_STEP in event else None
+
+
+def traced(step: Step) -> dict[str, list[list[float]]]:
+    """Return by kind when it works, as pairs of ms from the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.profiler.experimental.Profile(folder):
+            timed(step)
+        (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(file.read_bytes())
+    spans = collections.defaultdict(list)
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                kind = kind_of(plane.name, line.name, name)
+                start = line.timestamp_ns / 1e6 + event.offset_ps / 1e9
+                if kind:
+                    spans[kind].append((start, start + event.duration_ps / 1e9))
+    first = min(start for each in spans.values() for start, _ in each)
+    return {kind: joined(each, first) for kind, each in spans.items()}
+
+
+def joined(spans: list[tuple[float, float]], first: float) -> list[list[float]]:
+    """Return spans from `first`; those that overlap, or nearly so, as one."""
+    rows: list[list[float]] = []
+    for start, end in sorted(spans):
+        if rows and start < rows[-1][1] + BREAK_MS:
+            rows[-1][1] = max(rows[-1][1], end)
+        else:
+            rows.append([start, end])
+    return [[round(at - first, 3) for at in row] for row in rows]
+
+
+def trace(rounds: int) -> Iterator[tuple[str, dict]]:
+    for batch in (1024, 8192):
+        step = dense_layers(tfo.AdamOffload, batch)
+        for _ in range(rounds):
+            timed(step)
+        yield f"trace, batch {batch:,}", {"spans_ms": traced(step)}
+
+
 def fits(name: str, layers: int) -> bool:
     """Return whether a model trains in `LIMIT`, in a process of its own."""
     script = [sys.executable, __file__, "--try", name, str(layers)]
@@ -230,7 +290,7 @@ def largest(rounds: int) -> Iterator[tuple[str, dict]]:
 
 MODELS = {
     run.__name__: run
-    for run in (offload, layers, compression, batches, largest)
+    for run in (offload, layers, compression, batches, largest, trace)
 }
 
 

@@ -16,10 +16,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs, line_style
+from tf_optimizers.demo.plots import (
+    COLOURS,
+    STYLE,
+    add_legend,
+    draw_runs,
+    line_style,
+)
 
 FOLDER = results.FOLDER.parents[1] / "docs" / "benchmarks"
 WORKER_MODEL = "4 M"
+TRACED = {
+    "GPU": "GPU: the model, weights",
+    "MemcpyD2H": "gradients to the host",
+    "host": "host: Adam",
+    "MemcpyH2D": "updates to the GPU",
+}
 CURVES = {
     "accuracy": ("dense", "DGC, 2 workers", "DGC, 4 workers"),
     "loco_accuracy": (
@@ -248,6 +260,55 @@ def growth(document: dict) -> None:
     finish(figure, "growth")
 
 
+def offload(document: dict) -> None:
+    """Draw step time and GPU memory by batch, Adam against AdamOffload."""
+    by_batch = {
+        int(name.split("batch ")[1].replace(",", "")): result
+        for name, result in document["models"].items()
+        if name.startswith("396 M, float32")
+    }
+    batches = sorted(by_batch)
+    figure, axes = panels(2)
+    for number, contender in enumerate(("keras Adam", "tfo.AdamOffload")):
+        style = line_style(number, contender)
+        results = [by_batch[batch] for batch in batches]
+        times = [statistics.median(r["step_ms"][contender]) for r in results]
+        memory = [r["peak_bytes"][contender] / 1e9 for r in results]
+        axes[0].plot(batches, times, **style)
+        axes[1].plot(batches, memory, **style)
+    for axis, label in zip(axes, ("ms a step", "GB of the GPU"), strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
+        axis.tick_params(axis="x", rotation=45)
+        axis.set_xlabel("rows of a batch")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+    finish(figure, "offload")
+
+
+def offload_trace(document: dict) -> None:
+    """Draw when the GPU, copies and the host work, a panel per batch."""
+    traces = {
+        name: result["spans_ms"]
+        for name, result in document["models"].items()
+        if "spans_ms" in result
+    }
+    figure, axes = panels(len(traces), rows=len(traces))
+    figure.set_size_inches(9, 1 + 2 * len(traces))
+    for axis, (name, spans) in zip(axes, traces.items(), strict=True):
+        for number, kind in enumerate(TRACED):
+            axis.broken_barh(
+                [(start, end - start) for start, end in spans[kind]],
+                (number - 0.4, 0.8),
+                color=COLOURS[number],
+            )
+        axis.set_yticks(range(len(TRACED)), list(TRACED.values()))
+        axis.invert_yaxis()
+        axis.set_title(name.removeprefix("trace, "))
+        axis.set_xlabel("ms")
+    figure.savefig(FOLDER / "offload_trace.png", dpi=100)
+
+
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
     "slow_network": (functools.partial(workers, name="slow_network"),),
@@ -257,6 +318,7 @@ PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "loco_accuracy": (functools.partial(accuracy, name="loco_accuracy"),),
     "time_to_accuracy": (time_to_accuracy,),
     "growth": (growth,),
+    "gpu": (offload, offload_trace),
 }
 
 

@@ -134,7 +134,21 @@ def fit(name: str, result: dict) -> str:
 
 
 def gpu(name: str, result: dict) -> str:
-    """Return medians, quartiles and memory, or the largest models."""
+    """Return medians and memory, the largest models, or who works when."""
+    if "spans_ms" in result:
+        return table(
+            name,
+            "| | ms at work | first | last |",
+            (
+                [
+                    kind,
+                    f"{sum(end - start for start, end in spans):.1f}",
+                    f"{spans[0][0]:.1f}",
+                    f"{spans[-1][1]:.1f}",
+                ]
+                for kind, spans in result["spans_ms"].items()
+            ),
+        )
     if "parameters" in result:
         return table(
             f"{name}: the largest model that trains",
