@@ -1,27 +1,53 @@
 """DGCMomentum: momentum SGD that exchanges a thousandth of the gradient."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.keras import (
+    VARIABLES,
+    add_replica_variable,
+    built_variables,
+    is_overwritten,
+)
+from tf_optimizers.base.gradients import as_dense, clip, clip_factor
+from tf_optimizers.base.precision import state_dtype
+from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_boolean, check_decay_rate, check_unused
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.compression.momentum import (
-    MomentumHyperparameters,
-    SavedRule,
-    add_momentum,
-    penalty_of,
-)
 from tf_optimizers.compression.schedule import SparsitySchedule, recommended
+from tf_optimizers.kernels import assign, compiled, norm, read, scaled
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
     "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
+# In saved state: u and v contain the learning rate.
+_MARK = "rate_in_momentum"
+# What checkpoints call the variables, and whether these contain it.
+_NAMES = {VARIABLES: False, "variables_with_rate": True}
+
+
+class Penalty(NamedTuple):
+    """The penalty l1 sum |w| + l2 sum w^2; equal ones share a kernel."""
+
+    l1: float
+    l2: float
+
+
+class MomentumHyperparameters(NamedTuple):
+    """The constants of a variable's step; equal ones share kernels."""
+
+    momentum: float
+    nesterov: bool
+    penalty: Penalty | None
+    replicas: int
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -182,7 +208,7 @@ class DGCMomentum(CompressedOptimizer):
             *(rampdown_begin_step, rampdown_step),
         )
         nesterov = check_boolean("nesterov", nesterov)
-        penalty = penalty_of(regularizer)
+        penalty = _penalty_of(regularizer)
         momentum_masking = check_boolean("momentum_masking", momentum_masking)
         rate_in_momentum = check_boolean("rate_in_momentum", rate_in_momentum)
         check_unused("DGCMomentum", kwargs, _UNUSED)
@@ -195,8 +221,8 @@ class DGCMomentum(CompressedOptimizer):
         self.momentum_masking = momentum_masking
         self.rate_in_momentum = rate_in_momentum
         self._penalty = penalty
-        self._saved = SavedRule(rate_in_momentum)
-        self._variables_name = self._saved.name
+        if rate_in_momentum:
+            self._variables_name = "variables_with_rate"
 
     @classmethod
     def for_steps(
@@ -224,35 +250,6 @@ class DGCMomentum(CompressedOptimizer):
         """
         return cls(learning_rate, **recommended(steps) | kwargs)
 
-    def _add_state(self, variables: Sequence[Any]) -> None:
-        for variable in variables:
-            add_momentum(self, variable, dgc_momentum, self._penalty)
-
-    def _update(
-        self, gradients: list[Gradient], variables: list[tf.Variable]
-    ) -> None:
-        """Update the variables by what all send at the stage of this step."""
-
-        def update(sparsity: float | None, gradients: list[Gradient]) -> None:
-            rate = tf.convert_to_tensor(self.learning_rate)
-            rates = (rate, 1.0) if self.rate_in_momentum else (None, rate)
-            self._send(variables, sparsity, gradients, *rates)
-
-        gradients = self._compressor.prepare(self, gradients, variables)
-        self._compressor.at_stage(self, gradients, update)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Write all variables, and whether u and v contain the rate."""
-        super().save_own_variables(store)
-        self._saved.mark(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Read all variables, if u and v contain the rate as here."""
-        super().load_own_variables(self._saved.unmarked(store))
-
-    def _check_name(self, name: str) -> None:
-        self._saved.check_name(name)
-
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         given = self.regularizer
@@ -276,6 +273,157 @@ class DGCMomentum(CompressedOptimizer):
             config["regularizer"] = keras.regularizers.deserialize(regularizer)
         return super().from_config(config, custom_objects)
 
+    def save_own_variables(self, store: Any) -> None:
+        """Write all variables, and whether u and v contain the rate."""
+        super().save_own_variables(store)
+        if self.rate_in_momentum:
+            store[_MARK] = np.array(True)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read all variables, if u and v contain the rate as here."""
+        names = list(store.keys())
+        self._check_rule(_MARK in names)
+        super().load_own_variables(
+            {name: store[name] for name in names if name != _MARK}
+        )
+
+    def _check_name(self, name: str) -> None:
+        if name in _NAMES:
+            self._check_rule(_NAMES[name])
+
+    def _check_rule(self, saved: bool) -> None:
+        here = self.rate_in_momentum
+        if here != saved:
+            raise ValueError(
+                "`rate_in_momentum` must be what the state was saved with. "
+                f"Received: {_MARK}={here}, and the state of an optimizer "
+                f"with {_MARK}={saved}. Pass `{_MARK}={saved}`, or load the "
+                "weights alone."
+            )
+
+    def _add_state(self, variables: Sequence[Any]) -> None:
+        """Create u of each variable, and v if it may be compressed."""
+        for variable in variables:
+            if is_overwritten(self, variable):
+                continue
+            dtype = state_dtype(variable.dtype)
+            u = add_replica_variable(self, variable, "momentum", dtype)
+            if self.rate_in_momentum:
+                u.meaning = f"{_MARK}=True"  # For backups.
+            self._compressor.add(self, variable, u, self.momentum_masking)
+
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Update the variables by what all send at the stage of this step."""
+
+        def update(sparsity: float | None, gradients: list[Gradient]) -> None:
+            rate = tf.convert_to_tensor(self.learning_rate)
+            rates = (rate, 1.0) if self.rate_in_momentum else (None, rate)
+            self._send(variables, sparsity, gradients, *rates)
+
+        gradients = self._compressor.prepare(self, gradients, variables)
+        self._compressor.at_stage(self, gradients, update)
+
+    def _hold_back(
+        self,
+        index: int,
+        gradient: tf.Tensor,
+        weight: tf.Variable,
+        rate: tf.Tensor | None,
+    ) -> None:
+        """Add a worker's gradient to u, and u to v, in one kernel."""
+        wire = self._compressor.wire
+        u = own_component(self._compressor.momentums[index])
+        v = self._compressor.own_residual(index)
+        # The devices of a worker have each an equal part.
+        scale = tf.constant(1 / wire.devices, tf.float64)
+        if self.clipnorm:
+            # So many gradients of this norm, at right angles, have a sum of
+            # the norm `clipnorm`.
+            limit = self.clipnorm / math.sqrt(wire.replicas // wire.devices)
+            scale *= clip_factor(norm(gradient), limit)
+        add = compiled(_add_to_both, v, self._hyperparameters(index))
+        rate = _factor(rate)
+        with tf.device(v.device):
+            add(u.handle, v.handle, weight.handle, gradient, scale, rate)
+
+    def _update_by_sum(
+        self,
+        index: int,
+        total: Gradient,
+        weight: tf.Variable,
+        rate: tf.Tensor | None,
+    ) -> tf.Tensor:
+        """Add a share of the summed gradient to u; return the update of all.
+
+        All replicas do the same, so that their u are equal, and N times what
+        one adds is what all of them would send.
+        """
+        (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
+        u = own_component(self._compressor.momentums[index])
+        add = compiled(_add_mean_to_u, total, self._hyperparameters(index))
+        rate = _factor(rate)
+        with tf.device(u.device):
+            return add(u.handle, weight.handle, total, rate)
+
+    def _hyperparameters(self, index: int) -> MomentumHyperparameters:
+        variable = built_variables(self)[index]
+        # A regularizer of its own is part of the loss already.
+        is_regularized = getattr(variable, "regularizer", None) is not None
+        return MomentumHyperparameters(
+            self.momentum,
+            self.nesterov,
+            None if is_regularized else self._penalty,
+            self._compressor.wire.replicas,
+        )
+
+
+def _add_to_both(
+    hyperparameters: MomentumHyperparameters,
+    u: tf.Tensor,
+    v: tf.Tensor,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    scale: tf.Tensor,
+    rate: tf.Tensor,
+) -> None:
+    """Add a replica's gradient to u, and what that makes of u to v.
+
+    `u`, `v` and `weight` are handles, here and below.
+    """
+    old = read(v, gradient)
+    gradient = scaled(gradient, scale)
+    assign(v, old + _add_to_u(hyperparameters, u, weight, gradient, rate))
+
+
+def _add_mean_to_u(
+    hyperparameters: MomentumHyperparameters,
+    u: tf.Tensor,
+    weight: tf.Tensor,
+    total: tf.Tensor,
+    rate: tf.Tensor,
+) -> tf.Tensor:
+    """Add the mean gradient to u; return what all replicas add to v."""
+    replicas = hyperparameters.replicas
+    mean = total / replicas
+    return replicas * _add_to_u(hyperparameters, u, weight, mean, rate)
+
+
+def _add_to_u(
+    hyperparameters: MomentumHyperparameters,
+    u: tf.Tensor,
+    weight: tf.Tensor,
+    gradient: tf.Tensor,
+    rate: tf.Tensor,
+) -> tf.Tensor:
+    """Add a gradient to u; return what that adds to v."""
+    w = read(weight, gradient) if hyperparameters.penalty else None
+    old = read(u, gradient)
+    new, change = dgc_momentum(hyperparameters, w, gradient, old, rate)
+    assign(u, new)
+    return change
+
 
 def dgc_momentum(
     hyperparameters: MomentumHyperparameters,
@@ -298,3 +446,30 @@ def dgc_momentum(
         return u, u + gradient
     u = momentum * u + gradient
     return u, u
+
+
+def _factor(rate: tf.Tensor | None) -> tf.Tensor:
+    """Return what gradients are multiplied by."""
+    return tf.constant(1.0) if rate is None else tf.convert_to_tensor(rate)
+
+
+def _penalty_of(regularizer: Any) -> Penalty | None:
+    """Return the penalty of a regularizer of Keras, None of None."""
+    if regularizer is None:
+        return None
+    # Not of a subclass, which may compute anything.
+    if type(regularizer) not in (
+        keras.regularizers.L1,
+        keras.regularizers.L2,
+        keras.regularizers.L1L2,
+    ):
+        raise TypeError(
+            "`regularizer` must be None or an object of "
+            "`keras.regularizers.L1`, `L2` or `L1L2`, such as "
+            "`keras.regularizers.L2(1e-4)`. Received: "
+            f"regularizer={regularizer!r}."
+        )
+    return Penalty(
+        float(getattr(regularizer, "l1", 0.0)),
+        float(getattr(regularizer, "l2", 0.0)),
+    )

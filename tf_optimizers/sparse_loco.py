@@ -17,6 +17,7 @@ from tf_optimizers.compression.schedule import (
     recommended_updates,
 )
 from tf_optimizers.distribute.means import average
+from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.updates import LocalUpdates, adopt_inner
@@ -218,12 +219,32 @@ class SparseLoCo(CompressedOptimizer):
         super().build(variables)
 
     def _add_state(self, variables: Sequence[Any]) -> None:
-        self._local = LocalUpdates(self, variables, sparse_loco)
+        self._local = LocalUpdates(self, variables)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         self._local.update(gradients, variables)
+
+    def _hold_back(
+        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
+    ) -> None:
+        """Add how far a worker's devices moved a weight to its residual."""
+        del weight, rate
+        wire, decay = self._compressor.wire, self.residual_decay
+        residual = self._compressor.own_residual(index)
+        # Its devices share e_i, and step alike.
+        parts = wire.devices * wire.replicas
+        add = compiled(_add_to_residual, residual, decay, parts)
+        with tf.device(residual.device):
+            add(residual.handle, moved)
+
+    def _update_by_sum(
+        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
+    ) -> tf.Tensor:
+        """Return the mean of how far all replicas moved a weight."""
+        del index, weight, rate
+        return moved / self._compressor.wire.replicas
 
     @property
     def is_synchronized(self) -> bool:
@@ -283,6 +304,14 @@ class SparseLoCo(CompressedOptimizer):
     ) -> "SparseLoCo":
         """Return an optimizer of what `get_config` returned."""
         return cls(**with_inner(config, custom_objects))
+
+
+def _add_to_residual(
+    residual_decay: float, parts: int, residual: tf.Tensor, moved: tf.Tensor
+) -> None:
+    """Update e_i, behind a handle."""
+    old = read(residual, moved)
+    assign(residual, sparse_loco(residual_decay, parts, old, moved))
 
 
 def sparse_loco(

@@ -138,8 +138,7 @@ class Run:
         compressor = self.optimizer._compressor
         variables = compressor.residuals
         if name == "momentum":
-            every = compressor.accumulators.values()
-            variables = [each.u for each in every if hasattr(each, "u")]
+            variables = compressor.momentums.values()
         return [
             [
                 component.numpy()
@@ -200,7 +199,7 @@ def golden(name, strategy, first=0):
         before = record["slots_after"][first - 1][0]["u"]
         for i, n in enumerate(names):
             run.variables[i].assign(record["params_after"][first - 1][n])
-            run.optimizer._compressor.accumulators[i].u.assign(before[n])
+            run.optimizer._compressor.momentums[i].assign(before[n])
         run.optimizer.iterations.assign(first)
     errors = []
     for step in range(first, record["steps"]):

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers._compat.keras import strategy_of, variable_index
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.base.xla import keep_out_of_xla
@@ -20,8 +20,14 @@ from tf_optimizers.compression.traffic import traffic_summary
 class CompressedOptimizer(Optimizer):
     """An optimizer whose replicas send the largest entries, and keep the rest.
 
-    Subclasses have `_add_state(variables)`, which registers an `Accumulator`
-    for each variable, and `_update`, in which a step may exchange.
+    Subclasses have `_add_state(variables)`, which adds them to `_compressor`,
+    and `_update`, in which a step may `_send`. That calls
+
+        `_hold_back(index, gradient, weight, rate)`, which adds a worker's
+            gradient of a variable to its residual;
+        `_update_by_sum(index, total, weight, rate)`, which returns the update
+            for the sum of all replicas' gradients of one that is not
+            compressed.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -73,6 +79,16 @@ class CompressedOptimizer(Optimizer):
     def _add_state(self, variables: Sequence[Any]) -> None:
         raise NotImplementedError
 
+    def _hold_back(
+        self, index: int, gradient: Any, weight: tf.Variable, rate: Any
+    ) -> None:
+        raise NotImplementedError
+
+    def _update_by_sum(
+        self, index: int, total: Any, weight: tf.Variable, rate: Any
+    ) -> tf.Tensor:
+        raise NotImplementedError
+
     def _weights(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Return this replica's weights, in full precision."""
         return [self._full_precision(own_component(v)) for v in variables]
@@ -94,10 +110,25 @@ class CompressedOptimizer(Optimizer):
             rate: Multiplies what is accumulated, if it is not None.
             received_rate: Multiplies what is received.
         """
-        updates = self._compressor.exchange(
-            self, sparsity, gradients, variables, self._weights(variables), rate
+        compressor, weights = self._compressor, self._weights(variables)
+        indices = [variable_index(self, variable) for variable in variables]
+        compressed = [] if sparsity is None else compressor.compressed
+        chosen = [i for i, index in enumerate(indices) if index in compressed]
+        whole = [i for i in range(len(variables)) if i not in chosen]
+        totals = compressor.sum_on_worker([gradients[i] for i in chosen])
+        for i, total in zip(chosen, totals, strict=True):
+            self._hold_back(indices[i], total, weights[i], rate)
+        received = compressor.exchange(
+            *(self, sparsity, [indices[i] for i in chosen]),
+            *([gradients[i] for i in whole], rate),
         )
-        self._step_at(received_rate, updates, variables)
+        updates = dict(zip([*chosen, *whole], received, strict=True))
+        for i in whole:
+            updates[i] = self._update_by_sum(
+                indices[i], updates[i], weights[i], rate
+            )
+        in_order = [updates[i] for i in range(len(variables))]
+        self._step_at(received_rate, in_order, variables)
 
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any

@@ -14,7 +14,7 @@ At sparsity 0 nothing is selected or rounded: all of v is sent, densely.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,6 +32,7 @@ from tf_optimizers._compat.replicas import (
     lazy_zeros,
     switch_across_replicas,
 )
+from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.collectives.entries import CODES
 from tf_optimizers.compression.exchanges import (
@@ -39,25 +40,11 @@ from tf_optimizers.compression.exchanges import (
     send_all,
     send_largest,
 )
-from tf_optimizers.compression.residual import Increment, Residual
+from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
 from tf_optimizers.compression.seen import Seen
 from tf_optimizers.compression.traffic import SentRows
 from tf_optimizers.compression.wire import Exchange, Wire
-
-
-class Accumulator(Protocol):
-    """How an optimizer accumulates the gradients of one variable."""
-
-    def increment(
-        self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
-    ) -> Increment:
-        """Return what to add to the residual for a worker's gradient."""
-
-    def update(
-        self, total: Gradient, weight: tf.Variable, rate: tf.Tensor | None
-    ) -> tf.Tensor:
-        """Return the update for the sum of all replicas' whole gradients."""
 
 
 class Compressor:
@@ -101,41 +88,47 @@ class Compressor:
         self._residuals: dict[int, Residual] = {}
         self._shared: dict[int, keras.Variable] = {}
         self._seen = Seen(self._name, self.schedule, strategy)
-        self.accumulators: dict[int, Accumulator] = {}
+        self.momentums: dict[int, keras.Variable] = {}
 
     def add(
         self,
         optimizer: Any,
         variable: Any,
-        accumulator: Accumulator,
-        shared: keras.Variable | None = None,
+        momentum: keras.Variable | None = None,
+        masking: bool = True,
     ) -> None:
-        """Register a variable; create its residual if it may be compressed.
+        """Create the residual of a variable if it may be compressed.
 
         Args:
             optimizer: Owns the variable.
-            variable: The one to register.
-            accumulator: What is done with its gradients.
-            shared: A variable that must be equal on all replicas once
-                gradients are dense again, such as u. When all of v is sent,
-                each replica gets an N-th of the sum of theirs.
+            variable: The one to compress.
+            momentum: Its u, which every replica has its own of.
+            masking: Whether u becomes 0 wherever v is sent. If not, u must
+                be equal on all replicas once gradients are dense again: when
+                all of v is sent, each gets an N-th of the sum of theirs.
         """
         index = variable_index(optimizer, variable)
-        self.accumulators[index] = accumulator
+        if momentum is not None:
+            self.momentums[index] = momentum
         dtype = keras.backend.standardize_dtype(variable.dtype)
         shape = tf.TensorShape(variable.shape)
         is_large = shape.num_elements() >= self._min_size
         if dtype == "float32" and shape.rank > 0 and is_large:
             with lazy_zeros(variable.shape):
                 v = add_replica_variable(optimizer, variable, "residual", dtype)
-            self._residuals[index] = Residual(v, self.wire)
-            if shared is not None:
-                self._shared[index] = shared
+            masked = momentum if masking else None
+            self._residuals[index] = Residual(v, self.wire, masked)
+            if momentum is not None and not masking:
+                self._shared[index] = momentum
 
     @property
     def residuals(self) -> list[keras.Variable]:
         """The v of every variable that has one."""
         return [residual.variable for residual in self._residuals.values()]
+
+    def own_residual(self, index: int) -> tf.Variable:
+        """Return this replica's v of the variable at a position."""
+        return own_component(self._residuals[index].variable)
 
     @property
     def compressed(self) -> list[int]:
@@ -219,50 +212,30 @@ class Compressor:
         self,
         optimizer: Any,
         sparsity: float | None,
-        gradients: Sequence[Gradient],
-        variables: Sequence[tf.Variable],
-        weights: Sequence[tf.Variable],
-        rate: tf.Tensor | None = None,
+        compressed: Sequence[int],
+        others: Sequence[Gradient],
+        rate: tf.Tensor | None,
     ) -> list[Gradient]:
-        """Return the update of each variable, over all replicas.
+        """Send what residuals hold; return the sums over all replicas.
 
         Args:
             optimizer: Whose step it is.
-            sparsity: The share held back; None exchanges whole gradients.
-            gradients: One per variable.
-            variables: As the optimizer knows them.
-            weights: This replica's variables, in full precision.
-            rate: The step's learning rate, if what is accumulated scales
-                with it.
+            sparsity: The share held back; 0 or None sends all.
+            compressed: Positions of the variables whose residuals are sent.
+            others: Gradients that are sent whole.
+            rate: The step's learning rate, if residuals scale with it.
+
+        Returns:
+            The updates of the compressed variables, then the other sums.
         """
-        indices = [variable_index(optimizer, v) for v in variables]
-        accumulators = [self.accumulators[i] for i in indices]
-        compressed = [] if sparsity is None else self.compressed
-        chosen = [i for i, index in enumerate(indices) if index in compressed]
-        whole = [i for i in range(len(gradients)) if i not in chosen]
-        residuals = [self._residuals[indices[i]] for i in chosen]
-        totals = self.sum_on_worker([gradients[i] for i in chosen])
-        masked = []
-        for i, residual, total in zip(chosen, residuals, totals, strict=True):
-            increment = accumulators[i].increment(total, weights[i], rate)
-            residual.add(increment)
-            masked.append(increment.masked)
-        others = [gradients[i] for i in whole]
-        if sparsity:
-            exchange = self._choose(residuals, sparsity)
-            step = tf.cast(optimizer.iterations, tf.int32)
-            unit = None if rate is None else self.wire.unit(rate)
-            received = send_largest(
-                exchange, residuals, masked, others, step, unit
-            )
-        else:
-            places = [indices[i] for i in chosen]
-            shared = [self._shared[i] for i in places if i in self._shared]
-            received = send_all(self.wire, residuals, masked, others, shared)
-        updates = dict(zip([*chosen, *whole], received, strict=True))
-        for i in whole:
-            updates[i] = accumulators[i].update(updates[i], weights[i], rate)
-        return [updates[i] for i in range(len(gradients))]
+        residuals = [self._residuals[i] for i in compressed]
+        if not sparsity:
+            shared = [self._shared[i] for i in compressed if i in self._shared]
+            return send_all(self.wire, residuals, others, shared)
+        exchange = self._choose(residuals, sparsity)
+        step = tf.cast(optimizer.iterations, tf.int32)
+        unit = None if rate is None else self.wire.unit(rate)
+        return send_largest(exchange, residuals, others, step, unit)
 
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
         """Return what one replica sends of variables that are not dense."""

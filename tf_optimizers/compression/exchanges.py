@@ -161,7 +161,6 @@ def choose_exchange(
 def send_largest(
     exchange: Exchange,
     residuals: Sequence[Residual],
-    masked: Sequence[Sequence[tf.Tensor]],
     others: Sequence[Gradient],
     step: tf.Tensor,
     unit: tf.Tensor | None,
@@ -171,8 +170,6 @@ def send_largest(
     Args:
         exchange: Of the entries.
         residuals: Those of this replica.
-        masked: Of each, handles of the variables, such as u, that are set to 0
-            wherever entries of it are sent.
         others: Gradients that every replica sends whole.
         step: int32 scalar. Where `top_k` takes its samples depends on it.
         unit: See `Wire.unit`.
@@ -189,10 +186,9 @@ def send_largest(
         )
     ]
     sent, received = exchange.sum(selections, others)
-    for selection, values, residual, handles in zip(
-        selections, sent, residuals, masked, strict=True
-    ):
-        residual.clear(selection, values, handles, one)
+    for each in zip(residuals, selections, sent, strict=True):
+        residual, selection, values = each
+        residual.clear(selection, values, one)
     count = len(residuals)
     updates = received[:count]
     if unit is not None:
@@ -203,7 +199,6 @@ def send_largest(
 def send_all(
     wire: Wire,
     residuals: Sequence[Residual],
-    masked: Sequence[Sequence[tf.Tensor]],
     others: Sequence[Gradient],
     shared: Sequence[keras.Variable],
 ) -> list[Gradient]:
@@ -220,8 +215,8 @@ def send_all(
     held = [residual.everything() for residual in residuals]
     held += [tf.identity(own_component(variable)) for variable in shared]
     _, sums = GatheredExchange(wire, [], []).sum([], [*held, *others])
-    for residual, handles in zip(residuals, masked, strict=True):
-        residual.empty(handles)
+    for residual in residuals:
+        residual.empty()
     for variable, total in zip(shared, sums[count:end], strict=True):
         own_component(variable).assign(total / wire.replicas)
     return [*sums[:count], *sums[end:]]

@@ -1,7 +1,7 @@
 """Keeps the residual of a variable: what a replica sends later."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,20 +14,6 @@ from tf_optimizers.compression.wire import Selection, Wire, position_dtype
 from tf_optimizers.kernels import assign, compiled, on_gpu, read
 
 
-class Increment(NamedTuple):
-    """What a residual becomes: `function(*constants, residual, *tensors)`.
-
-    One kernel computes and assigns it. It may change other variables, whose
-    handles are among the tensors.
-    """
-
-    function: Callable[..., tf.Tensor]
-    constants: tuple[Hashable, ...]
-    tensors: Sequence[tf.Tensor]
-    # Handles of variables that are set to 0 where the residual is sent.
-    masked: Sequence[tf.Tensor] = ()
-
-
 class Residual:
     """v of one variable; every replica has its own.
 
@@ -37,11 +23,18 @@ class Residual:
     Args:
         variable: v. Until `allocate` it has no value, and reads as zeros.
         wire: How its entries are sent.
+        masked: A variable, such as u, that is set to 0 wherever entries of v
+            are sent.
     """
 
-    def __init__(self, variable: keras.Variable, wire: Wire) -> None:
+    def __init__(
+        self,
+        variable: keras.Variable,
+        wire: Wire,
+        masked: keras.Variable | None = None,
+    ) -> None:
         self.variable = variable
-        self._wire = wire
+        self._wire, self._masked = wire, masked
         self._like = tf.TensorSpec(variable.shape, variable.dtype)
 
     @property
@@ -63,12 +56,6 @@ class Residual:
             and bool(tf.reduce_any(part.read_value() != 0))
             for part in components(self.variable)
         )
-
-    def add(self, increment: Increment) -> None:
-        """Add an increment to v, in one pass over memory."""
-        function, constants, tensors, _ = increment
-        add = compiled(_add, self._like, self._like, function, constants)
-        self._call(add, *tensors)
 
     def select(
         self, count: int, seed: tf.Tensor, unit: tf.Tensor | float = 1.0
@@ -93,44 +80,39 @@ class Residual:
         """Return all of v; its sum over replicas is what has not been sent."""
         return self._call(read, self._like)
 
-    def empty(self, masked: Sequence[tf.Tensor]) -> None:
-        """Set v, and all of `masked`, to 0."""
+    def empty(self) -> None:
+        """Set v, and what is masked, to 0."""
         zeros = tf.zeros(self._like.shape, self._like.dtype)
         self._call(assign, zeros)
-        for handle in masked:
+        for handle in self._masked_handles():
             assign(handle, zeros)
 
     def clear(
         self,
         selection: Selection,
         sent: tf.Tensor,
-        masked: Sequence[tf.Tensor],
         unit: tf.Tensor | float = 1.0,
     ) -> None:
-        """Take what was sent of a selection out of v; zero `masked` there.
+        """Take what was sent of a selection out of v; zero what is masked.
 
         What rounding has taken off stays; of what is not finite, nothing does.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # All reads of v are over by then, so it is changed without a copy.
         with tf.control_dependencies([selection.values]):
-            self._call(clear, *selection[:2], sent, unit, *masked)
+            self._call(
+                *(clear, *selection[:2], sent, unit), *self._masked_handles()
+            )
+
+    def _masked_handles(self) -> list[tf.Tensor]:
+        masked = self._masked
+        return [] if masked is None else [own_component(masked).handle]
 
     def _call(self, function: Callable, *args: Any) -> Any:
         """Call `function(handle of v, ...)` on v's device."""
         own = own_component(self.variable)
         with tf.device(own.device):
             return function(own.handle, *args)
-
-
-def _add(
-    like: tf.TensorSpec,
-    function: Callable,
-    constants: Sequence[Hashable],
-    residual: tf.Tensor,
-    *tensors: tf.Tensor,
-) -> None:
-    assign(residual, function(*constants, read(residual, like), *tensors))
 
 
 def _select(

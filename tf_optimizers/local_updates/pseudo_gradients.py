@@ -1,8 +1,8 @@
 """Measures how far each replica's inner optimizer moves the weights."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -11,7 +11,6 @@ from tf_optimizers._compat.strategies import replaced
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.residual import Increment
 from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
@@ -93,33 +92,6 @@ class LocalSteps(InnerSteps):
         for weight, old in zip(weights, before, strict=True):
             weight.assign(old)
         return changes
-
-
-class PseudoGradient(NamedTuple):
-    """What is accumulated and applied of a variable's pseudo-gradients.
-
-    `formula(decay, parts, residual, total)` returns the new residual.
-    """
-
-    formula: Callable[..., tf.Tensor]
-    decay: float  # Multiplies the residual in every step.
-    replicas: int
-    devices: int  # How many replicas share a residual and step alike.
-
-    def increment(
-        self, gradient: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
-    ) -> Increment:
-        """Return what a worker's pseudo-gradient, summed over devices, adds."""
-        del weight, rate
-        parts = self.devices * self.replicas
-        return Increment(self.formula, (self.decay, parts), (gradient,))
-
-    def update(
-        self, total: tf.Tensor, weight: tf.Variable, rate: tf.Tensor | None
-    ) -> tf.Tensor:
-        """Return the mean of the pseudo-gradients from their sum."""
-        del weight, rate
-        return total / self.replicas
 
 
 @contextlib.contextmanager

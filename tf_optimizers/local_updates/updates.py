@@ -1,7 +1,7 @@
 """Steps each replica by itself, and exchanges pseudo-gradients."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +20,6 @@ from tf_optimizers.distribute.optimizers import note_local_steps, parts_of
 from tf_optimizers.local_updates.checks import check_under
 from tf_optimizers.local_updates.pseudo_gradients import (
     LocalSteps,
-    PseudoGradient,
     worker_means,
 )
 from tf_optimizers.local_updates.rounds import Choice, Rounds
@@ -41,15 +40,12 @@ class LocalUpdates:
     Args:
         optimizer: The optimizer; it compresses already.
         variables: All that it updates.
-        formula: Of the residual; see `PseudoGradient`.
 
     Attributes:
         rounds: Of several steps, or None.
     """
 
-    def __init__(
-        self, optimizer: Any, variables: Sequence[Any], formula: Callable
-    ) -> None:
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         inner, strategy = optimizer.inner_optimizer, strategy_of(optimizer)
         compressor = optimizer._compressor
         masters = optimizer._masters.in_place_of(variables)
@@ -67,15 +63,11 @@ class LocalUpdates:
         self._steps.build(strategy)
         # By now a callable of `MultiOptimizer` has chosen its optimizers.
         check_under(inner, strategy, variables, optimizer._refused)
-        wire = compressor.wire
-        pseudo_gradient = PseudoGradient(
-            formula, optimizer.residual_decay, wire.replicas, wire.devices
-        )
         self.rounds: Rounds | None = None
         with self._steps.variables_beside_state():
             for variable in variables:
                 if not is_overwritten(optimizer, variable):
-                    compressor.add(optimizer, variable, pseudo_gradient)
+                    compressor.add(optimizer, variable)
             if optimizer.sync_every > 1:
                 note_local_steps(optimizer)
                 self.rounds = Rounds(
