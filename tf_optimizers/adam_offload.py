@@ -15,6 +15,7 @@ from tf_optimizers._compat.keras import (
     variable_index,
 )
 from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
+from tf_optimizers.base.precision import refreshed
 from tf_optimizers.base.replicas import components, value_of
 from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.checks import (
@@ -22,14 +23,19 @@ from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
 )
-from tf_optimizers.kernels import bias_correction, compiled, update_moments
-from tf_optimizers.offload.host import is_on_host
+from tf_optimizers.kernels import (
+    assign,
+    bias_correction,
+    compiled,
+    read,
+    update_moments,
+)
+from tf_optimizers.offload.host import is_on_host, replaced
 from tf_optimizers.offload.host_optimizer import (
     HostOptimizer,
     Summary,
     bytes_by_device,
 )
-from tf_optimizers.offload.step import move, move_master, replaced, update
 
 
 class AdamHyperparameters(NamedTuple):
@@ -149,34 +155,6 @@ class AdamOffload(HostOptimizer):
             variables, ["momentum", "velocity"]
         )
 
-    def update_step(
-        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
-    ) -> tf.Tensor | None:
-        """Update m and v, and the variable itself if it is on the host.
-
-        Args:
-            gradient: Dense, of the variable's shape and its state's dtype, or
-                its own.
-            variable: A variable that the optimizer was built with.
-            learning_rate: Scalar, which includes the bias corrections.
-        """
-        index = variable_index(self, variable)
-        formula = adam, self._hyperparameters(index)
-        slots = self._momentums[index], self._velocities[index]
-        state = *(slot.value.handle for slot in slots), learning_rate
-        if is_on_host(variable):
-            step = compiled(move, gradient, *formula)
-            return step(gradient, *state, components(variable)[0].handle)
-        master = self._masters[index]
-        if master is not None:
-            others = *state, gradient, master.handle
-            return replaced(move_master, *formula, value_of(variable), *others)
-        decayed = [value_of(variable)] if self._decay_of(index) else []
-        return replaced(update, *formula, gradient, *state, *decayed)
-
-    def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return step_size(self.beta_1, self.beta_2, learning_rate, step)
-
     def memory_summary(self) -> Summary:
         """Return the bytes per location, compared with Keras's Adam.
 
@@ -219,14 +197,93 @@ class AdamOffload(HostOptimizer):
             **self._exclusions.config(self._excluded),
         }
 
-    def _hyperparameters(self, index: int) -> AdamHyperparameters:
-        return AdamHyperparameters(
-            self.beta_1,
-            self.beta_2,
-            self.epsilon,
-            self.nesterov,
+    def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return step_size(self.beta_1, self.beta_2, learning_rate, step)
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
+    ) -> tf.Tensor | None:
+        """Update m and v, and the variable itself if it is on the host.
+
+        There is a kernel for each place that the weight can be in: here,
+        elsewhere, or here in full precision and elsewhere rounded.
+
+        Args:
+            gradient: Dense, of the variable's shape and its state's dtype, or
+                its own.
+            variable: A variable that the optimizer was built with.
+            learning_rate: Scalar, which includes the bias corrections.
+        """
+        index = variable_index(self, variable)
+        constants = AdamHyperparameters(
+            *(self.beta_1, self.beta_2, self.epsilon, self.nesterov),
             self._decay_of(index),
         )
+        slots = self._momentums[index], self._velocities[index]
+        state = *(slot.value.handle for slot in slots), learning_rate
+        if is_on_host(variable):
+            step = compiled(_move, gradient, constants)
+            return step(gradient, *state, components(variable)[0].handle)
+        master = self._masters[index]
+        if master is not None:
+            others = *state, gradient, master.handle
+            return replaced(
+                _move_master, constants, value_of(variable), *others
+            )
+        decayed = [value_of(variable)] if self._decay_of(index) else []
+        return replaced(_change, constants, gradient, *state, *decayed)
+
+
+def _move(
+    hyperparameters: AdamHyperparameters,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    size: tf.Tensor,
+    weight: tf.Tensor,
+) -> None:
+    """Update the weight in place; all but gradient and size are handles."""
+    old = read(weight, gradient)
+    assign(weight, old - _change(hyperparameters, gradient, m, v, size, old))
+
+
+def _move_master(
+    hyperparameters: AdamHyperparameters,
+    value: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    size: tf.Tensor,
+    gradient: tf.Tensor,
+    master: tf.Tensor,
+) -> tf.Tensor:
+    """Update the master weight of a variable; return its new, rounded value.
+
+    The gradient may be rounded, too.
+    """
+    gradient = tf.cast(gradient, tf.float32)
+    old = refreshed(read(master, gradient), value)
+    new = old - _change(hyperparameters, gradient, m, v, size, old)
+    assign(master, new)
+    return tf.cast(new, value.dtype)
+
+
+def _change(
+    hyperparameters: AdamHyperparameters,
+    gradient: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    size: tf.Tensor,
+    weight: Any = None,
+) -> tf.Tensor:
+    """Update m and v in place; return what to subtract from the weight.
+
+    `m` and `v` are handles; `weight` is a value, needed only if it is decayed.
+    """
+    old = read(m, gradient), read(v, gradient)
+    change, new_m, new_v = adam(hyperparameters, gradient, *old, size, weight)
+    assign(m, new_m)
+    assign(v, new_v)
+    return change
 
 
 def step_size(
