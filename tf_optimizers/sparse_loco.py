@@ -1,5 +1,6 @@
 """SparseLoCo: compresses the updates of any optimizer."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,9 +8,17 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers._compat.averages import show_averages
+from tf_optimizers._compat.keras import (
+    is_overwritten,
+    strategy_of,
+    variable_index,
+)
+from tf_optimizers._compat.strategies import adopt
+from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import of_inner, with_inner
 from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_integer, check_positive, check_share
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.schedule import (
@@ -17,10 +26,15 @@ from tf_optimizers.compression.schedule import (
     recommended_updates,
 )
 from tf_optimizers.distribute.means import average
+from tf_optimizers.distribute.optimizers import note_local_steps, parts_of
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
-from tf_optimizers.local_updates.updates import LocalUpdates, adopt_inner
+from tf_optimizers.local_updates.pseudo_gradients import (
+    LocalSteps,
+    worker_means,
+)
+from tf_optimizers.local_updates.rounds import Choice, Rounds
 from tf_optimizers.sharded_state import ShardedState
 
 
@@ -122,7 +136,7 @@ class SparseLoCo(CompressedOptimizer):
         "which has none. Use the inner optimizer alone there."
     )
     _refused = (CompressedOptimizer, ShardedState)  # As the inner optimizer.
-    _local: Any = None  # `LocalUpdates`, once it is built.
+    _rounds: Rounds | None = None  # Of several local steps, once it is built.
 
     def __init__(
         self,
@@ -211,45 +225,10 @@ class SparseLoCo(CompressedOptimizer):
         if not isinstance(self.inner_optimizer, Optimizer):
             super().exclude_from_weight_decay(var_list, var_names)
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the residuals and the inner optimizer's state."""
-        if self.built:
-            return
-        adopt_inner(self, variables)
-        super().build(variables)
-
-    def _add_state(self, variables: Sequence[Any]) -> None:
-        self._local = LocalUpdates(self, variables)
-
-    def _update(
-        self, gradients: list[Gradient], variables: list[tf.Variable]
-    ) -> None:
-        self._local.update(gradients, variables)
-
-    def _hold_back(
-        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
-    ) -> None:
-        """Add how far a worker's devices moved a weight to its residual."""
-        del weight, rate
-        wire, decay = self._compressor.wire, self.residual_decay
-        residual = self._compressor.own_residual(index)
-        # Its devices share e_i, and step alike.
-        parts = wire.devices * wire.replicas
-        add = compiled(_add_to_residual, residual, decay, parts)
-        with tf.device(residual.device):
-            add(residual.handle, moved)
-
-    def _update_by_sum(
-        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
-    ) -> tf.Tensor:
-        """Return the mean of how far all replicas moved a weight."""
-        del index, weight, rate
-        return moved / self._compressor.wire.replicas
-
     @property
     def is_synchronized(self) -> bool:
         """Whether all replicas have the same weights now."""
-        return self._local is None or self._local.is_synchronized
+        return self._rounds is None or self._rounds.taken == 0
 
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
         """Give all replicas the same weights, also in the middle of a round.
@@ -271,8 +250,14 @@ class SparseLoCo(CompressedOptimizer):
         checks.check_outside()
         with strategy_of(self).scope():
             average(strategy_of(self), statistics)
-            if self._local:
-                self._local.end_early()
+            rounds = self._rounds
+            if rounds is not None and rounds.taken:
+                sparse = self._compressor.rows.indices
+                rounds.end_early(
+                    strategy_of(self),
+                    lambda choice: self._end_round(rounds, [(choice, None)]),
+                    None if sparse is None else tuple(sparse),
+                )
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Give all replicas the same weights, as `fit` does at its end."""
@@ -304,6 +289,145 @@ class SparseLoCo(CompressedOptimizer):
     ) -> "SparseLoCo":
         """Return an optimizer of what `get_config` returned."""
         return cls(**with_inner(config, custom_objects))
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the residuals and the inner optimizer's state."""
+        if self.built:
+            return
+        for part in parts_of(self):
+            adopt(part, variables)
+        self._check_under(variables)
+        super().build(variables)
+
+    def _check_under(self, variables: Sequence[Any]) -> None:
+        checks.check_under(
+            self.inner_optimizer, strategy_of(self), variables, self._refused
+        )
+
+    def _add_state(self, variables: Sequence[Any]) -> None:
+        inner, masters = self.inner_optimizer, self._masters
+        weights = masters.in_place_of(variables)
+        excluded = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
+        if self.use_ema:
+            show_averages(self, inner)
+        if excluded:
+            inner.exclude_from_weight_decay(excluded)
+        self._steps = LocalSteps(inner, weights, variables)
+        self._steps.build(strategy_of(self))
+        # By now a callable of `MultiOptimizer` has chosen its optimizers.
+        self._check_under(variables)
+        with self._steps.variables_beside_state():
+            for variable in variables:
+                if not is_overwritten(self, variable):
+                    self._compressor.add(self, variable)
+            if self.sync_every > 1:
+                note_local_steps(self)
+                self._rounds = Rounds(self, variables, weights, self.sync_every)
+
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Step locally; at the end of a round, exchange pseudo-gradients.
+
+        Constraints are left out: they are applied to the common weights.
+        """
+        compressor, rounds = self._compressor, self._rounds
+        gradients = compressor.prepare(
+            *(self, gradients, variables, rounds is not None)
+        )
+        means = worker_means(compressor, densify(gradients, variables))
+        weights, place = self._weights(variables), self._steps.place
+        indices = [variable_index(self, variable) for variable in variables]
+        updates = tf.convert_to_tensor(self.iterations)
+        step = means, weights, indices, updates
+        if rounds is not None:
+            rounds.begin(self._weights(rounds.variables), stepped=variables)
+            self._steps.step(*step)
+            self._store(variables, weights)
+            due = rounds.exchanges(variables, rounds.count())
+            self._end_round(rounds, due, variables)
+            return
+        with place():
+            before = [weight.read_value() for weight in weights]
+        self._steps.step(*step)
+        with place():
+            moved = [
+                old - weight.read_value()
+                for weight, old in zip(weights, before, strict=True)
+            ]
+        for weight, old in zip(weights, before, strict=True):
+            weight.assign(old)
+        send = functools.partial(self._send_moved, variables)
+        compressor.at_stage(self, moved, send)
+
+    def _end_round(
+        self,
+        rounds: Rounds,
+        due: Sequence[tuple[Choice, tf.Tensor | None]],
+        stepped: Sequence[tf.Variable] = (),
+    ) -> None:
+        """Exchange the pseudo-gradients of a round, if it is over.
+
+        Args:
+            rounds: Has the weights that the round began with.
+            due: Choices of weights, of which at most one is due; None says
+                that it is.
+            stepped: Variables of a step of Keras, if this is part of one.
+        """
+        compressor = self._compressor
+        compressor.allocate()
+        is_known = compressor.rows.indices is not None
+
+        def end(
+            choice: Choice, sparsity: float | None, _: list[Gradient]
+        ) -> None:
+            variables = rounds.chosen(choice)
+            weights = self._weights(variables)
+            moved = rounds.end(weights, choice)
+            self._store(variables, weights)
+            # Before it is known what is not compressed, all is sent.
+            self._send_moved(variables, sparsity if is_known else None, moved)
+            rounds.constrain(stepped, choice)
+
+        for choice, is_due in due:
+            exchange = functools.partial(end, choice)
+            compressor.at_stage(self, [], exchange, is_due)
+
+    def _send_moved(
+        self,
+        variables: list[tf.Variable],
+        sparsity: float | None,
+        moved: list[tf.Tensor],
+    ) -> None:
+        rate = tf.constant(self.outer_learning_rate, tf.float64)
+        self._send(variables, sparsity, moved, None, rate)
+
+    def _store(
+        self, variables: Sequence[tf.Variable], weights: Sequence[tf.Variable]
+    ) -> None:
+        """Round this replica's weights into half-precision variables."""
+        for variable, weight in zip(variables, weights, strict=True):
+            self._store_weight(own_component(variable), weight)
+
+    def _hold_back(
+        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
+    ) -> None:
+        """Add how far a worker's devices moved a weight to its residual."""
+        del weight, rate
+        wire, decay = self._compressor.wire, self.residual_decay
+        residual = self._compressor.own_residual(index)
+        # Its devices share e_i, and step alike.
+        parts = wire.devices * wire.replicas
+        add = compiled(_add_to_residual, residual, decay, parts)
+        with tf.device(residual.device):
+            add(residual.handle, moved)
+
+    def _update_by_sum(
+        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
+    ) -> tf.Tensor:
+        """Return the mean of how far all replicas moved a weight."""
+        del index, weight, rate
+        return moved / self._compressor.wire.replicas
 
 
 def _add_to_residual(

@@ -71,7 +71,7 @@ def moved_and_held(model):
                 local(s.value), local(v.value), strict=True
             )
         )
-        for v, s in optimizer._local.rounds._starts
+        for v, s in optimizer._rounds._starts
     ]
     for i, residual in optimizer._compressor._residuals.items():
         parts = local(residual.variable.value)
@@ -91,7 +91,7 @@ def test_what_local_steps_have_moved_is_conserved(
     local = strategies[old].experimental_local_results
     variables = [
         *model.trainable_variables,
-        model.optimizer._local.rounds._taken,
+        model.optimizer._rounds._taken,
     ]
     for variable in variables:
         for i, part in enumerate(local(variable.value)):

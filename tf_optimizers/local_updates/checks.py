@@ -170,7 +170,7 @@ def check_outside() -> None:
 def check_common(optimizer: Any) -> None:
     """Refuse to save weights of which every replica has its own."""
     if not optimizer.is_synchronized:
-        rounds = optimizer._local.rounds
+        rounds = optimizer._rounds
         raise RuntimeError(
             "Weights must be common to all replicas to be saved. Received: a "
             f"save after {rounds.taken} of {rounds.steps} local steps. Call "

@@ -1,4 +1,4 @@
-"""Measures how far each replica's inner optimizer moves the weights."""
+"""Runs the inner optimizer on each replica, by its own gradients."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class LocalSteps(InnerSteps):
             return replica_variables_on(HOST)
         return contextlib.nullcontext()
 
-    def _place(self) -> contextlib.AbstractContextManager:
+    def place(self) -> contextlib.AbstractContextManager:
         """Return a scope for temporaries that are as large as weights."""
         return (
             tf.device(HOST) if self._is_hosted() else contextlib.nullcontext()
@@ -59,21 +59,7 @@ class LocalSteps(InnerSteps):
         indices: Sequence[int],
         updates: tf.Tensor,
     ) -> None:
-        """Update this replica's weights; the arguments are as below."""
-        for part in parts_of(self._optimizer):
-            own_component(part.iterations).assign(updates)
-        self.step_on_replica(gradients, weights, indices)
-
-    def pseudo_gradients(
-        self,
-        gradients: Sequence[tf.Tensor],
-        weights: Sequence[tf.Variable],
-        indices: Sequence[int],
-        updates: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """Return old minus new weights of a step, and restore the weights.
-
-        Constraints are left out: they are applied to the common weights.
+        """Update this replica's weights.
 
         Args:
             gradients: This replica's, dense.
@@ -81,17 +67,9 @@ class LocalSteps(InnerSteps):
             indices: Positions of the variables among all.
             updates: How many there were before; the optimizer's `iterations`.
         """
-        with self._place():
-            before = [weight.read_value() for weight in weights]
-        self.step(gradients, weights, indices, updates)
-        with self._place():
-            changes = [
-                old - weight.read_value()
-                for weight, old in zip(weights, before, strict=True)
-            ]
-        for weight, old in zip(weights, before, strict=True):
-            weight.assign(old)
-        return changes
+        for part in parts_of(self._optimizer):
+            own_component(part.iterations).assign(updates)
+        self.step_on_replica(gradients, weights, indices)
 
 
 @contextlib.contextmanager
