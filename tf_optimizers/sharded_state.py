@@ -16,9 +16,9 @@ from tf_optimizers._compat.keras import (
     variable_index,
 )
 from tf_optimizers._compat.replicas import switch_across_replicas
-from tf_optimizers._compat.strategies import adopt, replaced, unconstrained
+from tf_optimizers._compat.strategies import replaced, unconstrained
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import of_inner, with_inner
+from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import (
     Accumulators,
@@ -41,7 +41,7 @@ from tf_optimizers.sharding.steps import OwnSteps
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
-class ShardedState(Optimizer):
+class ShardedState(Wrapper):
     """Shares the state of any optimizer out among all replicas (ZeRO-1).
 
     Each variable w has one owner among N replicas, which alone has the state s
@@ -108,8 +108,7 @@ class ShardedState(Optimizer):
         name: str | None = None,
     ) -> None:
         check_inner(inner_optimizer, ShardedState)
-        super().__init__(0.0, name=name)
-        self.inner_optimizer = inner_optimizer
+        super().__init__(inner_optimizer, name=name)
         # Keras unscales by it before the exchange, as it would inside.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # Of several replicas.
@@ -144,19 +143,9 @@ class ShardedState(Optimizer):
         """The updates that the inner optimizer has made."""
         return self.inner_optimizer.iterations
 
-    learning_rate = of_inner("learning_rate")
-
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`."""
         self.inner_optimizer.set_weights(weights)
-
-    def exclude_from_weight_decay(
-        self,
-        var_list: Sequence[Any] | None = None,
-        var_names: Sequence[str] | None = None,
-    ) -> None:
-        """Exclude variables from the weight decay of the inner optimizer."""
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Let the inner optimizer finish, as `fit` does at its end."""
@@ -173,8 +162,7 @@ class ShardedState(Optimizer):
         if self.built:
             return
         inner, variables = self.inner_optimizer, list(variables)
-        for part in (self, inner):
-            adopt(part, variables)
+        self._adopt(variables)
         strategy = strategy_of(self)
         replicas = strategy.num_replicas_in_sync
         if replicas == 1:
@@ -273,12 +261,5 @@ class ShardedState(Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"name": self.name, "inner_optimizer": inner}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> "ShardedState":
-        """Return an optimizer of what `get_config` returned."""
-        return cls(**with_inner(config, custom_objects))
+        config = super().get_config()
+        return {key: config[key] for key in ("name", "inner_optimizer")}

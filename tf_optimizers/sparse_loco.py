@@ -14,9 +14,8 @@ from tf_optimizers._compat.keras import (
     strategy_of,
     variable_index,
 )
-from tf_optimizers._compat.strategies import adopt
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import of_inner, with_inner
+from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_integer, check_positive, check_share
@@ -26,7 +25,7 @@ from tf_optimizers.compression.schedule import (
     recommended_updates,
 )
 from tf_optimizers.distribute.means import average
-from tf_optimizers.distribute.optimizers import note_local_steps, parts_of
+from tf_optimizers.distribute.optimizers import note_local_steps
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
@@ -39,7 +38,7 @@ from tf_optimizers.sharded_state import ShardedState
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
-class SparseLoCo(CompressedOptimizer):
+class SparseLoCo(Wrapper, CompressedOptimizer):
     """Compresses the updates of any optimizer, for slow networks.
 
     For variable w on N workers, each with a residual e_i and an inner
@@ -163,14 +162,13 @@ class SparseLoCo(CompressedOptimizer):
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
         exclusions = checks.check_arguments(kwargs)
         super().__init__(
-            *(0.0, schedule, min_compress_size, value_dtype),
+            *(inner_optimizer, schedule, min_compress_size, value_dtype),
             sends_rows=False,
             **kwargs,
         )
         checks.check_averaged(sync_every, self.use_ema)
         watch_models()
         self._exclusions = exclusions
-        self.inner_optimizer = inner_optimizer
         self.sync_every = sync_every
         self.residual_decay = residual_decay
         self.outer_learning_rate = outer_rate
@@ -201,8 +199,6 @@ class SparseLoCo(CompressedOptimizer):
         settings = recommended_updates(steps, kwargs.get("sync_every", 1))
         return cls(inner_optimizer, **settings | kwargs)
 
-    learning_rate = of_inner("learning_rate")
-
     @property
     def variables(self) -> list[keras.Variable]:
         """Its own state, followed by the inner optimizer's."""
@@ -221,9 +217,10 @@ class SparseLoCo(CompressedOptimizer):
     ) -> None:
         """Exclude variables from the weight decay of the inner optimizer."""
         checks.check_excluded(var_list or ())
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        super().exclude_from_weight_decay(var_list, var_names)
         if not isinstance(self.inner_optimizer, Optimizer):
-            super().exclude_from_weight_decay(var_list, var_names)
+            # Keras's have none in their config, so it is in this one's.
+            Optimizer.exclude_from_weight_decay(self, var_list, var_names)
 
     @property
     def is_synchronized(self) -> bool:
@@ -274,28 +271,19 @@ class SparseLoCo(CompressedOptimizer):
         config = super().get_config()
         for name in checks.OF_THE_INNER:
             del config[name]
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         excluded = self._exclusions.config(self._excluded)
         names = excluded.pop("exclude_from_weight_decay")
         if names:
             excluded[checks.NAMES] = names
         own = ("sync_every", "residual_decay", "outer_learning_rate")
         config |= {name: getattr(self, name) for name in own}
-        return config | excluded | {"inner_optimizer": inner}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> "SparseLoCo":
-        """Return an optimizer of what `get_config` returned."""
-        return cls(**with_inner(config, custom_objects))
+        return config | excluded
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the residuals and the inner optimizer's state."""
         if self.built:
             return
-        for part in parts_of(self):
-            adopt(part, variables)
+        self._adopt(variables)
         self._check_under(variables)
         super().build(variables)
 

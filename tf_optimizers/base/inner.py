@@ -1,4 +1,4 @@
-"""Runs an optimizer inside of another, on one replica by itself."""
+"""Puts an optimizer inside of another, and runs it on one replica alone."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,30 +11,66 @@ from tf_optimizers._compat.keras import built_variables
 from tf_optimizers._compat.owned import part_of
 from tf_optimizers._compat.strategies import (
     Attribute,
+    adopt,
     named_like,
     outside_strategy,
     replaced,
     unconstrained,
 )
+from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.distribute.optimizers import parts_of
 
 
-def of_inner(name: str) -> property:
-    """Return a property that an optimizer has of its `inner_optimizer`."""
-    return property(
-        lambda self: getattr(self.inner_optimizer, name),
-        lambda self, value: setattr(self.inner_optimizer, name, value),
-        doc=f"`{name}` of the inner optimizer.",
-    )
+class Wrapper(Optimizer):
+    """An optimizer that steps by another, and has its learning rate.
 
+    Args:
+        inner_optimizer: The other.
+        *args: Of the next class, after its learning rate.
+        **kwargs: See there.
+    """
 
-def with_inner(config: dict[str, Any], custom_objects: Any) -> dict[str, Any]:
-    """Return a configuration with its `inner_optimizer` made."""
-    inner = keras.saving.deserialize_keras_object(
-        config["inner_optimizer"], custom_objects=custom_objects
-    )
-    return config | {"inner_optimizer": inner}
+    def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(0.0, *args, **kwargs)
+        self.inner_optimizer = inner_optimizer
+
+    @property
+    def learning_rate(self) -> Any:
+        """`learning_rate` of the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[Any] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Exclude variables from the weight decay of the inner optimizer."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def _adopt(self, variables: Sequence[Any]) -> None:
+        """Bring both into the strategy of the variables."""
+        for part in parts_of(self):
+            adopt(part, variables)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return super().get_config() | {"inner_optimizer": inner}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "Wrapper":
+        """Return an optimizer of what `get_config` returned."""
+        inner = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        return cls(**config | {"inner_optimizer": inner})
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
