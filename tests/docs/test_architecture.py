@@ -1,10 +1,12 @@
 """The functions that docs/architecture.md names exist, and run in its order."""
 
 import ast
+import io
 import pathlib
 import re
 import sys
 import threading
+import tokenize
 
 import keras
 import pytest
@@ -15,6 +17,11 @@ import tf_optimizers as tfo
 ROOT = pathlib.Path(tfo.__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./(tf_optimizers/[\w/]+\.py)\)")
+
+# The most lines of code in a file, without comments and docstrings: what a
+# reader can keep in mind. A limit on all lines would cut classes in pieces, and
+# what is said about them.
+LONGEST = 300
 
 # The most files that a reader should need to follow a gradient.
 FLOWS = {
@@ -58,6 +65,21 @@ def definitions(path):
     return found
 
 
+def code_lines(text):
+    """Return the numbers of the lines that are neither blank nor said."""
+    code, said = set(), {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
+    said |= {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in said:
+            code.update(range(token.start[0], token.end[0] + 1))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            first = node.body[0]
+            code.difference_update(range(first.lineno, first.end_lineno + 1))
+    return code
+
+
 def calls_of_a_step(make, strategy):
     """Return (file, first line) of the functions called, in order."""
     with strategy.scope():
@@ -86,6 +108,35 @@ def calls_of_a_step(make, strategy):
         sys.setprofile(None)
         threading.setprofile(None)
     return list(seen)
+
+
+def test_code_is_counted_without_what_is_said_about_it():
+    text = '''"""A module."""
+
+import os  # a comment
+
+# Another.
+def f(
+    x,
+):
+    """Return
+
+    a line.
+    """
+    return """two
+lines"""
+'''
+    assert code_lines(text) == {3, 6, 7, 8, 13, 14}
+
+
+def test_no_file_has_more_code_than_a_reader_can_hold():
+    paths = sorted((ROOT / "tf_optimizers").rglob("*.py"))
+    assert len(paths) > 100
+    counts = {
+        str(path.relative_to(ROOT)): len(code_lines(path.read_text()))
+        for path in paths
+    }
+    assert {p: n for p, n in counts.items() if n > LONGEST} == {}
 
 
 @pytest.mark.parametrize("path, name", sorted(set(links(PAGE.read_text()))))
