@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_optimizers._compat.strategies import bring_in
 from tf_optimizers.agreement.statements import check_alike, gather_statements
 from tf_optimizers.distribute.common_state import state_of
+from tf_optimizers.distribute.means import reduce_together, reducing
 from tf_optimizers.distribute.same_training import (
     check_same_training,
     statement_of,
@@ -115,25 +116,9 @@ class Reading:
     ) -> None:
         """Learn the sums of all variables of the same dtype."""
         variables = [v for v in variables if v.dtype == variable.dtype]
-        strategy = self._strategy
-        parts = zip(
-            *(strategy.experimental_local_results(v) for v in variables),
-            strict=True,
+        values = reduce_together(
+            self._strategy, reducing(self._strategy, "SUM"), variables
         )
-        joined = strategy.experimental_distribute_values_from_function(
-            lambda _: tf.concat(
-                [tf.reshape(part.value(), [-1]) for part in next(parts)], 0
-            )
-        )
-        # Without what the strategy adds to it.
-        total = tf.distribute.Strategy.reduce(
-            strategy, tf.distribute.ReduceOp.SUM, joined, axis=None
-        )
-        sizes = [v.shape.num_elements() for v in variables]
-        values = [
-            tf.reshape(part, v.shape)
-            for v, part in zip(variables, tf.split(total, sizes), strict=True)
-        ]
         self._known = [
             (v, value, self._own(v))
             for v, value in zip(variables, values, strict=True)

@@ -1,5 +1,6 @@
 """Reduces and gathers the values that replicas return."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tf_optimizers.collectives.bits import (
     to_words,
 )
 from tf_optimizers.collectives.message import pad_rows
+from tf_optimizers.distribute.means import reduce_together
 
 
 def gather_any(
@@ -121,7 +123,11 @@ class ScalarsOfRun:
         if isinstance(reduce_op, str):  # As Keras has it.
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
-            results = self._reduce_together(reduce_op, self._waiting)
+            # In one collective, which runs beside the gradients'.
+            beside = functools.partial(
+                self._strategy.extended.reduce_beside, reduce_op
+            )
+            results = reduce_together(self._strategy, beside, self._waiting)
             self._reduced += [
                 (other, reduce_op, result)
                 for other, result in zip(self._waiting, results, strict=True)
@@ -131,15 +137,6 @@ class ScalarsOfRun:
             if other is value and known_op == reduce_op:
                 return result
         return None
-
-    def _reduce_together(self, reduce_op: Any, values: list[Any]) -> list[Any]:
-        """Reduce in one collective, which runs beside the gradients'."""
-        # The strategy's own `run` would take note of other scalars.
-        stacked = tf.distribute.Strategy.run(
-            self._strategy, lambda *scalars: tf.stack(scalars), values
-        )
-        reduced = self._strategy.extended.reduce_beside(reduce_op, stacked)
-        return tf.unstack(self._strategy.experimental_local_results(reduced)[0])
 
 
 def _is_scalar(value: Any) -> bool:

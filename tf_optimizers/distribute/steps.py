@@ -7,9 +7,9 @@ predictions    are those of rows that are the replica's
 """
 
 import contextlib
-import math
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ from tf_optimizers._compat.batches import step_of
 from tf_optimizers._compat.replicas import convert
 from tf_optimizers.data.notes import Rows, rows_of
 from tf_optimizers.data.sharing import share_arguments
+from tf_optimizers.distribute.means import reduce_together
 from tf_optimizers.distribute.metric_variables import (
     metrics_of,
     warn_if_made_of,
@@ -116,11 +117,11 @@ class Step:
         self._metrics, self._rows, self._kept = metrics, rows, kept
         self._undo = contextlib.ExitStack()
         self._found: dict[int, tuple[Any, int]] = {}
-        self._means: dict[int, tf.TensorSpec] = {}
+        self._means: list[int] = []
         self._joined: set[int] = set()
 
     @_as_it_is
-    def __call__(self, batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor]]:
         """Return what a replica's step does, and its metrics' variables."""
         share = share_of(batch, self._rows, self._kept)
         batch = empty_without_rows(batch, self._rows)
@@ -157,25 +158,19 @@ class Step:
         rows = count_rows(batch)  # A number or None, as in shapes.
         rows = rows if isinstance(rows, int) else None
         self._joined = {i for i in arrays if outputs[i].shape[0] == rows}
-        means = {
-            i: outputs[i]
+        self._means = [
+            i
             for i in arrays
             if i not in self._joined and outputs[i].shape.is_fully_defined()
-        }
-        self._means = {
-            i: tf.TensorSpec(value.shape, value.dtype)
-            for i, value in means.items()
-        }
+        ]
+        state = [
+            *map(tf.convert_to_tensor, self._variables()),
+            *(_times(share.weight, outputs[i]) for i in self._means),
+        ]
         for i in others:
             is_of_rows = i in self._joined
             as_returned = _predicted if is_of_rows else self._as_returned
             outputs[i] = as_returned(share, outputs[i])
-        state = _pack(
-            [
-                *map(tf.convert_to_tensor, self._variables()),
-                *(_times(share.weight, value) for value in means.values()),
-            ]
-        )
         return tf.nest.pack_sequence_as(returned, outputs), state
 
     def _is_array(self, value: Any) -> bool:
@@ -215,23 +210,16 @@ class Step:
         returned, state = outputs
         if not (self._found or self._means or self._joined):
             return returned, []
-        sums = {
-            name: strategy.experimental_local_results(
-                strategy.extended.reduce_beside("SUM", parts)
-            )[0]
-            for name, parts in state.items()
-        }
+        beside = functools.partial(strategy.extended.reduce_beside, "SUM")
+        sums = reduce_together(strategy, beside, state)
         variables = self._variables()
-        unpacked = _unpack(sums, [*variables, *self._means.values()])
         values = {
             id(variable): value
-            for variable, value in zip(variables, unpacked, strict=False)
+            for variable, value in zip(variables, sums, strict=False)
         }
         flat = tf.nest.flatten(returned)
         of_all = {i: strategy.gather(flat[i], axis=0) for i in self._joined}
-        of_all |= dict(
-            zip(self._means, unpacked[len(variables) :], strict=True)
-        )
+        of_all |= zip(self._means, sums[len(variables) :], strict=True)
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
             result = keras.tree.flatten(metric.stateless_result(own))[place]
@@ -289,26 +277,3 @@ def _is_on_read(variable: Any) -> bool:
 
 def _predicted(share: Share, value: Any) -> Any:
     return take_or_leave(value, share.has_rows)
-
-
-def _pack(values: Iterable[tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return values in one tensor for each dtype."""
-    groups: dict[str, list[tf.Tensor]] = {}
-    for value in values:
-        value = tf.reshape(value, [-1])
-        groups.setdefault(value.dtype.name, []).append(value)
-    return {name: tf.concat(group, 0) for name, group in groups.items()}
-
-
-def _unpack(
-    packed: dict[str, tf.Tensor], likes: Iterable[Any]
-) -> list[tf.Tensor]:
-    """Return the values; `likes` have their shapes and dtypes."""
-    values, begin = [], dict.fromkeys(packed, 0)
-    for like in likes:
-        size = math.prod(like.shape)
-        name = tf.as_dtype(like.dtype).name
-        flat = packed[name][begin[name] : begin[name] + size]
-        values.append(tf.reshape(flat, like.shape))
-        begin[name] += size
-    return values
