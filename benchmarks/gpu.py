@@ -11,6 +11,7 @@ its steps less what was there before it was made.
 """
 
 import collections
+import concurrent.futures
 import functools
 import gc
 import os
@@ -277,14 +278,21 @@ def try_layers(name: str, layers: int) -> None:
 def largest(rounds: int) -> Iterator[tuple[str, dict]]:
     del rounds
     found = {}
-    # Near what the bytes of a parameter let expect.
-    for name, first in (("keras Adam", 29), ("tfo.AdamOffload", 57)):
-        layers = first
-        while not fits(name, layers):
-            layers -= 1
-        while fits(name, layers + 1):
-            layers += 1
-        found[name] = layers * NARROW**2
+    # Around what the bytes of a parameter let expect.
+    for name, layers in (
+        ("keras Adam", range(22, 34)),
+        ("tfo.AdamOffload", range(46, 66)),
+    ):
+        # At a time, since a process needs most of its time to start, and to
+        # wait for memory.
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            fit = list(pool.map(functools.partial(fits, name), layers))
+        if not fit[0] or fit[-1]:
+            raise RuntimeError(
+                f"The largest model must be among {layers} layers. Received: "
+                f"{fit} for {name}. Widen the range."
+            )
+        found[name] = layers[fit.index(False) - 1] * NARROW**2
     yield "8 GiB", {"parameters": found}
 
 
