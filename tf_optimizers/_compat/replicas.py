@@ -109,6 +109,35 @@ def update_each(
     call_across_replicas(update, *args)
 
 
+def update_by_device(
+    variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
+) -> None:
+    """Call `function(components, *lists)` once for each device, on it.
+
+    Args:
+        variables: As of `update_each`.
+        function: Gets the components of the variables on a device, and for
+            each further argument a list with one value per component.
+        *args: As of `update_each`.
+    """
+
+    def update(strategy: Any, *args: Any) -> None:
+        found: dict[str, list[tuple]] = {}
+
+        def note(component: tf.Variable, *values: Any) -> None:
+            found.setdefault(component.device, []).append((component, *values))
+
+        for variable, *values in zip(variables, *args, strict=True):
+            strategy.extended.update(
+                variable, note, args=tuple(values), group=False
+            )
+        for device, rows in found.items():
+            with tf.device(device):
+                function(*map(list, zip(*rows, strict=True)))
+
+    call_across_replicas(update, *args)
+
+
 def switch_across_replicas(
     index: Any, functions: Sequence[Callable], gradients: list[Gradient]
 ) -> None:

@@ -56,7 +56,7 @@ class Optimizer(keras.optimizers.Optimizer):
     computes on the same global batch. A subclass replaces stages, never the
     flow:
 
-        Lamb, LANS    `update_step`
+        Lamb, LANS    `update_step`; many variables at a time on a GPU
         DGCMomentum   what it exchanges; it clips before the exchange
         AdamOffload   `_accumulate`: one accumulator serves all replicas, so
                       `_exchange` comes before it and clipping after it;

@@ -1,12 +1,14 @@
 """Keeps Adam's state, and steps in proportion to |w|, for Lamb and LANS."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import variable_index
+from tf_optimizers._compat.replicas import in_xla, update_by_device
 from tf_optimizers._compat.strategies import replaced
 from tf_optimizers.base.exclusions import (
     LAYER_ADAPTATION,
@@ -24,12 +26,13 @@ from tf_optimizers.checks import (
     check_positive,
 )
 from tf_optimizers.kernels import compiled, on_gpu
+from tf_optimizers.layerwise.launches import launches
 from tf_optimizers.layerwise.step import (
     Corrections,
     LayerwiseHyperparameters,
     Rule,
     corrections_at,
-    layerwise_step,
+    layerwise_steps,
     momentum_ratio,
 )
 
@@ -130,9 +133,45 @@ class LayerwiseOptimizer(Optimizer):
         # Once a step, not for every variable, which would all be traced.
         by_dtype = {dtype: self._corrections(dtype) for dtype in set(dtypes)}
         corrections = [by_dtype[dtype] for dtype in dtypes]
-        super()._step_at(
-            learning_rate, gradients, variables, corrections, *others
+        if self._has_own_steps():
+            super()._step_at(
+                learning_rate, gradients, variables, corrections, *others
+            )
+            return
+        rates = [learning_rate] * len(variables)
+        update_by_device(
+            variables, self._step_on_device, gradients, rates, corrections
         )
+        self._ema.update()
+
+    def _has_own_steps(self) -> bool:
+        """Return whether another `update_step` steps, such as a subclass's."""
+        ours = LayerwiseOptimizer.update_step
+        return getattr(self.update_step, "__func__", None) is not ours
+
+    def _step_on_device(
+        self,
+        variables: list[tf.Variable],
+        gradients: list[tf.Tensor],
+        rates: list[tf.Tensor],
+        corrections: list[Corrections],
+    ) -> None:
+        """Step components; on a GPU, those of one shape together."""
+        groups = [[i] for i in range(len(variables))]
+        if on_gpu() and not in_xla():
+            indices = [variable_index(self, v) for v in variables]
+            kernels = [
+                (v.shape, state_dtype(v.dtype), *self._constants(v))
+                for v in variables
+            ]
+            groups = launches(indices, kernels)
+        for group in groups:
+            self._step_alike(
+                [variables[i] for i in group],
+                [gradients[i] for i in group],
+                rates[0],
+                corrections[group[0]],
+            )
 
     def _corrections(self, dtype: Any, ahead: int = 1) -> Corrections:
         """Return those of the next step, or of the last."""
@@ -161,26 +200,47 @@ class LayerwiseOptimizer(Optimizer):
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar.
         """
-        index = variable_index(self, variable)
         variable = backend_variable(variable)
-        weight = self._full_precision(variable)
-        kernel = compiled(
-            layerwise_step,
-            weight,
-            on_gpu(),
-            self._rule(),
-            self._hyperparameters(index),
+        present = self._present or self._corrections(
+            state_dtype(variable.dtype)
+        )
+        self._step_alike([variable], [gradient], learning_rate, present)
+
+    def _step_alike(
+        self,
+        variables: list[tf.Variable],
+        gradients: list[tf.Tensor],
+        learning_rate: Any,
+        corrections: Corrections,
+    ) -> None:
+        """Step variables of one kernel, or their components on this device."""
+        weights = list(map(self._full_precision, variables))
+        like, constants = weights[0], self._constants(variables[0])
+        step = compiled(layerwise_steps, like, len(weights), *constants)
+        step(
+            [weight.handle for weight in weights],
+            [self._slot(self._momentums, v).handle for v in variables],
+            [self._slot(self._velocities, v).handle for v in variables],
+            gradients,
+            tf.cast(learning_rate, like.dtype),
+            corrections,
+        )
+        for variable, weight in zip(variables, weights, strict=True):
+            self._store_weight(variable, weight)
+
+    def _constants(self, variable: tf.Variable) -> tuple[Hashable, ...]:
+        """Return what the kernel of a variable has compiled in."""
+        index = variable_index(self, variable)
+        return (
+            *(on_gpu(), self._rule(), self._hyperparameters(index)),
             self._is_adapted(index),
         )
-        kernel(
-            weight.handle,
-            local_component(self._momentums[index], variable).handle,
-            local_component(self._velocities[index], variable).handle,
-            gradient,
-            tf.cast(learning_rate, weight.dtype),
-            self._present or self._corrections(weight.dtype),
-        )
-        self._store_weight(variable, weight)
+
+    def _slot(
+        self, slots: list[keras.Variable], variable: tf.Variable
+    ) -> tf.Variable:
+        """Return the slot of a variable, or of its component."""
+        return local_component(slots[variable_index(self, variable)], variable)
 
 
 def trust_ratio(

@@ -1,4 +1,4 @@
-"""Steps Lamb or LANS on one variable, as one XLA kernel.
+"""Steps Lamb or LANS on variables of one shape, as one XLA kernel.
 
 No weight can move before the norms of whole directions are known:
 
@@ -9,7 +9,7 @@ No weight can move before the norms of whole directions are known:
 The move computes the directions again, which costs less than storing them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -55,6 +55,26 @@ class Rule(NamedTuple):
     directions: Callable[..., list[tf.Tensor]]
     shares: tuple[float, ...] = (1.0,)
     prepare: Callable[[tf.Tensor], Callable] | None = None
+
+
+def layerwise_steps(
+    count: int,
+    gpu: bool,
+    rule: Rule,
+    hyperparameters: LayerwiseHyperparameters,
+    adapted: bool,
+    weights: Sequence[tf.Tensor],
+    ms: Sequence[tf.Tensor],
+    vs: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    learning_rate: tf.Tensor,
+    corrections: Corrections,
+) -> None:
+    """Update `count` variables, each by itself; see `layerwise_step`."""
+    constants = gpu, rule, hyperparameters, adapted
+    for i in range(count):
+        state = weights[i], ms[i], vs[i], gradients[i]
+        layerwise_step(*constants, *state, learning_rate, corrections)
 
 
 def layerwise_step(
