@@ -336,7 +336,7 @@ class DGCMomentum(CompressedOptimizer):
         wire = self._compressor.wire
         u = own_component(self._compressor.momentums[index])
         v = self._compressor.own_residual(index)
-        # The devices of a worker have each an equal part.
+        # Each device of a worker has an equal part of both.
         scale = tf.constant(1 / wire.devices, tf.float64)
         if self.clipnorm:
             # So many gradients of this norm, at right angles, have a sum of

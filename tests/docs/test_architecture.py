@@ -26,8 +26,8 @@ LONGEST = 300
 # The most files that a reader should need to follow a gradient.
 FLOWS = {
     "Lamb": (lambda: tfo.Lamb(0.1), 7),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 11),
-    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 8),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 10),
+    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 6),
 }
 
 
