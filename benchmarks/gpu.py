@@ -154,6 +154,9 @@ def offload(rounds: int) -> Iterator[tuple[str, dict]]:
                 "keras SGD": SGD,
                 "keras Adam": ADAM,
                 "tfo.AdamOffload": tfo.AdamOffload,
+                "tfo.AdamOffload, global_clipnorm": functools.partial(
+                    tfo.AdamOffload, global_clipnorm=1.0
+                ),
             }.items()
         }
         name = f"396 M, {dtype}, batch {batch:,}"
