@@ -25,7 +25,6 @@ from tf_optimizers.compression.schedule import (
     recommended_updates,
 )
 from tf_optimizers.distribute.means import average
-from tf_optimizers.distribute.optimizers import note_local_steps
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
@@ -35,6 +34,7 @@ from tf_optimizers.local_updates.pseudo_gradients import (
 )
 from tf_optimizers.local_updates.rounds import Choice, Rounds
 from tf_optimizers.sharded_state import ShardedState
+from tf_optimizers.wrapped import note_local_steps
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

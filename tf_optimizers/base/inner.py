@@ -19,7 +19,7 @@ from tf_optimizers._compat.strategies import (
 )
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.replicas import own_component
-from tf_optimizers.distribute.optimizers import parts_of
+from tf_optimizers.wrapped import wrapped_optimizers
 
 
 class Wrapper(Optimizer):
@@ -54,7 +54,7 @@ class Wrapper(Optimizer):
 
     def _adopt(self, variables: Sequence[Any]) -> None:
         """Bring both into the strategy of the variables."""
-        for part in parts_of(self):
+        for part in wrapped_optimizers(self):
             adopt(part, variables)
 
     def get_config(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
             "`keras.optimizers.AdamW(1e-3)`. Received: "
             f"inner_optimizer={value!r}."
         )
-    for part in parts_of(value):
+    for part in wrapped_optimizers(value):
         check(part)
     if value.built:
         name = type(value).__name__
@@ -155,7 +155,7 @@ class InnerSteps:
             indices: Positions of the variables among all.
             settings: What the optimizer's attributes are meanwhile.
         """
-        parts = parts_of(self._optimizer)
+        parts = wrapped_optimizers(self._optimizer)
         moved = [self._variables[i] for i in indices]
         shown = [
             variable
@@ -192,6 +192,8 @@ class InnerSteps:
         ]
         with (
             replaced(self._names),
-            outside_strategy(parts_of(self._optimizer), [*state, *moved]),
+            outside_strategy(
+                wrapped_optimizers(self._optimizer), [*state, *moved]
+            ),
         ):
             yield

@@ -3,7 +3,7 @@
 import keras
 
 from tf_optimizers._compat.hooks import choose_xla
-from tf_optimizers.distribute.optimizers import optimizers_of, parts_of
+from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
 
 
 def keep_out_of_xla() -> None:
@@ -21,5 +21,5 @@ def _has_one(model: keras.Model) -> bool:
     return not all(
         getattr(part, "_supports_jit", True)
         for optimizer in optimizers_of(model).values()
-        for part in parts_of(optimizer)
+        for part in wrapped_optimizers(optimizer)
     )

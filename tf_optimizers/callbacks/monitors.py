@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.checks import check_integer
-from tf_optimizers.distribute.optimizers import optimizers_of, parts_of
 from tf_optimizers.sharded_state import ShardedState
+from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
 
 
 class Monitor(keras.callbacks.Callback):
@@ -51,7 +51,7 @@ class Monitor(keras.callbacks.Callback):
         found = [
             part
             for optimizer in optimizers_of(self.model).values()
-            for part in parts_of(optimizer)
+            for part in wrapped_optimizers(optimizer)
             if not isinstance(part, keras.optimizers.LossScaleOptimizer)
         ]
         measured = [part for part in found if isinstance(part, self.optimizers)]

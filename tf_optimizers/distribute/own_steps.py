@@ -17,8 +17,8 @@ from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
 from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.distribute.common_state import note_assigned
 from tf_optimizers.distribute.metric_variables import warn_unless_sum
-from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.distribute.share import Share, replica
+from tf_optimizers.wrapped import wrapped_optimizers
 
 
 def apply(
@@ -72,7 +72,7 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     def build(_: tf.distribute.Strategy) -> None:
         scope = keras.name_scope(optimizer.name, caller=optimizer)
         with tf.init_scope(), scope:
-            for part in parts_of(optimizer):
+            for part in wrapped_optimizers(optimizer):
                 adopt(part, variables or ())
             # Keras builds nothing without variables, or gets an error.
             if variables and not optimizer.built:

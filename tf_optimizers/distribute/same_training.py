@@ -12,12 +12,12 @@ from tf_optimizers.agreement.statements import (
     check_alike,
 )
 from tf_optimizers.agreement.workers import digests, is_sparse_multi_worker
-from tf_optimizers.distribute.optimizers import (
+from tf_optimizers.wrapped import (
     has_common_weights,
     is_wrapper,
     optimizers_of,
-    parts_of,
     with_updated,
+    wrapped_optimizers,
 )
 
 _CALLBACKS = (
@@ -134,7 +134,7 @@ def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
     parts = {
         id(part): part
         for optimizer in optimizers
-        for part in parts_of(optimizer)
+        for part in wrapped_optimizers(optimizer)
         if not is_wrapper(part)
     }
     rates = [

@@ -12,8 +12,8 @@ from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.checks import check_unused
-from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.host_optimizer import HostOptimizer
+from tf_optimizers.wrapped import wrapped_optimizers
 
 # Arguments that the inner optimizer takes in the place of the outer one, and
 # those that the outer takes.
@@ -98,7 +98,7 @@ def check_under(
     if variables:
         first = backend_variable(variables[0])
         count = len(strategy.experimental_local_results(first))
-    for part in parts_of(optimizer):
+    for part in wrapped_optimizers(optimizer):
         _check_part(part, refused)
         name = type(part).__name__
         if strategy_of(part) is not strategy:

@@ -11,9 +11,9 @@ from tf_optimizers._compat.strategies import replaced
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.distribute.optimizers import parts_of
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
+from tf_optimizers.wrapped import wrapped_optimizers
 
 
 class LocalSteps(InnerSteps):
@@ -49,7 +49,7 @@ class LocalSteps(InnerSteps):
         """Tell whether the optimizer's state is on the host."""
         return any(
             isinstance(part, HostOptimizer)
-            for part in parts_of(self._optimizer)
+            for part in wrapped_optimizers(self._optimizer)
         )
 
     def step(
@@ -67,7 +67,7 @@ class LocalSteps(InnerSteps):
             indices: Positions of the variables among all.
             updates: How many there were before; the optimizer's `iterations`.
         """
-        for part in parts_of(self._optimizer):
+        for part in wrapped_optimizers(self._optimizer):
             own_component(part.iterations).assign(updates)
         self.step_on_replica(gradients, weights, indices)
 

@@ -9,8 +9,8 @@ from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.distribute.optimizers import is_wrapper
 from tf_optimizers.offload.host_optimizer import HostOptimizer
+from tf_optimizers.wrapped import is_wrapper
 
 
 def check_inner(value: Any, itself: type) -> None:

@@ -30,7 +30,7 @@ from tf_optimizers.callbacks.backup.resuming import (
 )
 from tf_optimizers.callbacks.backup.state import State
 from tf_optimizers.checks import check_boolean
-from tf_optimizers.distribute.optimizers import build_optimizers
+from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
 # By folder, how many fits of this process have ended and deleted their

@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from tf_optimizers._compat.owned import array_of
 from tf_optimizers.base.replicas import backend_variable
-from tf_optimizers.distribute.optimizers import (
+from tf_optimizers.sharded_state import ShardedState
+from tf_optimizers.wrapped import (
     has_common_weights,
     kind_of,
     local_steppers,
     optimizers_of,
-    parts_of,
     with_updated,
+    wrapped_optimizers,
 )
-from tf_optimizers.sharded_state import ShardedState
 
 # The values that a process has of every variable, by name.
 Values: TypeAlias = dict[str, list[np.ndarray]]
@@ -107,7 +107,7 @@ class State:
         return not self.is_summed(variable) and any(
             variable is slot
             for optimizer in optimizers_of(self._model).values()
-            for part in parts_of(optimizer)
+            for part in wrapped_optimizers(optimizer)
             if isinstance(part, ShardedState)
             for slot in part.variables
         )

@@ -35,9 +35,9 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
     return {name: found for name, found, _ in _optimizers_in(model)}
 
 
-def parts_of(optimizer: Any) -> list[Any]:
+def wrapped_optimizers(optimizer: Any) -> list[Any]:
     """Return an optimizer and those it wraps, from the outermost inwards."""
-    inner = map(parts_of, _wrapped_by(optimizer))
+    inner = map(wrapped_optimizers, _wrapped_by(optimizer))
     return [optimizer, *itertools.chain(*inner)]
 
 
@@ -172,7 +172,7 @@ def steppers(model: keras.Model) -> list[Any]:
     found = {
         id(part): part
         for optimizer in optimizers_of(model).values()
-        for part in parts_of(optimizer)
+        for part in wrapped_optimizers(optimizer)
         if isinstance(part, Stepper)
     }
     return list(found.values())

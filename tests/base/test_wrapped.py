@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from tf_optimizers.distribute.optimizers import (
+from tf_optimizers.wrapped import (
     build_optimizers,
     kind_of,
     optimizers_of,
