@@ -30,8 +30,8 @@ import tqdm
 from far_hosts import Loopback, far_groups
 
 import tf_optimizers as tfo
+from tf_optimizers.codes.entries import Entries
 from tf_optimizers.collectives import launcher
-from tf_optimizers.collectives.entries import Entries
 
 SIZE, COUNT = 4_000_000, 4_000
 WARM_UP = 3

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tf_optimizers.collectives.entries import packed_bits
+from tf_optimizers.codes.entries import packed_bits
 from tf_optimizers.collectives.launcher import Group, levels
 
 

@@ -7,7 +7,7 @@ from cases import with_long
 from scripts import transport
 
 import tf_optimizers as tfo
-from tf_optimizers.collectives.entries import Entries
+from tf_optimizers.codes.entries import Entries
 from tf_optimizers.collectives.message import (
     ROUND_BYTES,
     is_gathered,

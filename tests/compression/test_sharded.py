@@ -10,7 +10,7 @@ import reference
 import tensorflow as tf
 from scripts import scatter, transport
 
-from tf_optimizers.collectives.entries import Entries, pack_entries
+from tf_optimizers.codes.entries import Entries, pack_entries
 from tf_optimizers.compression.exchanges import (
     GatheredExchange,
     choose_exchange,

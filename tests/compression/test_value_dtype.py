@@ -8,7 +8,7 @@ import tensorflow as tf
 from cases import with_long
 
 import tf_optimizers as tfo
-from tf_optimizers.collectives.entries import CODES
+from tf_optimizers.codes.entries import CODES
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.wire import Wire
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.distribution import CollectiveAllReduce
 from tf_optimizers._compat.replicas import in_xla
-from tf_optimizers.collectives.entries import Entries
+from tf_optimizers.codes.entries import Entries
 from tf_optimizers.collectives.launcher import KeyedLauncher
 from tf_optimizers.collectives.message import (
     is_gathered,

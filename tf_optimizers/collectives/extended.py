@@ -13,8 +13,8 @@ from tf_optimizers._compat.distribution import (
     regroup,
     select_replica,
 )
+from tf_optimizers.codes.entries import Entries
 from tf_optimizers.collectives.all_reduce import SparseCollectiveAllReduce
-from tf_optimizers.collectives.entries import Entries
 from tf_optimizers.collectives.launcher import ranks_in
 from tf_optimizers.collectives.progress import is_in_run
 from tf_optimizers.collectives.runs import Beside, in_every_replica

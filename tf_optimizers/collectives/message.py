@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_optimizers.collectives.entries import (
+from tf_optimizers.codes.entries import (
     Entries,
     WordReader,
     narrow_indices,

@@ -34,7 +34,7 @@ from tf_optimizers._compat.replicas import (
 )
 from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_choice, check_integer
-from tf_optimizers.collectives.entries import CODES
+from tf_optimizers.codes.entries import CODES
 from tf_optimizers.compression.exchanges import (
     choose_exchange,
     send_all,

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.replicas import own_component
-from tf_optimizers.collectives.entries import Entries, whole_bytes
+from tf_optimizers.codes.entries import Entries, whole_bytes
 from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.sharded import ShardedExchange
 from tf_optimizers.compression.wire import Exchange, Selection, Wire

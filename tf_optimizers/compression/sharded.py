@@ -22,19 +22,16 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.agreement.workers import rank_among
-from tf_optimizers.collectives.entries import (
+from tf_optimizers.codes.entries import (
     Entries,
     pack_entries,
     packed_bits,
     unpack_entries,
     whole_bytes,
 )
+from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
-from tf_optimizers.compression.wire import (
-    Exchange,
-    Selection,
-    position_dtype,
-)
+from tf_optimizers.compression.wire import Exchange, Selection
 
 
 class ShardedExchange(Exchange):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.collectives.entries import Entries
+from tf_optimizers.codes.entries import Entries
 
 # Knuth's multiplicative hash: 2^32 divided by the golden ratio.
 _FACTOR = 2654435761

@@ -17,11 +17,8 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers.agreement.workers import is_sparse_multi_worker, rank_among
-from tf_optimizers.collectives.entries import (
-    CODES,
-    narrow_indices,
-    packed_bits,
-)
+from tf_optimizers.codes.entries import CODES, narrow_indices, packed_bits
+from tf_optimizers.codes.positions import position_dtype
 
 # The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000
@@ -31,7 +28,7 @@ class Wire(NamedTuple):
     """How entries travel under a strategy."""
 
     replicas: int  # Their number, N.
-    value_dtype: str  # What values are rounded to, as in distribute/values.py.
+    value_dtype: str  # What values are rounded to, as in codes/entries.py.
     is_packed: bool  # Entries take few bits, and all travels together.
     devices: int = 1  # The replicas of a worker that share a residual.
 
@@ -164,8 +161,3 @@ class Exchange:
     def sent_bytes(self) -> list[int]:
         """Return what the selected entries of each variable take."""
         raise NotImplementedError
-
-
-def position_dtype(size: int) -> tf.DType:
-    """Return the integers that positions are held as."""
-    return tf.int32 if size <= tf.int32.max else tf.int64

@@ -90,7 +90,7 @@ def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
     """
     rows, size = bits.shape
     flat = tf.where(tf.reshape(bits, [-1]))
-    dtype = integers(rows * size)
+    dtype = position_dtype(rows * size)
     found = tf.cast(tf.reshape(flat, [rows, count]), dtype)
     return found - tf.constant(_first(rows, size), dtype)
 
@@ -98,13 +98,13 @@ def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
 def count_set(bits: tf.Tensor) -> tf.Tensor:
     """Return how many bits of each row are True, [rows, 1]."""
     each = tf.raw_ops.PopulationCount(x=_eights(bits))
-    each = tf.cast(each, integers(bits.shape[1]))
+    each = tf.cast(each, position_dtype(bits.shape[1]))
     return tf.reduce_sum(each, axis=1, keepdims=True)
 
 
-def integers(end: int) -> tf.DType:
-    """Return the integers that hold 0 to `end`."""
-    return tf.int32 if end <= tf.int32.max else tf.int64
+def position_dtype(size: int) -> tf.DType:
+    """Return the integers that hold positions in `size` elements."""
+    return tf.int32 if size <= tf.int32.max else tf.int64
 
 
 def _eights(bits: tf.Tensor) -> tf.Tensor:
@@ -227,7 +227,7 @@ class _Split(NamedTuple):
         planes, ends = bits[:, : self.low * count], bits[:, self.low * count :]
         block = where_set(ends, count)
         block -= tf.range(count, dtype=block.dtype)
-        dtype = integers(ends.shape[1] << self.low)
+        dtype = position_dtype(ends.shape[1] << self.low)
         low = tf.cast(from_planes(planes, self.low, count), dtype)
         every = tf.cast(block, dtype) * (1 << self.low) + low
         parts = tf.split(every, self.counts, axis=1)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tf_optimizers.collectives.chunks import Ends, Means, Steps
-from tf_optimizers.collectives.positions import (
+from tf_optimizers.codes.chunks import Ends, Int2, Int4
+from tf_optimizers.codes.positions import (
     from_bytes,
     position_bits,
     read_positions,
@@ -56,7 +56,7 @@ class ValueCode(Protocol):
         """Return the values that were written."""
 
 
-class Floats:
+class Float:
     """Values as floats of a dtype."""
 
     def __init__(self, dtype: tf.DType) -> None:
@@ -107,17 +107,17 @@ class Floats:
 
 
 CODES: dict[str, ValueCode] = {
-    "float32": Floats(tf.float32),
-    "float16": Floats(tf.float16),
-    "bfloat16": Floats(tf.bfloat16),
-    "int4": Steps(),
-    "int2": Means(),
+    "float32": Float(tf.float32),
+    "float16": Float(tf.float16),
+    "bfloat16": Float(tf.bfloat16),
+    "int4": Int4(),
+    "int2": Int2(),
 }
 
 
 def value_code(name: str) -> ValueCode:
     """Return one of `CODES`, or floats of another dtype as they are."""
-    return CODES.get(name) or Floats(tf.as_dtype(name))
+    return CODES.get(name) or Float(tf.as_dtype(name))
 
 
 def _split(joined: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:

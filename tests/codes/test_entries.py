@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from cases import with_long
 
-from tf_optimizers.collectives.entries import (
+from tf_optimizers.codes.entries import (
     CODES,
     Entries,
     pack_entries,
@@ -16,8 +16,8 @@ from tf_optimizers.collectives.entries import (
     unpack_entries,
     whole_bytes,
 )
-from tf_optimizers.collectives.layout import CHUNK, chunk_count
-from tf_optimizers.collectives.positions import (
+from tf_optimizers.codes.layout import CHUNK, chunk_count
+from tf_optimizers.codes.positions import (
     from_bytes,
     from_planes,
     position_bits,

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers.collectives.layout import Layout, chunk_count
+from tf_optimizers.codes.layout import Layout, chunk_count
 
 # Smaller scales count as 0: some threads take denormal numbers for 0, some do
 # not, and all must read the same.
@@ -162,7 +162,7 @@ class Chunks(abc.ABC):
         return layout.strip(values)
 
 
-class Steps(Chunks):
+class Int4(Chunks):
     """One of 15 equally spaced values, of which the middle is 0."""
 
     width, scales = 4, 1
@@ -183,7 +183,7 @@ class Steps(Chunks):
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
 
-class Means(Chunks):
+class Int2(Chunks):
     """A sign, and one of two magnitudes: either is a mean."""
 
     width, scales = 2, 2

@@ -1,0 +1,1 @@
+"""Encodes entries in few bits: their values, and their positions."""
