@@ -24,7 +24,6 @@ from tf_optimizers.compression.schedule import (
     SparsitySchedule,
     recommended_updates,
 )
-from tf_optimizers.distribute.means import average
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.local_updates import checks
 from tf_optimizers.local_updates.common_weights import watch_models
@@ -33,6 +32,7 @@ from tf_optimizers.local_updates.pseudo_gradients import (
     worker_means,
 )
 from tf_optimizers.local_updates.rounds import Choice, Rounds
+from tf_optimizers.replicas import average
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import note_local_steps
 

@@ -17,11 +17,11 @@ from backups import (
     state,
 )
 
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.backup import files
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder, digest
 from tf_optimizers.callbacks.backup.state import State
+from tf_optimizers.replicas import Workers
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")

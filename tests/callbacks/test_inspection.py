@@ -17,9 +17,9 @@ from backups import (
     make_model,
 )
 
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.backup.checks import find_not_finite
 from tf_optimizers.callbacks.backup.state import State
+from tf_optimizers.replicas import Workers
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -19,8 +19,8 @@ from backups import (
 )
 
 import tf_optimizers as tfo
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.replicas import Workers
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

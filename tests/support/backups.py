@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder
 from tf_optimizers.callbacks.backup.state import State
+from tf_optimizers.replicas import Workers
 
 X, Y = np.random.default_rng(0).random((2, 60, 8)).astype("float32")
 OPTIMIZERS = {

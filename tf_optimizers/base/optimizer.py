@@ -36,7 +36,7 @@ from tf_optimizers.base.precision import (
 )
 from tf_optimizers.base.replicas import Accumulators, Replicas, backend_variable
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
-from tf_optimizers.distribute.same_training import check_same_optimizer
+from tf_optimizers.replicas import check_same_optimizer
 
 
 @with_hooks

@@ -13,7 +13,7 @@ from tf_optimizers._compat.keras import (
     micro_steps,
 )
 from tf_optimizers._compat.replicas import update_each
-from tf_optimizers.agreement.workers import rank_among
+from tf_optimizers.replicas import rank_among
 
 
 def backend_variable(variable: Any) -> tf.Variable:

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers.adam_offload import AdamOffload
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.checks import check_integer
+from tf_optimizers.replicas import Workers
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
 

@@ -7,11 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.agreement.statements import gather_statements
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.replicas import is_sparse_multi_worker
 
 
 class Seen:
@@ -64,7 +63,9 @@ class Seen:
         own = [i for i, each in residuals.items() if each.is_waiting()]
         if not is_sparse_multi_worker(self._strategy):
             return own
-        every = gather_statements(self._strategy, "what is held back", own)
+        every = self._strategy.extended.gather_statements(
+            self._strategy, "what is held back", own
+        )
         return sorted(set(itertools.chain(*every)))
 
     def stage(self, optimizer: Any) -> tf.Tensor:

@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.codes.entries import (
     Entries,
     pack_entries,
@@ -32,6 +31,7 @@ from tf_optimizers.codes.entries import (
 from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
 from tf_optimizers.compression.wire import Exchange, Selection
+from tf_optimizers.replicas import rank_among
 
 
 class ShardedExchange(Exchange):

@@ -9,12 +9,12 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras import built_variables
 from tf_optimizers._compat.replicas import plain_variable
-from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.checks import check_integer
 from tf_optimizers.compression.wire import Wire
+from tf_optimizers.replicas import rank_among
 
 
 def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.agreement.workers import is_sparse_multi_worker, rank_among
 from tf_optimizers.codes.entries import CODES, narrow_indices, packed_bits
 from tf_optimizers.codes.positions import position_dtype
+from tf_optimizers.replicas import is_sparse_multi_worker, rank_among
 
 # The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000

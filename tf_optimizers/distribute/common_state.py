@@ -20,11 +20,12 @@ import tensorflow as tf
 from tf_optimizers._compat.hooks import call_first, check_saving
 from tf_optimizers._compat.keras import layers_of, path_of
 from tf_optimizers.agreement.statements import check_alike, gather_statements
-from tf_optimizers.agreement.workers import (
+from tf_optimizers.replicas import (
+    average,
     digests,
     is_sparse_multi_worker,
+    local_copies,
 )
-from tf_optimizers.distribute.means import average, components
 
 _HINT = (
     "Steps have assigned variables on each replica, which become common to be "
@@ -286,7 +287,7 @@ def _differing(
 ) -> list[Any]:
     """Return the variables of which replicas have different values."""
     own = [
-        digests(part.numpy() for part in components(strategy, variable))
+        digests(part.numpy() for part in local_copies(strategy, variable))
         for variable in variables
     ]
     received = gather_statements(strategy, subject, own, _HINT)

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras import built_variables, is_overwritten
 from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.distribute.common_state import note_assigned
 from tf_optimizers.distribute.metric_variables import warn_unless_sum
 from tf_optimizers.distribute.share import Share, replica
+from tf_optimizers.replicas import is_sparse_multi_worker
 from tf_optimizers.wrapped import wrapped_optimizers
 
 

@@ -10,12 +10,12 @@ import tensorflow as tf
 from tf_optimizers._compat.strategies import bring_in
 from tf_optimizers.agreement.statements import check_alike, gather_statements
 from tf_optimizers.distribute.common_state import state_of
-from tf_optimizers.distribute.means import reduce_together, reducing
 from tf_optimizers.distribute.same_training import (
     check_same_training,
     statement_of,
     weights_alike,
 )
+from tf_optimizers.replicas import reduce_together, reducing
 
 _SUBJECT = "the reading of a variable"
 _OF_ALL = "It is the sum of what each worker has, and "

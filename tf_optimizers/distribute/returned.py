@@ -15,7 +15,7 @@ from tf_optimizers.collectives.bits import (
     to_words,
 )
 from tf_optimizers.collectives.message import pad_rows
-from tf_optimizers.distribute.means import reduce_together
+from tf_optimizers.replicas import reduce_together
 
 
 def gather_any(

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import micro_steps, strategy_of
+from tf_optimizers._compat.keras import micro_steps
 from tf_optimizers.agreement.statements import (
     check_agreement,
     check_alike,
 )
-from tf_optimizers.agreement.workers import digests, is_sparse_multi_worker
+from tf_optimizers.replicas import digests
 from tf_optimizers.wrapped import (
     has_common_weights,
     is_wrapper,
@@ -34,11 +34,10 @@ _STEPS = (
 )
 
 
-def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+def check_same_optimizer(
+    strategy: Any, optimizer: Any, variables: Sequence[Any]
+) -> None:
     """Raise unless all workers train alike; they would wait forever."""
-    strategy = strategy_of(optimizer)
-    if not is_sparse_multi_worker(strategy):
-        return
     with tf.init_scope():
         settings = _settings(optimizer)
         step = int(micro_steps(optimizer))

@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.replicas import convert, plain_variable
-from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.data.notes import Counted, Rows
 from tf_optimizers.distribute.put_back import PutBack
+from tf_optimizers.replicas import rank_among
 
 
 class Share:

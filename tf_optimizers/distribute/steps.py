@@ -20,7 +20,6 @@ from tf_optimizers._compat.batches import step_of
 from tf_optimizers._compat.replicas import convert
 from tf_optimizers.data.notes import Rows, rows_of
 from tf_optimizers.data.sharing import share_arguments
-from tf_optimizers.distribute.means import reduce_together
 from tf_optimizers.distribute.metric_variables import (
     metrics_of,
     warn_if_made_of,
@@ -40,6 +39,7 @@ from tf_optimizers.distribute.share import (
     share_of,
     take_or_leave,
 )
+from tf_optimizers.replicas import reduce_together
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 

@@ -31,8 +31,6 @@ from tf_optimizers.agreement.statements import (
     gather_statements,
 )
 from tf_optimizers.agreement.watchdog import watch
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
-from tf_optimizers.collectives.extended import SparseExtended
 from tf_optimizers.collectives.runs import after_its_arguments, run_whole
 from tf_optimizers.data.draws import share_generators
 from tf_optimizers.data.generators import peek_at_shared
@@ -42,6 +40,7 @@ from tf_optimizers.data.sharing import (
     distribute_from_function,
 )
 from tf_optimizers.distribute.common_state import watch_state
+from tf_optimizers.distribute.extended import SparseExtended
 from tf_optimizers.distribute.own_steps import check_made_inside
 from tf_optimizers.distribute.reading import Reading
 from tf_optimizers.distribute.returned import (
@@ -52,6 +51,7 @@ from tf_optimizers.distribute.returned import (
 from tf_optimizers.distribute.share import own_rows, replica
 from tf_optimizers.distribute.steps import Steps
 from tf_optimizers.distribute.uneven_batches import weigh_uneven_batches
+from tf_optimizers.replicas import is_sparse_multi_worker
 
 
 class SparseMultiWorkerMirroredStrategy(

@@ -27,9 +27,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.batches import hook_batches, merge_mask
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.distribute import own_steps
 from tf_optimizers.distribute.share import replica
+from tf_optimizers.replicas import is_sparse_multi_worker
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tf_optimizers._compat.hooks import call_first, check_saving
 from tf_optimizers._compat.keras import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
-from tf_optimizers.agreement.workers import Workers, is_sparse_multi_worker
 from tf_optimizers.local_updates.checks import check_common, check_layers
+from tf_optimizers.replicas import Workers, is_sparse_multi_worker
 from tf_optimizers.wrapped import local_steppers, steppers
 
 # With fewer, much is still held back at the end of a run.

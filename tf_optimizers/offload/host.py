@@ -14,11 +14,11 @@ from tf_optimizers._compat.replicas import (
     plain_variable,
     temporary_variable,
 )
-from tf_optimizers.agreement.workers import rank_among
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.base.replicas import components
 from tf_optimizers.kernels import assign, compiled, read
+from tf_optimizers.replicas import rank_among
 
 # In this worker process: the enclosing scope says which job and task that is.
 HOST = "/CPU:0"

@@ -5,11 +5,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.keras import is_overwritten
-from tf_optimizers.agreement.workers import is_sparse_multi_worker
 from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.offload.host_optimizer import HostOptimizer
+from tf_optimizers.replicas import is_sparse_multi_worker
 from tf_optimizers.wrapped import is_wrapper
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.agreement.workers import is_sparse_multi_worker, rank_among
 from tf_optimizers.kernels import norm
+from tf_optimizers.replicas import is_sparse_multi_worker, rank_among
 
 # Larger ones take longer, since the system clears such memory each time, and
 # smaller ones take more round trips.

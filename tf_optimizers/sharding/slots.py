@@ -10,7 +10,7 @@ from tf_optimizers._compat.keras import variable_key
 from tf_optimizers._compat.owned import OwnedVariable, Rows, owned_variable
 from tf_optimizers._compat.replicas import creator_scope
 from tf_optimizers._compat.strategies import replaced
-from tf_optimizers.agreement.workers import Workers
+from tf_optimizers.replicas import Workers
 from tf_optimizers.sharding.ownership import Piece
 
 _ADD = "add_variable_from_reference"

@@ -16,12 +16,12 @@ from tf_optimizers._compat.keras import (
 )
 from tf_optimizers._compat.owned import Copy, part_of
 from tf_optimizers._compat.strategies import Attribute, at_rate, replaced
-from tf_optimizers.agreement.workers import Workers, rank_among
 from tf_optimizers.base.gradients import clip_factor
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.precision import master_weight, refreshed
 from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.kernels import compiled, scaled
+from tf_optimizers.replicas import Workers, rank_among
 from tf_optimizers.sharding.exchange import exchange_of, total_squares
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots

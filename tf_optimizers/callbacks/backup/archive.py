@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from tf_optimizers._compat.keras import global_seed, set_global_seed
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.backup.checks import (
     check_finite,
     check_weights,
@@ -23,6 +22,7 @@ from tf_optimizers.callbacks.backup.checks import (
 from tf_optimizers.callbacks.backup.files import DamagedError, Folder
 from tf_optimizers.callbacks.backup.resuming import Reader
 from tf_optimizers.callbacks.backup.state import State, Values, shares
+from tf_optimizers.replicas import Workers
 
 # The errors that files cause; any other is a bug.
 _TROUBLE = (OSError, DamagedError)

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 
 from tf_optimizers._compat.keras import start_at_epoch
-from tf_optimizers.agreement.workers import Workers
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.checks import (
     check_folder,
@@ -30,6 +29,7 @@ from tf_optimizers.callbacks.backup.resuming import (
 )
 from tf_optimizers.callbacks.backup.state import State
 from tf_optimizers.checks import check_boolean
+from tf_optimizers.replicas import Workers
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize

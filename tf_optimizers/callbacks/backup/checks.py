@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tf_optimizers.agreement.workers import Workers, digests
 from tf_optimizers.callbacks.backup.files import Folder
 from tf_optimizers.callbacks.backup.state import State, Values
 from tf_optimizers.checks import check_integer
+from tf_optimizers.replicas import Workers, digests
 
 
 def check_folder(path: Any) -> str:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tf_optimizers.agreement.workers import as_bytes
+from tf_optimizers.replicas import as_bytes
 
 # What `fsync` fails with if data are lost. Some network file systems only know
 # no `fsync`, of folders above all.

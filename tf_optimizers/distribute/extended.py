@@ -13,12 +13,14 @@ from tf_optimizers._compat.distribution import (
     regroup,
     select_replica,
 )
+from tf_optimizers.agreement.statements import gather_statements
 from tf_optimizers.codes.entries import Entries
 from tf_optimizers.collectives.all_reduce import SparseCollectiveAllReduce
 from tf_optimizers.collectives.launcher import ranks_in
 from tf_optimizers.collectives.progress import is_in_run
 from tf_optimizers.collectives.runs import Beside, in_every_replica
 from tf_optimizers.collectives.variables import VariablesExtended
+from tf_optimizers.distribute.same_training import check_same_optimizer
 
 _numbers = itertools.count(1)
 # More than workers: the inner channel of each takes one.
@@ -39,6 +41,9 @@ class SparseExtended(VariablesExtended):
 
     is_sparse_multi_worker = True  # See `is_sparse_multi_worker`.
     number: int  # Of the strategies of this process, in order, from 1.
+    # What optimizers ask of all workers, of which they import nothing.
+    gather_statements = staticmethod(gather_statements)
+    check_same_optimizer = staticmethod(check_same_optimizer)
 
     @property
     def timeout_seconds(self) -> float | None:
