@@ -31,7 +31,7 @@ from far_hosts import Loopback, far_groups
 
 import tf_optimizers as tfo
 from tf_optimizers.codes.entries import Entries
-from tf_optimizers.collectives import launcher
+from tf_optimizers.workers.collectives import launcher
 
 SIZE, COUNT = 4_000_000, 4_000
 WARM_UP = 3

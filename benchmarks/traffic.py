@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tf_optimizers.codes.entries import packed_bits
-from tf_optimizers.collectives.launcher import Group, levels
+from tf_optimizers.workers.collectives.launcher import Group, levels
 
 
 class Traffic(NamedTuple):

@@ -9,13 +9,11 @@ if TYPE_CHECKING:
     from tf_optimizers.adam_offload import AdamOffload
     from tf_optimizers.base.exclusions import BIAS_AND_NORM
     from tf_optimizers.dgc_momentum import DGCMomentum
-    from tf_optimizers.distribute.strategy import (
-        SparseMultiWorkerMirroredStrategy,
-    )
     from tf_optimizers.lamb import Lamb
     from tf_optimizers.lans import LANS
     from tf_optimizers.sharded_state import ShardedState
     from tf_optimizers.sparse_loco import SparseLoCo
+    from tf_optimizers.workers.strategy import SparseMultiWorkerMirroredStrategy
 
 __version__ = "0.2.0"
 
@@ -42,7 +40,7 @@ _MODULES = {
     "Lamb": "lamb",
     "ShardedState": "sharded_state",
     "SparseLoCo": "sparse_loco",
-    "SparseMultiWorkerMirroredStrategy": "distribute.strategy",
+    "SparseMultiWorkerMirroredStrategy": "workers.strategy",
     "callbacks": "callbacks",
     "schedules": "schedules",
 }

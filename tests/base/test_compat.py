@@ -43,7 +43,6 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.batches import step_of
 from tf_optimizers._compat.hooks import call_first
 from tf_optimizers._compat.keras import (
     VARIABLES,
@@ -58,6 +57,7 @@ from tf_optimizers._compat.replicas import (
     lazy_zeros,
     plain_variable,
 )
+from tf_optimizers.workers._compat.batches import step_of
 
 PACKAGE = pathlib.Path(tfo.__file__).parent
 METHODS = [

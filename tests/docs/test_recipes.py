@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tf_optimizers.agreement.cluster import check_cluster
+from tf_optimizers.workers.agreement.cluster import check_cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "launch.md").read_text()
@@ -142,9 +142,9 @@ def test_failures_are_those_that_are_tested():
     tests = "".join(
         (ROOT / "tests" / path).read_text()
         for path in (
-            "agreement/test_worker_errors.py",
-            "collectives/test_collectives.py",
-            "distribute/test_guide.py",
+            "workers/agreement/test_worker_errors.py",
+            "workers/collectives/test_collectives.py",
+            "workers/test_guide.py",
         )
     )
     table = FAILURES.split("| what happened |")[1]

@@ -57,7 +57,7 @@ PATCHES = (
         without="Such an optimizer fails: strategies must not be nested.",
         until="Keras does so itself, or calls something before the first "
         "`build`.",
-        test="distribute/test_guide.py::test_compile_outside_of_the_scope_is_as_inside",
+        test="workers/test_guide.py::test_compile_outside_of_the_scope_is_as_inside",
     ),
     Patch(
         names=("keras.Model._maybe_symbolic_build",),
@@ -66,7 +66,7 @@ PATCHES = (
         "over replicas.",
         without="A generator loses a batch, and data that have no mean fail.",
         until="Keras builds by the specification of the data.",
-        test="distribute/test_guide.py::test_data_may_be_of_any_dtype",
+        test="workers/test_guide.py::test_data_may_be_of_any_dtype",
     ),
     Patch(
         names=("keras.Model._make_function",),
@@ -75,7 +75,7 @@ PATCHES = (
         "the model if it is a lambda, or what a decorator returns.",
         without="Such a step trains with N times the gradient.",
         until="A strategy is told which model it runs a step of.",
-        test="distribute/test_named_steps.py::"
+        test="workers/steps/test_named_steps.py::"
         "test_step_of_any_name_equals_one_process",
     ),
     Patch(
@@ -131,7 +131,7 @@ PATCHES = (
         "how often they have been drawn from.",
         without="Workers draw different rows, which is an error.",
         until="`tf.data.Options` has a seed for shuffles without one.",
-        test="data/test_shared_data.py::"
+        test="workers/data/test_shared_data.py::"
         "test_tf_data_are_in_the_order_of_the_seed",
     ),
     Patch(
@@ -144,7 +144,7 @@ PATCHES = (
         without="Workers draw different rows, which is an error; from 3.16 on, "
         "each epoch has the same order.",
         until="`fit` has a seed for `shuffle=True`.",
-        test="data/test_shared_data.py::"
+        test="workers/data/test_shared_data.py::"
         "test_arrays_are_in_the_order_of_the_seed",
     ),
     Patch(
@@ -155,7 +155,7 @@ PATCHES = (
         without="From the second `fit` or validation on, workers draw "
         "different rows, which is an error.",
         until="Keras draws from generators without a thread.",
-        test="distribute/test_guide.py::"
+        test="workers/test_guide.py::"
         "test_generator_goes_on_alike_on_all_workers",
     ),
     Patch(
@@ -170,7 +170,7 @@ PATCHES = (
         without="Rows of a batch that cannot be shared evenly count "
         "differently.",
         until="A strategy may say what a replica counts for.",
-        test="distribute/test_uneven_batches.py::"
+        test="workers/steps/test_uneven_batches.py::"
         "test_uneven_batches_equal_one_process",
     ),
     Patch(
@@ -182,7 +182,7 @@ PATCHES = (
         why="TensorFlow's two functions divide losses likewise.",
         without="A `train_step` that uses them trains on 1 / N of its loss.",
         until="A strategy may say what a replica counts for.",
-        test="distribute/test_own_steps.py::test_own_steps_equal_one_process",
+        test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
     ),
     Patch(
         names=("keras.layers.BatchNormalization._moments",),
@@ -190,7 +190,7 @@ PATCHES = (
         why="A replica without rows has one that counts for nothing.",
         without="That row moves the statistics.",
         until="The layer takes weights of rows.",
-        test="distribute/test_uneven_batches.py::"
+        test="workers/steps/test_uneven_batches.py::"
         "test_replica_without_rows_keeps_its_statistics",
     ),
     Patch(
@@ -205,7 +205,7 @@ PATCHES = (
         why="Gradients of a step that users write count by the replica's rows.",
         without="They are N times too large.",
         until="A strategy may say what a replica counts for.",
-        test="distribute/test_own_steps.py::test_own_steps_equal_one_process",
+        test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
     ),
     Patch(
         names=(
@@ -217,7 +217,7 @@ PATCHES = (
         "rows; a replica without rows changes no metric.",
         without="The mean is of replicas, not of rows.",
         until="A strategy may say what a replica counts for.",
-        test="distribute/test_own_steps.py::test_own_steps_equal_one_process",
+        test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
     ),
 )
 

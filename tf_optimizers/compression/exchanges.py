@@ -119,7 +119,7 @@ class GatheredExchange(Exchange):
 # So many times the bytes of shards must the gathered ones be, a message
 # counting as many as 100 Mbit/s carry while it is on its way: 2.5 ms, as
 # measured. It is one to one other replica, of N - 1 that leave in a round; what
-# that costs in all, `ROUND_BYTES` of collectives/message.py, is four of these.
+# that costs in all, `ROUND_BYTES` of message.py, is four of these.
 _WORTH = 2
 _MESSAGE = 1 << 15
 

@@ -13,9 +13,9 @@ from scripts import training
 from versions import KERAS
 
 import tf_optimizers as tfo
-from tf_optimizers._compat import coordination
-from tf_optimizers.data.look_ahead import FIRST_BATCH
-from tf_optimizers.data.notes import rows_of
+from tf_optimizers.workers._compat import coordination
+from tf_optimizers.workers.data.batch_metadata import rows_of
+from tf_optimizers.workers.data.look_ahead import FIRST_BATCH
 
 # Older ones draw in the function of the step.
 DRAWS_EAGERLY = KERAS >= (3, 16)

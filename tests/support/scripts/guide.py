@@ -8,16 +8,17 @@ import random
 import sys
 import warnings
 
+import custom_steps
 import keras
 import numpy as np
-import own_steps
 import state
 import tensorflow as tf
 from real_workers import report
 from scripts import dtypes
 
 import tf_optimizers as tfo
-from tf_optimizers.distribute import common_state, reading, strategy
+from tf_optimizers.workers import strategy
+from tf_optimizers.workers.steps import common_state, metric_reads
 
 Strategy = tfo.SparseMultiWorkerMirroredStrategy
 FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
@@ -182,14 +183,16 @@ def read():
     )
     step = tf.function(lambda values: strategy.run(model.test_step, (values,)))
     asked, found = [], []
-    gather = reading.gather_statements
-    reading.gather_statements = lambda *args: asked.append(0) or gather(*args)
+    gather = metric_reads.gather_statements
+    metric_reads.gather_statements = lambda *args: (
+        asked.append(0) or gather(*args)
+    )
     for batch in data:
         step(batch)
         found.append([float(m.result()) for m in (model.sum, model.mean)])
         if len(found) == 4:
             model.reset_metrics()
-    reading.gather_statements = gather
+    metric_reads.gather_statements = gather
     # As who restores a checkpoint.
     strategy.experimental_local_results(model.sum.total.value)[0].assign(1.0)
     restored = float(model.sum.result())
@@ -229,10 +232,10 @@ def sharp():
     strategy = Strategy()
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = own_steps.compiled(own_steps.Sharp())
+        model = custom_steps.compiled(custom_steps.Sharp())
         layers = [state.Weight(2), keras.layers.Dense(2)]
         other = state.compiled(*layers)
-    data = own_steps.X, own_steps.Y
+    data = custom_steps.X, custom_steps.Y
     model.fit(*data, batch_size=3, epochs=2, shuffle=False, verbose=0)
     error = message_of(lambda: other.fit(*data, verbose=0))
     return {"weights": as_lists(model.get_weights()), "error": error}
@@ -244,13 +247,13 @@ def steps():
     results = {}
     for name in ("VAE", "GAN", "total", "unlisted"):
         with strategy.scope():
-            model, logs = own_steps.fit(name)
+            model, logs = custom_steps.fit(name)
         results[name] = {
             "weights": as_lists(v.numpy() for v in model.trainable_variables),
             "logs": as_lists(map(np.asarray, logs)),
         }
     with strategy.scope():
-        return results | {"predictions": own_steps.predictions()}
+        return results | {"predictions": custom_steps.predictions()}
 
 
 def another_cluster():

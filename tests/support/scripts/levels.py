@@ -10,7 +10,7 @@ from real_workers import report
 from scripts import transport
 
 import tf_optimizers as tfo
-from tf_optimizers.collectives import launcher
+from tf_optimizers.workers.collectives import launcher
 
 GATHERED = [2, 3]
 

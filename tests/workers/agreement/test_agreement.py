@@ -1,0 +1,175 @@
+"""Workers that say nothing, die, or speak of something else."""
+
+import itertools
+import json
+import types
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.workers.agreement import same_training as same_optimizer
+from tf_optimizers.workers.agreement import statements as agreement
+
+TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
+
+
+class Store:
+    """TensorFlow's key-value store, and a clock that waiting moves."""
+
+    def __init__(self):
+        self.now, self.notes, self.asked = 0.0, {}, []
+        self.dead, self.met = set(), []
+
+    def write(self, key, text):
+        self.notes[key] = text
+
+    def read(self, key, timeout):
+        if key not in self.notes:
+            self.now += timeout
+        return self.notes.get(key)
+
+    def delete(self, place):
+        for key in [key for key in self.notes if key.startswith(place + "/")]:
+            del self.notes[key]
+
+    def check_alive(self, task, timeout):
+        self.asked.append(task)
+        if task in self.dead:
+            raise tf.errors.UnavailableError(None, None, f"{task} is gone")
+
+    def meet(self, key, timeout):
+        self.met.append(key)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(agreement, "coordination", store)
+    monkeypatch.setattr(agreement, "_serial", itertools.count())
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: store.now)
+    return store
+
+
+def gather(worker=0, timeout=30.0):
+    extended = types.SimpleNamespace(
+        workers=len(TASKS), worker_index=worker, tasks=TASKS
+    )
+    strategy = types.SimpleNamespace(
+        extended=extended, agreement_seconds=timeout
+    )
+    return agreement.gather_statements(strategy, "lunch", "soup", "Eat.")
+
+
+def say(store, worker, statement, subject="lunch", serial=0):
+    note = json.dumps([subject, statement])
+    store.write(f"tf_optimizers/{serial}/{worker}", note)
+
+
+def test_all_are_heard(store):
+    say(store, 1, "rice")
+    say(store, 2, ["figs"])
+    assert gather() == ["soup", "rice", ["figs"]]
+    assert store.asked == []
+
+
+def test_all_who_say_nothing_are_named(store):
+    message = r"reach lunch. Received nothing from worker 1, worker 2 in 30 s"
+    with pytest.raises(RuntimeError, match=f"{message}. Eat."):
+        gather()
+    assert 30 <= store.now < 31
+    assert TASKS[0] not in store.asked
+
+
+@pytest.mark.filterwarnings("ignore:Waiting")
+def test_dead_worker_is_noticed(store):
+    store.dead.add(TASKS[2])
+    say(store, 1, "rice")
+    with pytest.raises(tf.errors.UnavailableError, match="task:2"):
+        gather(timeout=1800.0)
+    assert store.now <= 10
+
+
+def test_long_wait_is_told(store):
+    say(store, 1, "rice")
+    with (
+        pytest.warns(UserWarning, match="for worker 2 to reach lunch. Eat."),
+        pytest.raises(RuntimeError),
+    ):
+        gather(timeout=90.0)
+
+
+def test_worker_elsewhere_is_named(store):
+    say(store, 1, "rice")
+    say(store, 2, "figs", subject="supper")
+    with pytest.raises(RuntimeError, match="worker 2 has reached supper"):
+        gather()
+
+
+def test_workers_meet_before_every_error_they_share(store):
+    """TensorFlow lets them meet once in a place."""
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="size=1 on worker 0, size=2"):
+            agreement.check_alike("lunch", [{"size": 1}, {"size": 2}])
+    assert len(set(store.met)) == 2
+
+
+def test_others_are_told_by_the_first(store):
+    say(store, 0, "soup")
+    notes = [json.dumps(["lunch", what]) for what in ("soup", "rice", "figs")]
+    store.write("tf_optimizers/0/all", json.dumps(notes))
+    assert gather(worker=2) == ["soup", "rice", "figs"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_first_worker_is_named(store, is_there):
+    """Whether it has not come, or has not told.
+
+    It may have come late, and wait for others as long again.
+    """
+    if is_there:
+        say(store, 0, "soup")
+    with pytest.raises(RuntimeError, match="nothing from worker 0 in 30 s"):
+        gather(worker=2)
+    late = 40 if is_there else 0
+    assert 30 + late <= store.now <= 36 + late
+
+
+def test_notes_do_not_pile_up(store):
+    for serial in range(5):
+        for worker in (1, 2):
+            say(store, worker, serial, serial=serial)
+        gather()
+    assert all(key.startswith("tf_optimizers/4/") for key in store.notes)
+
+
+def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=5.0
+    )
+    alone = tfo.SparseMultiWorkerMirroredStrategy(communication_options=options)
+    monkeypatch.setattr(type(alone.extended), "workers", 2)
+    monkeypatch.setattr(type(alone.extended), "tasks", TASKS[:2])
+    monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 3600.0)
+    with pytest.raises(RuntimeError, match="from worker 1 in 1800 s"):
+        agreement.gather_statements(alone, "lunch", "soup")
+    alone.agreement_seconds = 7.0
+    with pytest.raises(RuntimeError, match="from worker 1 in 7 s"):
+        agreement.gather_statements(alone, "lunch", "soup")
+
+
+class Several(keras.optimizers.SGD):
+    """As one that has optimizers of its own."""
+
+    def get_config(self):
+        parts = [keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)]
+        parts = list(map(keras.optimizers.serialize, parts))
+        return super().get_config() | {"optimizers": parts, "name": self.name}
+
+
+def test_names_of_optimizers_count_on_and_are_not_compared():
+    settings = [same_optimizer._settings(Several()) for _ in range(2)]
+    assert settings[0] == settings[1]
+    assert settings[0]["optimizers"][0]["config"]["beta_1"] == 0.9

@@ -1,0 +1,140 @@
+"""What cannot work is refused before TensorFlow waits for it."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.workers.agreement.cluster import check_cluster
+
+WORKER = {"type": "worker", "index": 0}
+TWO = {"worker": ["a:1", "b:2"]}
+SimpleResolver = tf.distribute.cluster_resolver.SimpleClusterResolver
+
+
+def config(cluster, task=WORKER):
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "{}",
+        config(TWO),
+        config(TWO, {"type": "worker", "index": "1"}),
+        config({"chief": ["a:1"], "worker": ["b:2"]}),
+        config({"worker": ["[::1]:5", "b.example.org:65535"]}),
+    ],
+)
+def test_well_formed_cluster_is_taken(monkeypatch, text):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+    resolver = check_cluster(None)
+    expected = json.loads(text or "{}").get("cluster", {})
+    assert resolver.cluster_spec().as_dict() == expected
+
+
+@pytest.mark.parametrize("others", [{}, {"evaluator": ["c:3"]}])
+def test_evaluator_is_alone(monkeypatch, others):
+    """Whether the cluster has it or not, as TensorFlow documents."""
+    text = config(TWO | others, {"type": "evaluator", "index": 0})
+    monkeypatch.setenv("TF_CONFIG", text)
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.extended.workers == 1
+    assert strategy.cluster_resolver.task_type == "evaluator"
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    assert model.predict(np.ones((5, 3)), verbose=0).shape == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be JSON"),
+        ("{", "must be JSON"),
+        ("[]", "an object of objects"),
+        ("3", "an object of objects"),
+        ('{"cluster": []}', "an object of objects"),
+        (config(TWO, []), "an object of objects"),
+        (config({"worker": "a:1"}), "a list of host:port"),
+        (config({"worker": [1]}), "a list of host:port"),
+        (config(TWO, {"type": "worker", "index": "x"}), "must be an int"),
+        (config(TWO, {"type": "worker", "index": -1}), "must be an int"),
+        (config(TWO, {"type": "worker", "index": True}), "must be an int"),
+        (config(TWO, {"type": "worker", "index": 2}), r"in \[0, 2\)"),
+        (config(TWO, {"type": "chief", "index": 0}), "a job of the cluster"),
+        (config(TWO, {"type": "worker"}), "type and index of this task"),
+        (config(TWO, {}), "type and index of this task"),
+        (config({"ps": ["a:1"], **TWO}), "must be among"),
+        (config({"chief": ["a:1", "b:1"]}), "at most one chief"),
+        (config({"worker": ["a"]}), "host:port"),
+        (config({"worker": ["a:"]}), "host:port"),
+        (config({"worker": [":1"]}), "host:port"),
+        (config({"worker": ["a:0"]}), "host:port"),
+        (config({"worker": ["a:65536"]}), "host:port"),
+        (config({"worker": ["a:1", "a:1"]}), "an address of its own"),
+    ],
+)
+def test_malformed_tf_config_is_refused(monkeypatch, text, message):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=message) as error:
+        tfo.SparseMultiWorkerMirroredStrategy()
+    assert "Received: " in str(error.value)
+    assert "An example of a `TF_CONFIG`" in str(error.value)
+
+
+def test_malformed_cluster_of_a_resolver_is_refused():
+    cluster = tf.train.ClusterSpec(TWO)
+    resolver = SimpleResolver(cluster, task_type="worker", task_id=5)
+    with pytest.raises(ValueError, match=r"in \[0, 2\)"):
+        tfo.SparseMultiWorkerMirroredStrategy(resolver)
+    resolver = SimpleResolver(cluster, task_type="worker", task_id=1)
+    assert check_cluster(resolver) is resolver
+
+
+@pytest.mark.parametrize("value", ["TF_CONFIG", {}, 2])
+def test_other_resolvers_and_options_are_refused(monkeypatch, value):
+    with pytest.raises(TypeError, match="`cluster_resolver` must be None"):
+        tfo.SparseMultiWorkerMirroredStrategy(cluster_resolver=value)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(TypeError, match="`communication_options` must be"):
+        tfo.SparseMultiWorkerMirroredStrategy(communication_options=value)
+
+
+def test_variable_may_be_called_dynamic_scale(monkeypatch):
+    """As that of Keras's loss scaling is; but it may be a user's."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    with strategy.scope():
+        variable = keras.Variable([1.0], name="dynamic_scale")
+    assert len(strategy.experimental_local_results(variable.value)) == 2
+
+
+def all_reduce():
+    replica = tf.distribute.get_replica_context()
+    return replica.all_reduce("SUM", tf.constant(1.0))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: tf.function(lambda: s.run(all_reduce), jit_compile=True),
+        lambda s: lambda: s.run(tf.function(all_reduce, jit_compile=True)),
+        lambda s: tf.function(
+            lambda: s.reduce("SUM", s.run(lambda: tf.constant(1.0)), None),
+            jit_compile=True,
+        ),
+    ],
+    ids=["step", "replica", "reduce"],
+)
+def test_xla_is_refused_with_the_way_out(monkeypatch, step):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    step = step(tfo.SparseMultiWorkerMirroredStrategy())
+    with pytest.raises(RuntimeError, match="`jit_compile=False` to `compile`"):
+        step()

@@ -1,0 +1,168 @@
+"""Who waits in different collectives is noticed, and nobody else."""
+
+import gc
+import threading
+import types
+
+import pytest
+
+from tf_optimizers.workers._compat import coordination
+from tf_optimizers.workers.agreement import watchdog
+from tf_optimizers.workers.agreement.watchdog import Watchdog
+from tf_optimizers.workers.collectives.progress import group_of
+
+SUM = group_of("CollectiveReduceV2", "float32")
+GATHER = group_of("CollectiveGatherV2", "int32")
+
+
+class Worker:
+    """A worker whose two replicas are as far as it says."""
+
+    def __init__(self, index, workers, timeout=None):
+        self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+        channel = types.SimpleNamespace(progress=lambda: list(self.far))
+        self.watchdog = Watchdog(
+            types.SimpleNamespace(
+                channels=[channel],
+                number=1,
+                worker_index=index,
+                workers=workers,
+                timeout_seconds=timeout,
+            )
+        )
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """What workers have told each other."""
+    notes = {}
+    monkeypatch.setattr(coordination, "write", notes.__setitem__)
+    monkeypatch.setattr(coordination, "read", lambda key, _: notes.get(key))
+    monkeypatch.setattr(coordination, "delete", notes.__delitem__)
+    return notes
+
+
+def look(workers, times=3):
+    return [
+        message
+        for _ in range(times)
+        for worker in workers
+        if (message := worker.watchdog.look())
+    ]
+
+
+def test_workers_that_go_on_or_rest_tell_little(notes):
+    workers = [Worker(index, 3) for index in range(3)]
+    for step in range(1, 5):
+        for worker in workers:
+            worker.far = [[step, SUM, 5, 0, 0], [step, SUM, step, 0, 0]]
+            assert not look([worker], 1)
+    assert not notes
+    assert not look(workers)
+    assert len(notes) == 6
+    # One is late; what was told before is forgotten.
+    for worker in workers[:2]:
+        worker.far = [[5, GATHER, 5, 0, 0], [5, SUM, 1, 0, 0]]
+    assert not look(workers)
+    assert len(notes) == 6
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (
+            [7, SUM, 5, 0, 0],
+            [7, SUM, 6, 0, 0],
+            "CollectiveReduceV2 of 6 float32",
+        ),
+        (
+            [7, SUM, 5, 0, 0],
+            [7, GATHER, 5, 0, 0],
+            "CollectiveGatherV2 of 5 int32",
+        ),
+    ],
+    ids=["sizes", "kinds"],
+)
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_workers_in_different_collectives_are_told(
+    notes, ours, theirs, said, odd
+):
+    workers = [Worker(index, 3) for index in range(3)]
+    for index, worker in enumerate(workers):
+        worker.far = [[9, SUM, 1, 0, 0], theirs if index == odd else ours]
+    messages = look(workers)
+    assert messages
+    for message in messages:
+        assert f"{said} on worker {odd}" in message
+        assert "CollectiveReduceV2 of 5 float32 on worker" in message
+
+
+def test_worker_whose_step_has_failed_tells_at_once(notes):
+    workers = [Worker(index, 2) for index in range(2)]
+    workers[1].far[1] = [3, SUM, 5, 0, 4]
+    (message,) = look(workers, 1)
+    assert "that has failed on worker 1" in message
+
+
+def test_worker_that_is_through_with_a_collective_waits_for_nobody(notes):
+    workers = [Worker(0, 2), Worker(1, 2)]
+    for worker, state in zip(workers, (3, 2), strict=True):
+        worker.far[1] = [4, GATHER, 3509, 7, state]
+    assert not look(workers)
+    workers[1].far[1] = [4, GATHER, 3509, 7, 0]
+    assert not look(workers)
+
+
+def test_collective_times_out_and_nothing_else_does(notes, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
+    worker = Worker(0, 2, timeout=5.0)
+
+    def look_for(seconds):
+        said = []
+        for _ in range(seconds // 2):
+            clock[0] += 2.0
+            said += look([worker], 1)
+        return said
+
+    worker.far = [[1, SUM, 5, 0, 0], [1, SUM, 5, 0, 2]]
+    assert not look_for(20)
+    worker.far[1] = [2, SUM, 5, 0, 3]
+    assert not look_for(6)
+    worker.far[1] = [3, SUM, 6, 0, 3]
+    message, *_ = look_for(8)
+    assert "CollectiveReduceV2 of 6 float32, which has timed out" in message
+
+
+class Extended:
+    """A strategy's, of which one replica waits."""
+
+    def __init__(self):
+        progress = [[1, SUM, 5, 0, 0]]
+        channel = types.SimpleNamespace(progress=lambda: progress)
+        self.channels, self.number = [channel], 1
+        self.worker_index, self.workers = 0, 2
+        self.timeout_seconds = None
+
+
+def test_end_waits_for_nobody_who_is_gone(monkeypatch):
+    """A process would stay for ever."""
+    told, back = threading.Event(), threading.Event()
+
+    def write(key, value):
+        told.set()
+        back.wait(60)
+
+    gc.collect()  # Strategies of other tests, which would end below.
+    monkeypatch.setattr(coordination, "write", write)
+    monkeypatch.setattr(watchdog, "_LOOKING_SECONDS", 0.01)
+    extended = [Extended()]
+    watchdog.watch(extended[0])
+    assert told.wait(30)
+
+    ending = threading.Thread(target=extended.clear)
+    ending.start()
+    ending.join(20)
+    ended = not ending.is_alive()
+    back.set()
+    assert ended

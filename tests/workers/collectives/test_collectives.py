@@ -1,0 +1,232 @@
+"""How workers find each other in collectives, and what they gather."""
+
+import collections
+import itertools
+import re
+
+import numpy as np
+import pytest
+import real_workers
+import tensorflow as tf
+
+import tf_optimizers as tfo
+from tf_optimizers.workers.collectives.all_reduce import (
+    SparseCollectiveAllReduce,
+)
+from tf_optimizers.workers.collectives.launcher import Group, levels, ranks_in
+from tf_optimizers.workers.collectives.progress import (
+    _KINDS,
+    DTYPES,
+    describe,
+    group_of,
+    instance_key,
+)
+from tf_optimizers.workers.extended import SparseExtended
+
+
+@pytest.fixture
+def strategies(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return [tfo.SparseMultiWorkerMirroredStrategy() for _ in range(2)]
+
+
+def test_strategies_do_not_meet_in_collectives(strategies):
+    """Tensors of two shapes in one collective would be an error."""
+
+    def summed(strategy, tensor):
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tensor)
+
+        step = tf.function(lambda: strategy.run(replica))
+        return strategy.experimental_local_results(step())[0]
+
+    for size in (1, 2):
+        for strategy, extra in zip(strategies, (0, 5), strict=True):
+            tensor = tf.range(size + extra)
+            total = summed(strategy, tensor)
+            np.testing.assert_array_equal(total, 2 * tensor)
+
+
+def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
+    """Whether the strategy has run eagerly before or not."""
+    strategy = strategies[0]
+    for _ in range(2):
+        with tf.Graph().as_default(), strategy.scope():
+            variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+
+            def replica(variable=variable):
+                context = tf.distribute.get_replica_context()
+                place = tf.cast(context.replica_id_in_sync_group, tf.float32)
+                return variable.assign_add(place + 1)
+
+            step = strategy.experimental_local_results(strategy.run(replica))
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                assert session.run(step) == (4.0, 4.0)
+        ones = strategy.run(lambda: tf.constant(1.0))
+        assert strategy.reduce("SUM", ones, axis=None) == 2.0
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        tfo.SparseMultiWorkerMirroredStrategy,
+        SparseExtended,
+        SparseCollectiveAllReduce,
+    ],
+)
+def test_private_names_are_not_tensorflow_s(ours):
+    """But for those that _compat/ replaces on purpose."""
+    own = {
+        name
+        for one in ours.mro()
+        if one.__module__.startswith("tf_optimizers.workers.strategy")
+        for name in vars(one)
+        if name.startswith("_") and not name.startswith("__")
+    }
+    theirs = {
+        name
+        for one in ours.mro()
+        if not one.__module__.startswith("tf_optimizers")
+        for name in vars(one)
+    }
+    assert not own & theirs
+
+
+def test_numbers_of_different_collectives_differ():
+    sizes = [1, 2, 5, 1000, 2**25, 2**26 - 1, *(i << 26 for i in range(1, 30))]
+    numbers = [
+        instance_key(group_of(kind, dtype), size)
+        for kind, dtype, size in itertools.product(_KINDS, DTYPES, sizes)
+    ]
+    numbers += [
+        instance_key(group_of("CollectiveGatherV2", tf.int32), size, layout)
+        for size, layout in itertools.product(
+            sizes[:6], [1, 2**32, 3_141_592_653]
+        )
+    ]
+    assert len(set(numbers)) == len(numbers)
+    # TensorFlow counts up, from 100.
+    assert min(numbers) >= 2**26 and max(numbers) < 2**31
+
+
+@pytest.mark.parametrize("size", [1, 2**26 + 3, 2**33 + 5])
+def test_number_is_the_same_whether_the_size_is_known_or_not(size):
+    """A worker may have traced for one shape, and another for any."""
+    for kind, dtype in itertools.product(_KINDS, DTYPES):
+        number = instance_key(
+            group_of(kind, dtype), tf.constant(size, tf.int64)
+        )
+        assert number.dtype == tf.int32
+        assert number == instance_key(group_of(kind, dtype), size)
+    number = instance_key(1, tf.constant(size, tf.int64), 2**32)
+    assert number == instance_key(1, size, 2**32)
+
+
+def test_numbers_do_not_depend_on_what_was_traced_before(strategies):
+    strategy = strategies[0]
+
+    def numbers(size):
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.zeros([size]))
+
+        step = tf.function(lambda: strategy.run(replica), autograph=False)
+        graph = step.get_concrete_function().graph
+        return {
+            int(tf.get_static_value(operation.inputs[3]))
+            for operation in graph.get_operations()
+            if operation.type.startswith("Collective")
+        }
+
+    for size in (5, 100_000):  # Gathered, and not.
+        first = numbers(size)
+        assert len(first) == 1 and numbers(size + 1) != first
+        assert numbers(size) == first
+
+
+@pytest.mark.long
+def test_workers_that_trace_differently_find_each_other(tmp_path):
+    """In equal collectives of one step, too, in `tf.cond` and loops."""
+    results = real_workers.results("instances", tmp_path, 3, timeout=300)
+    assert [result["traces"] for result in results] == [1, 3, 1]
+    for result in results:
+        assert result["wrong sums"] == 0
+        assert result["wrong gathers"] == []
+        assert result["wrong large sums"] == []
+        # Nobody waits for ever.
+        seconds, error = result["unequal sum"]
+        assert seconds < 30 and "Collective ops is aborted" in error
+    errors = [result["unequal sum"][1] for result in results]
+    said = [
+        rf"CollectiveGatherV2 of {5 + rank % 2} int32 in the layout \w+ "
+        f"on worker {rank}"
+        for rank in range(3)
+    ]
+    assert any(
+        "All workers must exchange values of the same sizes and dtypes" in error
+        for error in errors
+    ), errors
+    assert any(
+        re.search(f"{said[rank]}, {said[(rank + 1) % 3]}", errors[rank])
+        for rank in range(3)
+    ), errors
+
+
+@pytest.mark.parametrize("count", [64, 72, 74, 100, 1024])
+def test_two_levels_reach_everybody_in_order(count):
+    everybody = Group(7, count)
+    groups = [levels(everybody, rank) for rank in range(count)]
+    passed_on = [[rank] for rank in range(count)]
+    for level in range(2):
+        members = collections.defaultdict(list)
+        for rank, own in enumerate(groups):
+            members[own[level]].append(rank)
+        assert all(len(m) == group.size for group, m in members.items())
+        passed_on = [
+            sum((passed_on[r] for r in members[own[level]]), [])
+            for own in groups
+        ]
+    assert all(ranks == list(range(count)) for ranks in passed_on)
+    messages = sum(group.size - 1 for group in groups[0])
+    assert messages <= (count - 1) / 1.9
+
+
+def test_ranks_follow_the_names_of_workers():
+    tasks = [f"/job:worker/task:{i}" for i in range(12)]
+    by_rank = [0, 1, 10, 11, *range(2, 10)]
+    assert [by_rank[rank] for rank in ranks_in(tasks, 1)] == list(range(12))
+    assert ranks_in(tasks[:3], 2) == list(range(6))
+    assert ranks_in(tasks, 2)[20:24] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("count", [2, 16, 63, 67])
+def test_few_replicas_and_primes_gather_in_one_level(count):
+    everybody = Group(7, count)
+    assert levels(everybody, count - 1) == [everybody]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "steps"), [(4, 20), (12, 4)])
+def test_two_levels_exchange_the_same(tmp_path, workers, steps):
+    """With 12, TensorFlow's order is not that of the workers' numbers."""
+    everybody = [[rank] * 3 for rank in range(workers) for _ in range(2)]
+    results = real_workers.results(
+        "levels", tmp_path, workers, steps, timeout=300
+    )
+    for one, two in results:
+        assert one["is_sum"]
+        assert two["is_sum"]
+        assert one["gathered"] == two["gathered"] == [everybody]
+        kinds = set(one["collectives"]) | set(two["collectives"])
+        assert kinds == {"CollectiveGatherV2"}
+        count = one["collectives"]["CollectiveGatherV2"]
+        assert two["collectives"]["CollectiveGatherV2"] == 2 * count
+        assert one["weights"] == two["weights"] == results[0][0]["weights"]
+
+
+def test_collectives_are_described():
+    group = group_of("CollectiveGatherV2", tf.int64)
+    assert describe(group, 7) == "CollectiveGatherV2 of 7 int64"
+    assert describe(21, 1) == "CollectiveAllToAllV2 of 1 another dtype"

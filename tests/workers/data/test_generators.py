@@ -1,0 +1,76 @@
+"""Generators from which several iterators draw, and workers unequally."""
+
+import itertools
+
+import pytest
+
+from tf_optimizers.workers.data import generators
+
+
+@pytest.fixture
+def peeked():
+    """Two batches of a generator, and what makes iterators that begin so."""
+
+    def peek(generator):
+        batches = list(itertools.islice(generator, 2))
+        return batches, lambda: itertools.chain(batches, generator)
+
+    def of(generator):
+        _, iterate = generators.peek_at_shared(peek, generator)
+        return generators.take_shared(), iterate
+
+    return of
+
+
+def others_are_ahead(monkeypatch, by):
+    monkeypatch.setattr(
+        generators,
+        "gather_statements",
+        lambda strategy, subject, count, hint: [count + by, count],
+    )
+
+
+def test_iterator_goes_on_where_other_workers_have_read_to(peeked, monkeypatch):
+    others_are_ahead(monkeypatch, 3)
+    shared, iterate = peeked(number for number in range(100))
+    shared.begin(None)
+    first = iterate()
+    assert list(itertools.islice(first, 5)) == [0, 1, 2, 3, 4]
+    shared.begin(None)
+    assert list(itertools.islice(iterate(), 4)) == [0, 1, 8, 9]
+    assert list(first) == []  # Nobody else may draw.
+
+
+def test_generator_that_is_used_again_begins_as_on_other_workers(
+    peeked, monkeypatch
+):
+    """Keras has peeked at it before anybody could be asked."""
+    numbers = (number for number in range(100))
+    shared, iterate = peeked(numbers)
+    shared.begin(None)
+    assert list(itertools.islice(iterate(), 3)) == [0, 1, 2]
+    others_are_ahead(monkeypatch, 4)
+    shared, iterate = peeked(numbers)  # Draws 3 and 4.
+    shared.begin(None)
+    assert list(itertools.islice(iterate(), 3)) == [9, 10, 11]
+
+
+def test_generator_may_end_before(peeked, monkeypatch):
+    others_are_ahead(monkeypatch, 9)
+    shared, iterate = peeked(number for number in range(4))
+    shared.begin(None)
+    assert list(itertools.islice(iterate(), 3)) == [0, 1, 2]
+    shared.begin(None)
+    assert list(iterate()) == [0, 1]
+
+
+def test_generator_that_all_have_drawn_from_alike_loses_nothing(
+    peeked, monkeypatch
+):
+    others_are_ahead(monkeypatch, 0)
+    numbers = (number for number in range(100))
+    peeked(numbers)
+    shared, iterate = peeked(numbers)
+    shared.begin(None)
+    assert list(itertools.islice(iterate(), 3)) == [2, 3, 4]
+    assert generators.take_shared() is None

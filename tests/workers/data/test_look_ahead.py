@@ -1,0 +1,174 @@
+"""What workers must know of a batch, they know when the step begins."""
+
+import functools
+
+import numpy as np
+import pytest
+import real_workers
+import tensorflow as tf
+from cases import error
+from scripts import ahead, training
+
+from tf_optimizers.workers.data.sharing import keep
+
+# Float32 sums in another order, over steps of more than 1e-2.
+TOLERANCE = 3e-5
+
+
+def notes(data, replicas):
+    """Return how many have a part, and its rows: here, and later."""
+    noted = keep(data, replicas)
+    return [note.numpy()[:, :, :2].tolist() for _, note in noted]
+
+
+def test_elements_come_with_the_rows_of_later_ones():
+    data = tf.data.Dataset.range(10).batch(4)
+    assert notes(data, 1) == [
+        [[[1, 4], [1, 4]]],
+        [[[1, 4], [1, 2]]],
+        [[[1, 2], [0, 0]]],
+    ]
+    assert notes(data, 2) == [
+        [[[1, 4], [1, 2]]],
+        [[[1, 4], [0, 0]]],
+        [[[1, 2], [0, 0]]],
+    ]
+    assert notes(data.take(0), 2) == []
+
+
+ELEMENTS = {
+    "nest": ({"a": tf.zeros([2, 0]), "b": (tf.zeros([2]), "text")}, 2),
+    "of any kind": ((tf.zeros([3, 1]),) * 4, 3),
+    "ragged": (tf.ragged.constant([[1], [], [2, 3]]), 3),
+    "ragged twice": (tf.ragged.constant([[[1], []], [[2, 3]]]), 2),
+    "sparse": (tf.sparse.from_dense([[1, 0], [0, 0]]), 2),
+    "with None": ((tf.zeros([5]), None), 5),
+    "optional": ((tf.zeros([2]), tf.experimental.Optional.empty(None)), 2),
+    "without rows": (tf.constant(1.0), 1),  # All replicas count alike.
+}
+
+
+def values_of(element):
+    leaves = tf.nest.flatten(element, expand_composites=True)
+    return [
+        np.asarray(leaf).tolist()
+        for leaf in leaves
+        if leaf is not None and leaf.dtype != tf.variant
+    ]
+
+
+@pytest.mark.parametrize(
+    ("element", "rows"), ELEMENTS.values(), ids=ELEMENTS.keys()
+)
+def test_elements_stay_as_they_are(element, rows):
+    data = tf.data.Dataset.from_tensors(element).repeat(2)
+    noted = keep(data, 1)
+    assert noted.element_spec[0] == data.element_spec
+    for (actual, note), expected in zip(noted, data, strict=True):
+        assert note[0, 0, :2].numpy().tolist() == [1, rows]
+        assert values_of(actual) == values_of(expected)
+
+
+def test_first_row_of_the_last_batch_stands_for_none():
+    """Few layers take a batch without rows."""
+    data = tf.data.Dataset.range(5).batch(3)
+    drawn = [
+        (values.numpy().tolist(), note[0, 0, 1].numpy())
+        for values, note in keep(data, 1, is_endless=True).take(4)
+    ]
+    assert drawn == [([0, 1, 2], 3), ([3, 4], 2), ([3], 0), ([3], 0)]
+    (values, note), *_ = keep(data.skip(2), 1, is_endless=True).take(1)
+    assert [*values.numpy(), note[0, 0, 1]] == [0, 0]
+
+
+# What two devices tell.
+LONG = ["endless", "asks for the spec"]
+
+
+def names_of(devices, scenarios):
+    """Return what workers of so many devices do."""
+    return [name for name in scenarios if devices > 1 or name not in LONG]
+
+
+@functools.cache
+def alone(name):
+    """Return what one process without a strategy does."""
+    return ahead.TRAININGS[name](tf.distribute.get_strategy())
+
+
+TWO = pytest.param(2, marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=[1, TWO], ids="{} devices".format)
+def workers(request, tmp_path_factory):
+    """What two workers report, and how many devices each has."""
+    folder = tmp_path_factory.mktemp("ahead")
+    names = names_of(request.param, ahead.TRAININGS | ahead.OTHERS)
+    results = real_workers.results(
+        "ahead", folder, 2, *names, devices=request.param
+    )
+    return results, request.param
+
+
+@pytest.mark.slow
+def test_no_collective_of_a_step_waits_for_another(workers):
+    """Neither before the loss, nor for its value after the gradients."""
+    results, devices = workers
+    for result in results:
+        found = result["train function"]
+        # Of the gradients and of the loss; of what comes next, unless batches
+        # are drawn outside.
+        assert len(found) >= (2 if ahead.DRAWS_EAGERLY else 3) * devices
+        assert {*found.values()} == {1}, found
+
+
+@pytest.mark.slow
+def test_a_draw_does_not_wait_for_the_batch_after_it(workers):
+    """Where batches are drawn eagerly, before each step."""
+    (first, second), _ = workers
+    assert first["one after another"] is None
+    assert second["one after another"] == "has drawn"
+
+
+@pytest.mark.slow
+def test_batches_are_drawn_in_any_way(workers):
+    """Each comes with its own number of rows."""
+    results, devices = workers
+    expected = {
+        1: [2, 4, 2, 6, 8, 10, 4, 12],
+        2: [6, 14, 6, 22, 30, 38, 14, 46],
+    }[devices]
+    assert [result["eagerly and not"] for result in results] == [expected] * 2
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_thread_that_tunes(workers):
+    """It sleeps, and does not hear that its iterator is dropped."""
+    results, _ = workers
+    assert max(result["dropped"] for result in results) < 1.5
+
+
+@pytest.mark.slow
+def test_workers_know_the_rows_of_all(workers):
+    """Also where some of them have none any more."""
+    (first, second), devices = workers
+    expected = {
+        1: [[[2, 4], [2, 4], [2, 2], [1, 1]], [[2, 4], [2, 4], [0, 2], [0, 1]]],
+        2: [[[2, 2, 8], [2, 1, 3]], [[2, 2, 8], [0, 0, 3]]],
+    }[devices]
+    assert first["own lengths"] == [expected[0]] * 2
+    assert second["own lengths"] == [expected[1]] * 2
+    if devices > 1:
+        assert first["asks for the spec"] == [6, 15]
+
+
+@pytest.mark.slow
+def test_uneven_batches_train_like_one_process(workers):
+    (first, second), devices = workers
+    start = training.make_model().get_weights()
+    for name in names_of(devices, ahead.TRAININGS):
+        expected = alone(name)
+        assert second[name] == first[name], name
+        assert error(start, expected["weights"]) > 1e-2
+        actual = first[name]["weights"]
+        assert error(actual, expected["weights"]) < TOLERANCE, name

@@ -1,0 +1,249 @@
+"""Data that workers share have one length and one order."""
+
+import json
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from tensorflow.python.data.ops import shuffle_op
+
+from tf_optimizers.workers.agreement import statements as agreement
+from tf_optimizers.workers.data import batch_digests, shuffles
+from tf_optimizers.workers.data import order as shared_data
+
+ROWS = np.arange(32, dtype="float32")[:, None]
+
+
+@pytest.fixture
+def seed(monkeypatch):
+    """What shuffles for a user who has seeded nothing, for this test only."""
+    for owner, name in (
+        (shuffle_op, "_shuffle"),
+        (ArrayDataAdapter, "get_tf_dataset"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    seed = shared_data._ShuffleSeed()
+    monkeypatch.setattr(shared_data, "_shuffle_seed", seed)
+    shared_data._shuffle_alike.cache_clear()
+    tf.random.set_seed(None)
+    yield seed
+    shared_data._shuffle_alike.cache_clear()
+
+
+def rows_of(data):
+    return [int(row) for batch in data for row in np.ravel(batch)]
+
+
+def epochs_of_fit(shuffle=True):
+    """The rows that two epochs train on."""
+    seen = []
+
+    class Model(keras.Model):
+        def train_step(self, data):
+            seen.extend(np.ravel(data[0]).tolist())
+            return {"loss": 0.0}
+
+    model = Model()
+    model.compile("sgd", run_eagerly=True)
+    how = {"batch_size": 5, "epochs": 2, "shuffle": shuffle}
+    model.fit(ROWS, ROWS, **how, verbose=0)
+    return seen[:32], seen[32:]
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_arrays_are_in_the_order_of_the_seed(seed, shuffle):
+    seed.set(7)
+    first, second = epochs_of_fit(shuffle)
+    assert sorted(first) == sorted(second) == [*range(32)]
+    assert first != second
+    fits = []
+    for number in (7, 7, 8):
+        seed.set(number)
+        fits.append(epochs_of_fit(shuffle))
+    assert fits[0] == fits[1] != fits[2]
+
+
+def test_tf_data_are_in_the_order_of_the_seed(seed):
+
+    def epochs(number):
+        seed.set(number)
+        data = tf.data.Dataset.range(32).shuffle(32)
+        return rows_of(data), rows_of(data)
+
+    first, second = epochs(7)
+    assert first != second
+    assert epochs(7) == (first, second)
+    assert epochs(8)[0] != first
+    data = tf.data.Dataset.range(32).shuffle(32, seed=1)
+    (seeds,) = shuffles.seeds_of_shuffles(data)
+    assert seeds[1] == 1
+
+
+def test_each_shuffle_has_a_seed_of_its_own(seed):
+    """MixUp pairs rows of two shuffles of the same data."""
+    seed.set(7)
+    data = tf.data.Dataset.range(200)
+    pairs = tf.data.Dataset.zip((data.shuffle(200), data.shuffle(200)))
+    assert sum(int(a == b) for a, b in pairs) < 10
+
+
+def test_shuffles_elsewhere_do_not_change_a_seed(seed):
+    """As where only one worker looks at other data before."""
+
+    def rows():
+        return rows_of(tf.data.Dataset.range(32).shuffle(32))
+
+    seed.set(7)
+    expected = rows()
+    seed.set(7)
+    tf.data.Dataset.range(8).shuffle(8)
+    assert rows() == expected
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "DATA", "FILE", "OFF"])
+def test_shared_data_have_one_order(policy):
+    """Which of them comes first is not left to the machine."""
+    options = tf.data.Options()
+    options.deterministic = False
+    kinds = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = kinds[policy]
+    data = tf.data.Dataset.range(8).batch(2).with_options(options)
+    is_shared = policy in ("AUTO", "DATA")
+    chosen = shared_data.in_one_order(data).options()
+    assert chosen.deterministic is is_shared
+    assert chosen.experimental_distribute.auto_shard_policy == kinds[policy]
+
+
+def test_seed_of_the_user_counts(seed):
+    def rows():
+        tf.random.set_seed(1)
+        return rows_of(tf.data.Dataset.range(32).shuffle(32)), epochs_of_fit()
+
+    expected = rows()
+    seed.set(7)
+    assert rows() == expected
+
+
+def test_random_numbers_of_other_functions_stay_new(seed):
+    """With a global seed they would be the same in every epoch."""
+    seed.set(7)
+    data = tf.data.Dataset.range(3).map(lambda _: tf.random.uniform([]))
+    first, second = (np.array([*data.as_numpy_iterator()]) for _ in range(2))
+    assert (first != second).all()
+
+
+def test_seeds_of_all_parts_of_a_data_set_are_found():
+    data = tf.data.Dataset.range(8).shuffle(8, seed=1)
+    data = tf.data.Dataset.zip((data, data.shuffle(8, seed=2).batch(1)))
+    data = data.map(lambda a, b: (a, tf.random.shuffle(b, seed=3))).prefetch(1)
+    seeds = [seed for _, seed in shuffles.seeds_of_shuffles(data)]
+    assert seeds == [3, 1, 2, 1]
+
+
+def agree(dataset, batches, *others):
+    """Be worker 0; the others say something else of a statement."""
+
+    def gather(strategy, subject, statement, hint):
+        change = [
+            [
+                value if other is None else other
+                for value, other in zip(statement, worker, strict=True)
+            ]
+            for worker in others
+        ]
+        return json.loads(json.dumps([statement, *change]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_data, "gather_statements", gather)
+        shared_data.agree_on_data(None, dataset, batches)
+
+
+@pytest.fixture
+def alone(monkeypatch, seed):
+    """No cluster, whose processes would meet before they raise."""
+    store = types.SimpleNamespace(meet=lambda key, seconds: None)
+    monkeypatch.setattr(agreement, "coordination", store)
+
+
+def test_lengths_must_be_the_same(alone):
+    data = tf.data.Dataset.range(8)
+    agree(data, 3, [None] * 3)
+    message = "3 on worker 0, an unknown number on worker 1, 5 on worker 2. Use"
+    with pytest.raises(RuntimeError, match=message):
+        agree(data, 3, [-2, None, None], [5, None, None])
+
+
+def test_generators_of_the_host_follow_the_first_worker(alone):
+    data = tf.data.Dataset.range(8).batch(2)
+    np.random.seed(1)
+    expected = np.random.get_state()[1].tolist()
+    agree(data, 3, [None] * 3)
+    assert np.random.get_state()[1].tolist() == expected
+    agree(data, 3, [None, None, [5, 6, 7]])
+    changed = np.random.get_state()[1].tolist()
+    assert changed != expected
+    np.random.seed(1)
+    tf.random.set_seed(1)  # The user's wish.
+    agree(data, 3, [None, None, [5, 6, 7]])
+    assert np.random.get_state()[1].tolist() == expected
+
+
+def test_generators_of_workers_with_data_of_their_own_are_left_alone(alone):
+    """Drawn by the same numbers, all would have the same rows."""
+    np.random.seed(1)
+    expected = np.random.get_state()[1].tolist()
+    agree(None, 3, [None, None, [5, 6, 7]])
+    assert np.random.get_state()[1].tolist() == expected
+
+
+def test_eager_error_says_all_that_one_of_a_graph_does():
+    def check():
+        batch_digests.check(
+            tf.constant([0, 0, batch_digests.Verdict.DIFFERENT, 0])
+        )
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as eager:
+        check()
+    with pytest.raises(tf.errors.InvalidArgumentError) as in_graph:
+        tf.function(check)()
+    assert eager.value.message.startswith("All workers must draw the same")
+    told = in_graph.value.message.replace("\\'", "'")
+    assert eager.value.message in told
+
+
+@pytest.mark.parametrize("number", [0, 7])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3), (700, 5, 90)])
+def test_values_of_any_size_have_a_digest(shape, number):
+    number = tf.constant(number, tf.int64)
+    batch = tf.zeros(shape)
+    says, own = tf.split(batch_digests.digests((batch, batch), number), 2)
+    assert not np.any(says)
+    assert np.all(own[:2] != 0)
+    assert not np.any(own[2:])
+    # What is known of its shape makes no difference.
+    unknown = tf.function(
+        batch_digests.digests,
+        input_signature=[
+            (tf.TensorSpec(None),) * 2,
+            tf.TensorSpec([], "int64"),
+        ],
+    )
+    assert np.array_equal(unknown((batch, batch), number)[8:], own)
+
+
+def test_in_time_all_elements_count_in_digests():
+    batch = np.zeros((700, 130), "float32")
+    changed = batch.copy()
+    changed[-1, -1] = 1
+    differ = [
+        np.any(
+            batch_digests.digests(tf.constant(batch), number)
+            != batch_digests.digests(tf.constant(changed), number)
+        )
+        for number in tf.range(9, dtype=tf.int64)
+    ]
+    assert any(differ)
+    assert not all(differ)

@@ -1,0 +1,170 @@
+"""What steps assign on each replica is common where it is read."""
+
+import cases
+import keras
+import numpy as np
+import pytest
+import state
+import tensorflow as tf
+
+from tf_optimizers.workers.steps.common_state import state_of
+
+# Of steps that move by 0.1 and more.
+TOLERANCE = 1e-6
+
+
+def parts(strategy, variable):
+    """Return each replica's value."""
+    value = getattr(variable, "value", variable)
+    if not isinstance(value, tf.Variable):
+        value = variable
+    return [p.numpy() for p in strategy.experimental_local_results(value)]
+
+
+def moved(model):
+    """Return how far the replicas' values of a center are from each other."""
+    first, second = parts(model.distribute_strategy, model.layers[0].center)
+    return np.abs(first - second).max()
+
+
+class Seen(keras.callbacks.Callback):
+    """Notes how far replicas are from each other in each batch and place."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches, self.places = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(moved(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.places.append(moved(self.model))
+
+    on_test_batch_end = on_predict_batch_end = on_epoch_end
+
+
+@pytest.mark.parametrize(
+    "kind", cases.with_long(["keras", "tensorflow"], ["tensorflow"])
+)
+def test_state_of_rows_is_that_of_one_process_after_an_epoch(ours, kind):
+    expected = state.center(kind)
+    state.fit(expected)
+    with ours.scope():
+        model = state.center(kind)
+    seen = Seen()
+    data = state.X, state.Y
+    state.fit(model, callbacks=[seen], validation_data=data)
+    assert min(seen.batches) > 0.01
+    assert seen.places == [0] * len(seen.places)
+    difference = state.center_of(model) - state.center_of(expected)
+    assert np.abs(difference).max() < TOLERANCE
+    # What `fit` has measured is what is there.
+    measured = model.history.history["val_loss"][-1]
+    assert model.evaluate(*data, verbose=0) == pytest.approx(measured, 1e-6)
+    loss = expected.evaluate(*data, verbose=0)
+    assert measured == pytest.approx(loss, 1e-5)
+
+
+def test_statistics_are_common_where_they_are_read(ours, tmp_path):
+    """By steps of one's own, too; a file has what was predicted with."""
+    with ours.scope():
+        model = state.compiled(
+            keras.layers.BatchNormalization(), keras.layers.Dense(2)
+        )
+    mean = model.layers[0].moving_mean
+    halves = [state.X[:6], state.X[6:]]
+    rows = ours.experimental_distribute_values_from_function(
+        lambda context: tf.constant(halves[context.replica_id_in_sync_group])
+    )
+
+    @tf.function
+    def train():
+        ours.run(lambda x: model(x, training=True), (rows,))
+
+    def step():
+        train()
+        first, second = parts(ours, mean)
+        assert np.abs(first - second).max() > 1e-3
+        return (first + second) / 2
+
+    def check(expected):
+        for part in parts(ours, mean):
+            np.testing.assert_allclose(part, expected, 1e-6)
+
+    expected = step()
+    predictions = model.predict(state.X, verbose=0)
+    check(expected)
+    expected = step()
+    model.evaluate(state.X, state.Y, verbose=0)
+    check(expected)
+    expected = step()
+    model.save(tmp_path / "model.keras")
+    check(expected)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    predictions = model.predict(state.X, verbose=0)
+    np.testing.assert_array_equal(
+        loaded.predict(state.X, verbose=0), predictions
+    )
+    np.testing.assert_array_equal(
+        loaded.layers[0].moving_mean, parts(ours, mean)[0]
+    )
+
+
+def test_replicas_that_get_the_same_keep_it(ours):
+    """To the bit: counters, averages of weights, and what is aggregated."""
+
+    class Follows(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            for average, weight in zip(
+                self.averages, self.layers[-1].weights, strict=True
+            ):
+                average.assign(0.3 * average + 0.7 * weight)
+            self.steps.assign_add(1)
+            return logs
+
+    with ours.scope():
+        keras.utils.set_random_seed(1)
+        layers = [state.Center(aggregation="mean"), keras.layers.Dense(2)]
+        model = Follows([keras.Input((4,)), *layers])
+        model.averages = [
+            keras.Variable(weight * 0, trainable=False)
+            for weight in model.layers[-1].weights
+        ]
+        model.steps = keras.Variable(0, trainable=False, dtype="int32")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    found = []
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: found.append(model.get_weights())
+    )
+    state.fit(model, callbacks=[keep])
+    for value, before in zip(model.get_weights(), found[-1], strict=True):
+        np.testing.assert_array_equal(value, before)
+    for variable in model.weights:
+        first, second = parts(ours, variable)
+        np.testing.assert_array_equal(first, second)
+    assert int(model.steps.numpy()) == 6
+    assert all(state_of(ours).is_assigned(v) for v in model.averages)
+
+
+def test_state_without_a_mean_is_named(ours):
+    with ours.scope():
+        model = state.compiled(state.Counter(), keras.layers.Dense(2))
+    with pytest.warns(UserWarning, match="must be floating-point") as warned:
+        state.fit(model)
+    (message,) = {str(each.message) for each in warned}
+    assert f"`{model.layers[0].count.path}` of dtype int32" in message
+    assert len(warned) == 1
+
+
+def test_states_of_rows_stay_with_their_replica(ours):
+    """As a recurrent layer keeps them, for the next batch of these rows."""
+    with ours.scope():
+        layers = [keras.Input(batch_shape=(2, 3, 1))]
+        layers += [keras.layers.SimpleRNN(2, stateful=True)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+    x = state.X.reshape(4, 12, 1)[:, :3]
+    model.fit(x, x[:, :2, 0], batch_size=4, shuffle=False, verbose=0)
+    first, second = parts(ours, model.layers[0].states[0])
+    assert np.abs(first - second).max() > 1e-3

@@ -1,0 +1,348 @@
+"""Losses, metrics and steps that users write compute what one process does."""
+
+import functools
+
+import cases
+import custom_steps
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_optimizers.workers.data.batch_metadata import (
+    CountedSpec,
+    Rows,
+    with_rows,
+)
+
+RNG = np.random.default_rng(0)
+
+# Float32 sums in another order, over steps that move by more than 1e-2.
+TOLERANCE = 2e-6
+
+
+# Of these, others tell, too.
+LONG = [
+    *("guide, steps", "guide, accumulated", "loss", "rows", "sum", "function"),
+    *("synchronized, no reduction", "numbers", "metrics, eager"),
+    *("no reduction", "no reduction, eager", "several optimizers"),
+    *("guide, floats", "guide, eager", "compute_loss", "function within"),
+    *("guide, ours", "average of TensorFlow", "distillation", "total"),
+]
+
+
+@pytest.mark.parametrize("name", cases.with_long(custom_steps.CASES, LONG))
+def test_own_steps_equal_one_process(ours, name):
+    expected, expected_logs = custom_steps.fit(name)
+    with ours.scope():
+        actual, logs = custom_steps.fit(name)
+    pairs = actual.trainable_variables, expected.trainable_variables
+    assert cases.error(*pairs) < TOLERANCE
+    assert cases.error(logs, expected_logs) < 1e-5
+
+
+class Keeps(keras.metrics.Metric):
+    """Keeps a maximum, which no sum over replicas is."""
+
+    def __init__(self):
+        super().__init__(name="keeps")
+        self.most = self.add_weight(initializer="zeros", name="most")
+        self.rows = self.add_weight(initializer="zeros", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+        self.rows.assign_add(keras.ops.shape(y_pred)[0])
+
+    def result(self):
+        return self.most
+
+
+def test_variable_of_a_metric_that_is_no_sum_is_named(ours):
+    """Those of Keras are sums, also where they are not simply added to."""
+    with ours.scope():
+        model = custom_steps.dense(2)
+        metrics = [
+            *(keras.metrics.AUC(), keras.metrics.MeanIoU(2)),
+            *(keras.metrics.R2Score(), keras.metrics.F1Score()),
+            *(keras.metrics.PrecisionAtRecall(0.5), "accuracy", "mae"),
+        ]
+        model.compile("sgd", "mse", metrics=metrics)
+        model.test_on_batch(
+            custom_steps.X, abs(custom_steps.Y) > 1
+        )  # No warning.
+        model.compile("sgd", "mse", metrics=[Keeps(), *metrics[-2:]])
+    with pytest.warns(UserWarning, match="must be a sum over rows") as warned:
+        model.test_on_batch(custom_steps.X, custom_steps.Y)
+    (message,) = {str(each.message) for each in warned}
+    assert "`keeps/most`" in message
+
+
+def test_number_made_of_a_metric_is_named(ours):
+    """One that is no metric's result counts for that of a replica."""
+
+    class Made(custom_steps.Guide):
+        def test_step(self, data):
+            x, y = data
+            self.mae.update_state(y, self(x))
+            return {"mae": self.mae.result(), "half": self.mae.result() / 2}
+
+    with ours.scope():
+        model = custom_steps.compiled(Made())
+    with pytest.warns(UserWarning, match="must be the metric's") as warned:
+        model.evaluate(custom_steps.X, custom_steps.Y, batch_size=3, verbose=0)
+    (message,) = {str(each.message) for each in warned}
+    assert "Received: `half`, which depends on `mae/" in message
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
+    """On several workers Keras reduces all that a step returns along axis 0."""
+    labels = keras.ops.one_hot([0, 1, 1, 2], 3)
+    guesses = keras.ops.one_hot([0, 1, 2, 2], 3)
+    with ours.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Identity()])
+        model.compile(loss="mse", metrics=[keras.metrics.F1Score()])
+
+    def run():
+        logs = ours.run(model.test_step, ((guesses, labels),))
+        return {k: ours.reduce("MEAN", log, axis=0) for k, log in logs.items()}
+
+    logs = run() if eagerly else tf.function(run)()
+    expected = keras.metrics.F1Score()(labels, guesses)
+    assert logs["f1_score"].shape == (3,)
+    assert cases.error([logs["f1_score"]], [expected]) < TOLERANCE
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="newer Keras"
+)
+def test_optimizer_is_built_alike_on_all_replicas(ours):
+    """That of a part, as of a GAN: a step is the first to use it."""
+    with ours.scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.ScheduleFreeAdamW(0.1)
+
+    @tf.function
+    def step():
+        ours.run(optimizer.apply, ([tf.ones(2)], [variable]))
+
+    step()
+    for each in (variable, *optimizer.variables):
+        first, second = ours.experimental_local_results(each.value)
+        np.testing.assert_array_equal(first, second)
+    steps = ours.experimental_local_results(optimizer.iterations.value)
+    assert [int(each) for each in steps] == [1, 1]
+
+
+def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
+    """Not for no variables, from an iterator too, with Keras's names."""
+    with ours.scope():
+        variable = keras.Variable([1.0, 2.0], name="w")
+        optimizer = keras.optimizers.Adam(0.1)
+    tf.function(lambda: ours.run(optimizer.apply, ([], [])))()
+    assert not optimizer.built
+
+    def step():
+        optimizer.apply([tf.ones(2)], iter([variable]))
+
+    tf.function(lambda: ours.run(step))()
+    assert variable.numpy()[0] < 0.95
+    assert optimizer.variables[-1].path == f"{optimizer.name}/w_velocity"
+
+
+def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
+    """A replica's own gradient is larger than its part of that of all rows."""
+
+    class Step(keras.Sequential):
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self(x))
+                scaled = self.optimizer.scale_loss(loss)
+            weights = self.trainable_weights
+            self.optimizer.apply(tape.gradient(scaled, weights), weights)
+            return {"loss": loss}
+
+    def fit():
+        layers = [keras.Input((1,)), keras.layers.Dense(1)]
+        model = Step(layers)
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(1.0), initial_scale=2.0**127
+            )
+        )
+        x = np.array([[2.4], [0.0]], "float32")  # 2.4 * 2^127 is infinite.
+        before = model.get_weights()[0]
+        model.fit(x, x, batch_size=2, verbose=0)
+        return model.get_weights()[0] - before
+
+    expected = fit()
+    assert np.abs(expected) > 0.5
+    with ours.scope():
+        found = fit()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_predictions_are_those_of_the_rows(ours):
+    expected = custom_steps.predictions()
+    with ours.scope():
+        assert custom_steps.predictions() == expected
+
+
+def counted(strategy, batch, other=None):
+    """Return a batch of which the second replica has no row of its own.
+
+    It holds a copy of the first row, or another.
+    """
+
+    def parts(tensor, other):
+        return strategy.experimental_distribute_values_from_function(
+            lambda c: other if c.replica_id_in_sync_group else tensor
+        )
+
+    rows = tf.shape(batch[0])[0]
+    others = other or [tensor[:1] for tensor in batch]
+    parts = tuple(map(parts, batch, others))
+    kinds = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in batch]
+    spec = tuple(CountedSpec(kind, kind) for kind in kinds)
+    return with_rows(parts, Rows(rows, (rows, tf.constant(0))), spec)
+
+
+def make_telling(reduction, *, synchronized):
+    """Return a model of which every part would show another row."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4, 3))
+    x = keras.layers.Masking()(inputs)
+    x = keras.layers.BatchNormalization(synchronized=synchronized)(x)
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.MeanSquaredError(reduction),
+        metrics=["mae", keras.metrics.AUC(name="auc"), custom_steps.Total()],
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("reduction", "synchronized"),
+    cases.with_long(
+        [
+            *(("mean", False), ("sum", False), ("none", False)),
+            ("mean_with_sample_weight", True),
+        ],
+        [("mean", False), ("sum", False), ("none", False)],
+    ),
+)
+def test_row_that_is_not_its_own_counts_for_nothing(
+    ours, reduction, synchronized
+):
+    batch = [
+        RNG.standard_normal((3, 4, 3)).astype("float32"),
+        RNG.integers(0, 2, (3, 4, 2)).astype("float32"),
+        np.array([[0.5], [1], [2]], "float32"),
+    ]
+    batch[0][0, 2:] = 0  # Masked steps.
+    batch = [tf.constant(values) for values in batch]
+    expected = make_telling(reduction, synchronized=synchronized)
+    with ours.scope():
+        actual = make_telling(reduction, synchronized=synchronized)
+    step, test = map(tf.function, (expected.train_step, expected.test_step))
+    logs = [step(batch), test(batch)]
+
+    def run(batch, name):
+        outputs = ours.run(getattr(actual, name), (batch,))
+        return {k: ours.reduce("MEAN", v, None) for k, v in outputs.items()}
+
+    train, evaluate = (
+        tf.function(functools.partial(run, name=name))
+        for name in ("train_step", "test_step")
+    )
+    batch = counted(ours, batch)
+    found = [train(batch), evaluate(batch)]
+    # That of replica 0; the other keeps its statistics.
+    assert cases.error(actual.get_weights(), expected.get_weights()) < TOLERANCE
+    for log, expected_log in zip(found, logs, strict=True):
+        for name, value in expected_log.items():
+            assert cases.error([log[name]], [value]) < 1e-5, name
+    if not synchronized:
+        moving = actual.non_trainable_variables[0].value.values[1]
+        np.testing.assert_array_equal(moving, np.zeros(3))
+
+
+@pytest.mark.parametrize("step", [keras.Sequential, custom_steps.Guide])
+def test_gradient_of_a_row_that_is_not_its_own_may_be_nan(ours, step):
+    """As that of a square root at zero."""
+
+    class Root(step):
+        def compute_loss(self, x, y, y_pred, *_, **__):
+            return self.loss_of(y, y_pred)
+
+        def loss_of(self, y, y_pred):
+            return keras.ops.mean(keras.ops.norm(y_pred - y, axis=1))
+
+    with ours.scope():
+        layers = [keras.Input((2,)), keras.layers.Dense(2)]
+        model = Root(layers) if step is keras.Sequential else Root()
+        model.compile(keras.optimizers.SGD(0.1))
+    units = model.layers[0].kernel.shape[0]
+    ones, zeros = (
+        [make([1, units]), make([1, 2])] for make in (tf.ones, tf.zeros)
+    )
+    batch = counted(ours, ones, zeros)
+    before = model.get_weights()
+    ours.run(model.train_step, (batch,))
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert cases.error(model.get_weights()[:1], before[:1]) > 1e-2
+
+
+def test_loop_of_the_user_gets_no_row_that_is_not_its_own(ours):
+    batch = counted(ours, [tf.ones([3, 4]), tf.constant(["a", "b", "c"])])
+
+    @tf.function
+    def run(batch, other):
+        return ours.run(
+            lambda batch, *, other: (
+                [tf.size(tensor) for tensor in batch] + [tf.size(other)]
+            ),
+            (batch,),
+            {"other": other},
+        )
+
+    sizes = run(batch, tf.constant([7]))
+    sizes = [ours.experimental_local_results(size) for size in sizes]
+    np.testing.assert_array_equal(sizes, [[12, 0], [3, 0], [1, 1]])
+
+
+DTYPES = [
+    *("bool", "uint8", "int8", "int16", "uint16", "uint32", "uint64"),
+    *("bfloat16", "float16", "int64", "complex64", "complex128", "string"),
+]
+
+
+@pytest.mark.parametrize("dtype", cases.with_long(DTYPES, DTYPES[1:-2]))
+def test_values_of_any_dtype_are_joined(ours, dtype):
+    """Two rows of one replica, and one of the other."""
+    numbers = tf.constant([[0, 1], [2, 3], [100, 0]])
+    if dtype == "string":
+        rows = tf.strings.as_string(numbers) + tf.constant([["", "\u00e9\0."]])
+    else:
+        rows = tf.cast(numbers, dtype)
+    if rows.dtype.is_complex:
+        rows *= 1 + 2j
+    parts = ours.experimental_distribute_values_from_function(
+        lambda c: rows[2:] if c.replica_id_in_sync_group else rows[:2]
+    )
+    joined = [ours.gather(parts, 0), tf.function(ours.gather)(parts, 0)]
+    for value in joined:
+        assert value.dtype == rows.dtype
+        assert value.numpy().tolist() == rows.numpy().tolist()
+
+
+def test_strings_of_a_replica_without_any_are_joined(ours):
+    empty = tf.zeros([0], tf.string)
+    parts = ours.experimental_distribute_values_from_function(
+        lambda c: (
+            empty if c.replica_id_in_sync_group else tf.constant(["a", ""])
+        )
+    )
+    assert ours.gather(parts, 0).numpy().tolist() == [b"a", b""]

@@ -1,0 +1,492 @@
+"""Keras's guide to several workers, as it is written, and what it rests on."""
+
+import itertools
+import operator
+
+import cases
+import custom_steps
+import numpy as np
+import pytest
+import real_workers
+import state
+from scripts import dtypes
+from scripts.guide import (
+    LOOPED,
+    ROWS,
+    looked_between,
+    trained_on_batches,
+    trained_positions,
+)
+from versions import KERAS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What two workers report."""
+    folder = tmp_path_factory.mktemp("guide")
+    parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
+    parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "sharp"]
+    parts += ["compared", "mixed", "by_rows", "looked", "batches"]
+    parts += ["numbers", "variables", "models", "quantized", "empty"]
+    return real_workers.results("guide", folder, 2, *parts)
+
+
+ALL = pytest.param("all", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+def long_results(tmp_path_factory):
+    """What two workers report with more time."""
+    folder = tmp_path_factory.mktemp("long")
+    parts = ["kinds", "outside", "looped", "every looked", "steps", "generated"]
+    parts += ["interleaved", "files", "counts", "permuted"]
+    parts += ["every models", "every empty"]
+    results = real_workers.results("guide", folder, 2, *parts)
+    return [
+        {part.removeprefix("every "): found for part, found in result.items()}
+        for result in results
+    ]
+
+
+@pytest.fixture(scope="module", params=["some", ALL])
+def looked(request):
+    """What two workers report of data that one looks at, some or all."""
+    is_all = request.param == "all"
+    found = request.getfixturevalue("long_results" if is_all else "results")
+    return [result["looked"] for result in found]
+
+
+THREE = pytest.param(3, marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=[2, THREE])
+def order(request, tmp_path_factory):
+    """What some workers see of data that they share."""
+    if request.param == 2:
+        results = request.getfixturevalue("results")
+    else:
+        folder = tmp_path_factory.mktemp("order")
+        results = real_workers.results("guide", folder, request.param, "order")
+    return [result["order"] for result in results]
+
+
+def test_guide_runs(results):
+    """A strategy, then others that go on from the last one's checkpoint."""
+    first, second = (result["guide"] for result in results)
+    assert first == second
+    assert first["loss"][-1] < first["loss"][0]
+    runs = first["runs"]
+    assert [run["start"] for run in runs] == [0, 20]
+    assert runs[1]["loss"][0] < runs[0]["loss"][0]
+
+
+@pytest.mark.long
+def test_strategies_of_one_process_do_not_meet(long_results):
+    """Their variables and collectives are of different shapes."""
+    for result in long_results:
+        for total, size in zip(
+            result["interleaved"], (2, 7, 3, 8), strict=True
+        ):
+            np.testing.assert_array_equal(total, np.full(size, 4.0))
+
+
+def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
+    assert [result["uncompiled"] for result in results] == [1.5, 1.5]
+
+
+def test_metrics_are_read_together_and_after_every_step(results):
+    """A step may be one without a collective; metrics may be reset."""
+    rows = ROWS.reshape(8, 3)
+    sums = [*rows[:4].sum(1).cumsum(), *rows[4:].sum(1).cumsum()]
+    numbers = [3 * (1 + i % 4) for i in range(8)]
+    expected = [[s, s / n] for s, n in zip(sums, numbers, strict=True)]
+    for result in results:
+        np.testing.assert_allclose(result["read"]["found"], expected, 1e-6)
+        assert result["read"]["asked"] == 8
+        assert result["read"]["restored"] == 2
+
+
+def test_state_that_workers_assign_is_common_where_it_is_read(results):
+    """What is common already, one worker may save alone."""
+    first, second = (result["assigned"] for result in results)
+    assert first == second
+    assert first["asked"] == ["the end of an epoch", "the saving of a model"]
+    model = state.center()
+    state.fit(model, epochs=1)
+    loss, _, center = first["measured"]
+    assert center == pytest.approx(state.center_of(model), rel=1e-5)
+    data = state.X, state.Y
+    assert loss == pytest.approx(model.evaluate(*data, verbose=0), rel=1e-5)
+    model.train_on_batch(*data)
+    for found in first["saved"]:
+        assert found == pytest.approx(state.center_of(model), rel=1e-5)
+
+
+def test_weights_that_steps_put_back_are_those_of_all_workers(results):
+    """Each worker has moved them by gradients of its own."""
+    first, second = (result["sharp"]["weights"] for result in results)
+    assert first == second
+
+
+def test_weights_that_steps_assign_are_an_error_that_says_so(results):
+    for result in results:
+        message = result["sharp"]["error"]
+        assert "must have the weights" in message
+        assert "A step, or a layer, assigns to `" in message
+        assert "/bias` without an optimizer" in message
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["VAE", "GAN", "total", "unlisted"])
+def test_own_steps_of_workers_equal_one_process(long_results, name):
+    """The last batch has a row for one of them only."""
+    first, second = (result["steps"][name] for result in long_results)
+    assert first == second
+    model, logs = custom_steps.fit(name)
+    assert cases.error(first["weights"], model.trainable_variables) < 2e-6
+    assert cases.error(first["logs"], logs) < 1e-5
+
+
+@pytest.mark.long
+def test_predictions_of_any_dtype_are_those_of_one_process(long_results):
+    for result in long_results:
+        assert result["steps"]["predictions"] == custom_steps.predictions()
+
+
+def test_another_cluster_is_refused(results):
+    for result in results:
+        assert "must have the same cluster" in result["another_cluster"]
+
+
+def test_every_row_is_seen_once_an_epoch(order):
+    for kind, first in order[0]["epochs"].items():
+        for epoch in range(len(first)):
+            rows = [result["epochs"][kind][epoch] for result in order]
+            assert sorted(itertools.chain(*rows)) == [*range(24)], kind
+
+
+def test_order_changes_from_epoch_to_epoch(order):
+    """But for Keras's shuffling by a seed of TensorFlow."""
+    for kind, epochs in order[0]["epochs"].items():
+        different = 1 if kind == "seeded" else len(epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == different, kind
+
+
+def test_each_file_has_an_order_of_its_own(order):
+    """Where a function makes and shuffles datasets of them."""
+    for parts in zip(*(o["epochs"]["flat_map"] for o in order), strict=True):
+        size = 6 // len(order)  # Of a batch of 6 rows.
+        rows = [
+            row
+            for i in range(0, len(parts[0]), size)
+            for part in parts
+            for row in part[i : i + size]
+        ]
+        assert [row // 8 for row in rows] == 8 * [0] + 8 * [1] + 8 * [2]
+        places = np.reshape(rows, (3, 8)) % 8
+        assert len({tuple(file) for file in places}) == 3
+
+
+def test_generators_of_the_host_draw_alike(order):
+    for result in order:
+        assert result["drawn"] == order[0]["drawn"]
+
+
+def test_different_seeds_are_an_error_that_names_them(results):
+    for result in results:
+        messages = result["seeds"]
+        assert messages.pop("not shared") is None
+        if KERAS >= (3, 16):  # It shuffles arrays by no seed.
+            assert messages.pop("arrays") is None
+        else:
+            assert "[[1, 0]] on worker 1" in messages["arrays"]
+        for message in messages.values():
+            assert "must shuffle shared data alike" in message
+        expected = "the seeds [[3, 0]] on worker 0, [[3, 1]] on worker 1"
+        assert expected in messages["shuffle"]
+
+
+@pytest.mark.long
+def test_different_numbers_of_batches_are_an_error_that_names_them(
+    long_results,
+):
+    for result in long_results:
+        messages = result["counts"]
+        assert "3 on worker 0, 5 on worker 1" in messages["known"]
+        expected = "3 on worker 0, infinitely many on worker 1"
+        assert expected in messages["infinite"]
+
+
+@pytest.mark.long
+def test_unknown_numbers_of_batches_end_together(long_results):
+    """Whoever has no rows left waits for those that have."""
+    first, second = (result["counts"] for result in long_results)
+    assert [first["epochs"], second["epochs"]] == [
+        [[*range(6), 4, 4]] * 2,  # The first of its last batch stands in.
+        [[*range(10)]] * 2,
+    ]
+    assert first["evaluate"] == second["evaluate"] > 0
+    assert first["predict"] == second["predict"] == 16
+    # None for the batch that is not there, which others' data end with.
+    assert first["updates"] == second["updates"] == 2 * 5
+
+
+def test_python_converts_variables_as_without_a_strategy(results):
+    """Those that replicas add to are read together, as by `numpy`."""
+    for result in results:
+        found = result["numbers"]
+        assert found["sgd"] == pytest.approx([1, 0.001, 2, 0.001])
+        rates = [0.1 * (1 + np.cos(np.pi * i / 6)) / 2 for i in (1, 2)]
+        assert found["adam"] == pytest.approx([0, rates[0], 1, rates[1]])
+        assert found["plain"] == [2.5, 2, 2.5]
+        assert found["own"] == [7.0, 7]
+        assert found["copied"] == 3.5
+        assert found["several"] == "TypeError"
+
+
+@pytest.mark.parametrize("dtype", dtypes.DTYPES)
+def test_variable_of_any_dtype_begins_with_the_value_of_the_first(
+    results, dtype
+):
+    """Bit by bit, which no number of another dtype would tell."""
+    value, other = (
+        dtypes.bits_of(dtypes.value_of(dtype, worker)) for worker in (0, 1)
+    )
+    assert value != other
+    empty = [] if dtype == "string" else ""
+    for result in results:
+        assert result["variables"][dtype] == [*(3 * [value]), empty]
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize(
+    "name", cases.with_long(dtypes.EMPTY, {*dtypes.EMPTY} - {"SGD", "Lamb"})
+)
+def test_model_trains_beside_a_weight_without_elements(request, name):
+    """TensorFlow crashes where one worker sends it to another."""
+    is_long = name not in ("SGD", "Lamb")
+    found = request.getfixturevalue("long_results" if is_long else "results")
+    (kernel, start), other = (result["empty"][name] for result in found)
+    assert other == [kernel, start]
+    assert cases.error([kernel], [np.array(start)]) > 1e-2
+    if name not in dtypes.COMPRESSING:
+        expected, begun = dtypes.grouped(dtypes.EMPTY[name])
+        assert begun == start
+        np.testing.assert_allclose(kernel, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
+@pytest.mark.parametrize(
+    "name",
+    cases.with_long(
+        [*dtypes.OPTIMIZERS, *dtypes.COMPRESSING],
+        {*dtypes.OPTIMIZERS, *dtypes.COMPRESSING}
+        - {"AdamW", "tfo.Lamb", "SparseLoCo"},
+    ),
+)
+def test_model_of_bfloat16_trains_as_in_one_process(request, name):
+    """To the bit, but for embeddings that Keras sums in another order."""
+    is_long = name not in ("AdamW", "tfo.Lamb", "SparseLoCo")
+    found = request.getfixturevalue("long_results" if is_long else "results")
+    (weights, start), other = (result["models"][name] for result in found)
+    assert other == [weights, start]
+    assert not any(map(operator.eq, weights, start))
+    if name in dtypes.COMPRESSING:
+        return
+    expected, begun = dtypes.trained(dtypes.OPTIMIZERS[name])
+    assert begun == start
+    if name in dtypes.ROUNDING:
+        ours, alone = floats_of(weights.pop(0)), floats_of(expected.pop(0))
+        moved = np.abs(alone - floats_of(start[0])).max()
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=moved / 50)
+    assert weights == expected
+
+
+def floats_of(bits):
+    """Return numbers of bfloat16."""
+    words = np.frombuffer(bytes.fromhex(bits), "uint16").astype("uint32")
+    return (words << 16).view("float32")
+
+
+def test_quantized_model_trains_what_is_beside_it(results):
+    """As of QLoRA: a kernel of int8, with adapters of float32."""
+    first, second = (result["quantized"] for result in results)
+    assert first["predictions"] == second["predictions"]
+    expected = dtypes.adapted()
+    assert expected["dtypes"] == first["dtypes"] == ["float32", "int8"]
+    assert first["loss"] == pytest.approx(expected["loss"], 1e-6)
+    np.testing.assert_allclose(
+        first["predictions"], expected["predictions"], atol=1e-6
+    )
+
+
+@pytest.mark.long
+def test_files_are_not_written_to(long_results):
+    """Where TensorFlow takes an array without a copy, and computes in place."""
+    assert [result["files"] for result in long_results] == [True, True]
+
+
+@pytest.mark.long
+def test_data_may_be_of_any_dtype(long_results):
+    for result in long_results:
+        for losses in result["kinds"].values():
+            assert losses == pytest.approx(result["kinds"]["float32"], 1e-6)
+
+
+def test_versions_that_differ_are_named(results):
+    for result in results:
+        own, message = result["versions"]
+        assert f"numpy='{own}' on worker 0, numpy='0.1' on worker" in message
+        assert "Install the same versions" in message
+
+
+def test_first_worker_warns_of_texts_that_are_hashed_differently(results):
+    first, second = (result["hashes"] for result in results)
+    assert second == [[], []]
+    alike, (message, file) = first
+    assert alike == []
+    assert "PYTHONHASHSEED" in message
+    assert file == "guide"
+
+
+def test_weights_are_compared_whatever_their_names(results):
+    """Only those that differ are an error, with the name of this worker."""
+    names = set()
+    for result in results:
+        path, message = result["shifted"]
+        assert f"Received: {path}=['" in message
+        names.add(path)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_rows_that_all_replicas_have_move_as_in_one_process(results, name):
+    first, second = (result["rows"][name] for result in results)
+    assert first == second
+    # A tenth of what the duplicates would make of a step.
+    for ours, alone in zip(first, trained_positions(name), strict=True):
+        np.testing.assert_allclose(ours, alone, atol=1e-5)
+
+
+@pytest.mark.long
+def test_compile_outside_of_the_scope_is_as_inside(long_results):
+    """The optimizer's count and rate, and metrics of all workers' rows."""
+    first, second = (result["outside"] for result in long_results)
+    for name in {case.split()[0] for case in first}:
+        assert first[f"{name} False"] == first[f"{name} True"], name
+        assert second[f"{name} False"] == first[f"{name} True"], name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LOOPED)
+def test_optimizer_of_a_loop_may_be_made_and_built_anywhere(long_results, name):
+    first, second = (result["looped"][name] for result in long_results)
+    # Gradients that are accumulated are each replica's own.
+    assert first == 5 * first[:1] and second == 5 * second[:1]
+    kernel_bias_and_steps = slice(3)
+    assert first[0][kernel_bias_and_steps] == second[0][kernel_bias_and_steps]
+
+
+def test_workers_that_draw_different_rows_are_told_so(results):
+    for result in results:
+        for kind, message in result["compared"]["differ"].items():
+            assert "All workers must draw the same batches" in message, kind
+
+
+def test_who_has_looked_at_data_before_sees_what_others_do(looked):
+    """In the order that one process goes on with; nobody's rows are missed."""
+    first, second = (result["rows"] for result in looked)
+    for name in first:
+        for own, other in zip(first[name], second[name], strict=True):
+            assert sorted(own + other) == [*range(24)], name
+        if not name.startswith(("cached", "later")):
+            assert len({tuple(rows) for rows in first[name]}) == 3, name
+
+
+def test_shuffles_by_a_seed_are_those_of_one_process(results):
+    """Also after the first worker has looked at its data."""
+    halves = [result["looked"]["seeded"] for result in results]
+    orders = looked_between(looks=True)
+    for own, other, order in zip(*halves, orders, strict=True):
+        for i in range(4):
+            both = own[3 * i : 3 * i + 3] + other[3 * i : 3 * i + 3]
+            assert both == order[6 * i : 6 * i + 6]
+
+
+@pytest.mark.long
+def test_generators_of_the_host_are_aligned_before_an_epoch(long_results):
+    """In time for what NumPy draws at its end."""
+    permuted = [result["permuted"] for result in long_results]
+    (first, own), (second, other) = permuted
+    assert first is None and second is None
+    for rows, others in zip(own, other, strict=True):
+        assert sorted(rows + others) == [*range(24)]
+
+
+@pytest.mark.long
+def test_generator_goes_on_alike_on_all_workers(long_results):
+    """In later calls of `fit`, and in every validation by steps."""
+    first, second = (result["generated"] for result in long_results)
+    assert first == second
+    losses = [mean_loss([*range(8 * i, 8 * i + 8)]) for i in range(2)]
+    np.testing.assert_allclose(first[:2], losses, rtol=1e-5)
+    np.testing.assert_allclose(first[2], mean_loss([*range(12)]), rtol=1e-5)
+    for predictions in (first[5:13], first[18:]):
+        np.testing.assert_allclose(np.diff(predictions)[[0, 1, 2, 4, 5, 6]], 1)
+
+
+def mean_loss(rows):
+    """Of a model that returns its input, where the square is to be found."""
+    rows = np.array(rows, dtype="float64")
+    return np.mean((rows**2 - rows) ** 2)
+
+
+def test_single_batches_are_shared_as_in_one_process(results):
+    """Five rows on two workers, and one."""
+    first, second = (dict(result["batches"]) for result in results)
+    del first["apart"], second["apart"]
+    assert first == second
+    for name, expected in trained_on_batches().items():
+        assert np.shape(first[name]) == np.shape(expected)
+        np.testing.assert_allclose(first[name], expected, rtol=1e-5)
+
+
+def test_single_batches_that_differ_are_an_error_before_the_step(results):
+    """In a function and eagerly; also where only a row is missing."""
+    for result in results:
+        *messages, first = result["batches"]["apart"][:5]
+        *eager, second = result["batches"]["apart"][5:]
+        assert not first and not second
+        for message in [*messages, *eager]:
+            assert "must pass the same rows to `train_on_batch`" in message
+
+
+def test_augmented_rows_need_not_be_alike(results):
+    """If their labels tell that they are the same, or may be."""
+    for result in results:
+        assert result["compared"]["augmented"] is None
+        assert result["compared"]["like one"] is None
+
+
+def test_two_shuffles_do_not_pair_rows_with_themselves(results):
+    for result in results:
+        assert result["mixed"] < 0.05
+
+
+def test_files_are_shared_by_rows(results):
+    """In their order, and however many of them there are."""
+    for result in results:
+        found = result["by_rows"]
+        assert found["files"] == [*range(9), 100, 101, 102]
+        assert found["one"] == [*range(9)]
+        assert found["emptied"] == [*range(4), 100, 101, 102]
+
+
+def test_batches_of_files_come_without_empty_ones(results):
+    """Of 9 rows and 3, two by two: TensorFlow adds a sixth without any."""
+    for result in results:
+        rows, steps = result["by_rows"]["by file"]
+        assert rows == [*range(9), 100, 101, 102]
+        assert steps == 5

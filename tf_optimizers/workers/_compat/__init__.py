@@ -1,0 +1,1 @@
+"""Private names of TensorFlow and Keras that only the strategy depends on."""

@@ -1,0 +1,147 @@
+"""Checks that all workers take the same first step, and train alike."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import micro_steps
+from tf_optimizers.replicas import digests
+from tf_optimizers.workers.agreement.statements import (
+    check_agreement,
+    check_alike,
+)
+from tf_optimizers.wrapped import (
+    has_common_weights,
+    is_wrapper,
+    optimizers_of,
+    with_updated,
+    wrapped_optimizers,
+)
+
+_CALLBACKS = (
+    "Callbacks, and code of your own, must set weights and rates alike on "
+    "every worker."
+)
+_STEPS = (
+    "A step, or a layer, assigns to {paths} without an optimizer, and each "
+    "replica from its own rows: give an optimizer the change, make the "
+    "variable `trainable=False`, or assign what all replicas have in common, "
+    "such as `tf.distribute.get_replica_context().all_reduce('SUM', value)`. "
+    "If the step only moves weights there and back, keep them before "
+    "(`tf.identity(weight)`), and assign what was kept."
+)
+
+
+def check_same_optimizer(
+    strategy: Any, optimizer: Any, variables: Sequence[Any]
+) -> None:
+    """Raise unless all workers train alike; they would wait forever."""
+    with tf.init_scope():
+        settings = _settings(optimizer)
+        step = int(micro_steps(optimizer))
+    shapes = {
+        f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
+        for i, variable in enumerate(variables)
+    }
+    check_agreement(
+        strategy,
+        "the optimizer's first step",
+        {"optimizer": type(optimizer).__name__, "step": step}
+        | settings
+        | shapes,
+    )
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    try:
+        return _without_names(optimizer.get_config())
+    except NotImplementedError:  # The user's own schedule has no config.
+        return {}
+
+
+def _without_names(settings: Any) -> Any:
+    """Return settings without the names of optimizers, inner ones too.
+
+    Keras numbers names by how many a worker has created before.
+    """
+    if isinstance(settings, (list, tuple)):
+        return [_without_names(each) for each in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        key: _without_names(value)
+        for key, value in settings.items()
+        if key != "name"
+    }
+
+
+def check_same_training(
+    statements: Sequence[dict[str, Any]],
+    weights: Sequence[Any],
+    assigned: Sequence[Any],
+) -> None:
+    """Raise unless all workers have made the same `statement_of` a model.
+
+    If a callback sets a weight or the learning rate on one worker alone, the
+    workers differ from then on, and no step would notice. So they do if a step
+    assigns to weights what it makes of the rows of a replica.
+
+    Args:
+        statements: Of all workers.
+        weights: What they are about.
+        assigned: Those of them that steps assign without an optimizer.
+    """
+    hint = _CALLBACKS
+    if assigned:
+        paths = ", ".join(f"`{weight.path}`" for weight in assigned)
+        hint = _STEPS.format(paths=paths)
+    check_alike(
+        "the weights and the learning rate after an epoch",
+        statements,
+        hint,
+        # Keras counts names on with every model that a worker has made.
+        shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
+    )
+
+
+def weights_alike(model: keras.Model) -> list[Any]:
+    """Return what all workers must have the same values of.
+
+    Weights that have just made local steps differ on purpose.
+    """
+    is_alike = has_common_weights(model)
+    return with_updated(model, model.trainable_variables) if is_alike else []
+
+
+def statement_of(
+    strategy: Any, model: keras.Model, weights: Sequence[Any]
+) -> dict[str, Any]:
+    """Return digests of weights, and the learning rates."""
+    components = strategy.experimental_local_results
+    return _rates_of(optimizers_of(model).values()) | {
+        f"weight {i}": digests(
+            part.numpy() for part in components(weight.value)
+        )
+        for i, weight in enumerate(weights)
+    }
+
+
+def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
+    """Return the learning rate, or those of all optimizers in these."""
+    parts = {
+        id(part): part
+        for optimizer in optimizers
+        for part in wrapped_optimizers(optimizer)
+        if not is_wrapper(part)
+    }
+    rates = [
+        tf.convert_to_tensor(part.learning_rate).numpy()
+        for part in parts.values()
+    ]
+    if len(rates) == 1:
+        return {"learning_rate": str(rates[0])}
+    return {
+        f"learning_rate of optimizer {i}": str(r) for i, r in enumerate(rates)
+    }

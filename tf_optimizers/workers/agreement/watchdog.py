@@ -1,0 +1,142 @@
+"""Notices workers that wait for each other in different collectives.
+
+    worker 0     sum of 5    sum of 5    sum of 5   waits
+    worker 1     sum of 5    sum of 5    sum of 6   waits
+
+Both have begun their third collective, and they are not the same: neither will
+ever end. A worker that stands still writes so to the coordination service,
+and looks at what the next one has written, so that among all workers some two
+that differ compare. It also ends a collective that has waited for longer than
+the strategy's `timeout_seconds`.
+"""
+
+import json
+import threading
+import time
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.workers._compat import coordination
+from tf_optimizers.workers.collectives.progress import (
+    describe,
+    failure,
+    has_failed,
+    is_waiting,
+)
+
+# A worker is looked at this often; it stands still if nothing has changed.
+_LOOKING_SECONDS = 3.0
+_READING_SECONDS = 0.2
+_ENDING_SECONDS = 1.0
+
+
+class Watchdog:
+    """What the thread of one worker, for one strategy, has seen.
+
+    Args:
+        extended: Of the strategy.
+    """
+
+    def __init__(self, extended: Any) -> None:
+        # It must not keep the strategy alive.
+        self._channels = extended.channels
+        self._place = f"tf_optimizers/watchdog/{extended.number}"
+        self._worker, self._workers = extended.worker_index, extended.workers
+        self._timeout = extended.timeout_seconds
+        self._seen: list[list[int]] = []
+        self._since: dict[int, float] = {}
+        self._written: dict[int, list[int]] = {}
+        self._agreed: dict[int, list[int]] = {}
+
+    def look(self) -> str | None:
+        """Return what is wrong, once something is."""
+        seen = self._seen
+        self._seen = [each for c in self._channels for each in c.progress()]
+        if any(map(has_failed, self._seen)):
+            return failure(f"worker {self._worker}")
+        for i, now in enumerate(self._seen):
+            if seen[i : i + 1] != [now]:
+                self._since[i] = time.monotonic()
+            elif self._is_late(i, now):
+                return self._timed_out(i, now)
+            # Of two workers, one may be through with what the other is in.
+            elif now[0] and now[:4] != self._agreed.get(i):
+                other = self._compare(i, now[:4])
+                if other == now[:4]:
+                    self._agreed[i] = other
+                elif other:
+                    return self._message(now[:4], other)
+        return None
+
+    def _is_late(self, i: int, now: list[int]) -> bool:
+        if self._timeout is None or not is_waiting(now):
+            return False
+        return time.monotonic() - self._since[i] >= self._timeout
+
+    def _timed_out(self, i: int, now: list[int]) -> str:
+        return (
+            "All workers must come to a collective within the "
+            f"`timeout_seconds` of {self._timeout:g}. Received: "
+            f"{describe(*now[1:4])}, which has timed out on worker "
+            f"{self._worker}, after {time.monotonic() - self._since[i]:.0f} s. "
+            "See what the others do, or raise `timeout_seconds` of "
+            "`communication_options`."
+        )
+
+    def _compare(self, i: int, now: list[int]) -> list[int] | None:
+        """Write for others; return what the next one has written, or None."""
+        written = self._written.get(i)
+        if written != now:
+            if written:
+                coordination.delete(self._key(i, written[0], self._worker))
+            key = self._key(i, now[0], self._worker)
+            coordination.write(key, json.dumps(now))
+            self._written[i] = now
+        next_worker = (self._worker + 1) % self._workers
+        note = coordination.read(
+            self._key(i, now[0], next_worker), _READING_SECONDS
+        )
+        return None if note is None else json.loads(note)
+
+    def _key(self, i: int, count: int, worker: int) -> str:
+        return f"{self._place}/{i}/{count}/{worker}"
+
+    def _message(self, now: list[int], other: list[int]) -> str:
+        next_worker = (self._worker + 1) % self._workers
+        return (
+            "All workers must exchange values of the same sizes and dtypes, "
+            f"in the same order. Received: {describe(*now[1:])} on worker "
+            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}. "
+            "Reduce and gather values of one shape on all workers, whatever "
+            "their batches."
+        )
+
+
+def watch(extended: Any) -> None:
+    """Look after a strategy's collectives, in a thread, until it is gone."""
+    watchdog, ended = Watchdog(extended), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(_LOOKING_SECONDS):
+            try:
+                message = watchdog.look()
+            except tf.errors.OpError:
+                return  # Another worker has died, of which TensorFlow tells.
+            if message:
+                coordination.abort(message)
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+
+    def end() -> None:
+        ended.set()
+        if threading.current_thread() is not thread:
+            # What it tells has no timeout, and no end once the worker that
+            # keeps what all have written is gone.
+            thread.join(_ENDING_SECONDS)
+
+    thread.start()
+    # At the latest before Python ends, which no thread of TensorFlow survives.
+    weakref.finalize(extended, end)

@@ -1,0 +1,246 @@
+"""Reduces and gathers values of replicas, sparse ones of all variables at once.
+
+    worker 0                          worker 1
+    a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
+        │ pack: as 32-bit words, rows padded
+        ▼                                 ▼
+    [a b.values b.indices c]          one int32 buffer each
+        └───────────── all-gather ────────┘
+        ▼ unpack: the same on both
+    a: 4 entries, b: up to 4 rows, those of worker 0 first; the sum of both
+       where they have the same
+    c: dense and small, the sum of both
+
+Padding needs to know the rows of everybody. They travel ahead, all in one
+small all-gather, unless there are no `IndexedSlices`. Large dense values are
+summed in a collective of their own, for each dtype.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat.replicas import in_xla
+from tf_optimizers.codes.entries import Entries
+from tf_optimizers.workers._compat.distribution import CollectiveAllReduce
+from tf_optimizers.workers.collectives.launcher import KeyedLauncher
+from tf_optimizers.workers.collectives.message import (
+    is_gathered,
+    layout,
+    pack,
+    sum_duplicates,
+    unpack,
+)
+
+
+class SparseCollectiveAllReduce(CollectiveAllReduce):
+    """Collectives that pack sparse values, and dense ones of any dtype.
+
+    The results are those of TensorFlow's own, which needs three all-gathers
+    per `IndexedSlices` and cannot pack different dtypes; but every row of
+    `IndexedSlices` comes once. Keras's optimizers square duplicate rows apart,
+    and two replicas often have the same, as of position embeddings.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group_size: int,
+        options: Any,
+        collective_keys: Any,
+        ranks: Sequence[int],
+        first_replica: int,
+    ) -> None:
+        super().__init__(devices, group_size, options, collective_keys)
+        self._places = list(ranks)
+        group_key = collective_keys.get_group_key(self._devices)
+        # There is no argument for them.
+        self._launchers = [
+            KeyedLauncher(
+                *(group_key, group_size, collective_keys, device, options),
+                local_replicas=len(devices),
+                ranks=ranks,
+                replica=first_replica + place,
+            )
+            for place, device in enumerate(self._devices)
+        ]
+
+    def _all_reduce(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value: Any,
+        replica_id: int,
+        options: Any,
+    ) -> Any:
+        # Every call comes through here: from replicas in a graph, from
+        # `merge_call`, and from eager mode. In a graph, TensorFlow (2.21)
+        # leaves out the strategy's options.
+        options = self._options.merge(options)
+        return self.all_reduce(reduce_op, value, replica_id, options)
+
+    def all_reduce(
+        self, reduce_op: Any, value: Any, replica_id: int, options: Any
+    ) -> Any:
+        """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
+        _, reduced = self.exchange(
+            [], tf.nest.flatten(value), replica_id, options, reduce_op
+        )
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def exchange(
+        self,
+        entries: Sequence[Entries],
+        values: Sequence[Any],
+        replica_id: int,
+        options: Any,
+        reduce_op: Any = tf.distribute.ReduceOp.SUM,
+    ) -> tuple[list[Entries], list[Any]]:
+        """Return the entries of all replicas, and the reduced values.
+
+        Args:
+            entries: This replica's.
+            values: Tensors and `IndexedSlices`.
+            replica_id: The replica's local rank.
+            options: TensorFlow's, of communication.
+            reduce_op: What becomes of `values`.
+
+        Raises:
+            RuntimeError: If it will be compiled by XLA.
+        """
+        if self.replicas == 1:
+            return list(entries), list(values)
+        if in_xla():
+            # It compiles for one device, and knows no collectives of CPUs.
+            raise RuntimeError(
+                "`SparseMultiWorkerMirroredStrategy` cannot exchange values "
+                "under XLA. Received: a step that is compiled by XLA. Pass "
+                "`jit_compile=False` to `compile` or `tf.function`."
+            )
+        kinds = list(map(_kind, values))
+        groups: dict[Any, list[Any]] = {kind: [] for kind in kinds}
+        for kind, value in zip(kinds, values, strict=True):
+            groups[kind].append(value)
+        gathered, reduced = self._gather_all(
+            entries, groups, replica_id, options
+        )
+        for kind, group in groups.items():
+            if kind not in reduced:
+                reduced[kind] = self.all_reduce_dense(
+                    tf.distribute.ReduceOp.SUM, group, replica_id, options
+                )
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            for kind, group in reduced.items():
+                reduced[kind] = [_divide(v, self.replicas) for v in group]
+        remaining = {kind: iter(group) for kind, group in reduced.items()}
+        return gathered, [next(remaining[kind]) for kind in kinds]
+
+    def _gather_all(
+        self,
+        entries: Sequence[Entries],
+        groups: dict[Any, list[Any]],
+        replica_id: int,
+        options: Any,
+    ) -> tuple[list[Entries], dict[Any, list[Any]]]:
+        """Return the entries of all replicas, and what else was gathered.
+
+        Args:
+            entries: This replica's.
+            groups: Its values by dtype, `IndexedSlices` by None.
+            replica_id: The replica's local rank.
+            options: TensorFlow's, of communication.
+        """
+        slices = groups.get(None, [])
+        small = {
+            kind: group
+            for kind, group in groups.items()
+            if kind and is_gathered(group, self.replicas)
+        }
+        if not (entries or slices or small):
+            return [], {}
+        with tf.device(self.device(replica_id)):
+            rows = []
+            if slices:
+                local = tf.stack([tf.shape(s.indices)[0] for s in slices])
+                every = self.all_gather(local[tf.newaxis], replica_id, options)
+                rows = tf.unstack(every, num=len(slices), axis=1)
+            dense = list(small.values())
+            own = entries, slices, rows, dense
+            kind = layout(entries, slices, dense)
+            words = self.all_gather(pack(*own), replica_id, options, kind)
+            gathered, parts, sums = unpack(words, *own, self.replicas)
+            parts = list(map(sum_duplicates, parts))
+        return gathered, {None: parts, **dict(zip(small, sums, strict=True))}
+
+    def all_reduce_dense(
+        self, reduce_op: Any, value: Any, replica_id: int, options: Any
+    ) -> Any:
+        """Reduce a list of tensors of one dtype, packed."""
+        return super()._all_reduce(reduce_op, value, replica_id, options)
+
+    def all_gather(
+        self,
+        tensor: tf.Tensor,
+        replica_id: int,
+        options: Any,
+        layout: int = 0,
+    ) -> tf.Tensor:
+        """Concatenate tensors of one shape along the first axis, by ranks.
+
+        The public `all_gather` allows tensors of different shapes, and takes
+        two collectives for that. Replicas that pass another `layout`, of 32
+        bits, do not meet in it.
+        """
+        launcher = self._launchers[replica_id]
+        return launcher.gather(tensor, options, layout)
+
+    def all_to_all(
+        self, tensor: tf.Tensor, replica_id: int, options: Any
+    ) -> tf.Tensor:
+        """Send every replica a row of [N, ...]; return those that came.
+
+        Rows are in the order of ranks, as in `all_gather`.
+        """
+        return self._launchers[replica_id].all_to_all(tensor, options)
+
+    def progress(self) -> list[list[int]]:
+        """Return the progress of each local replica; see `Progress`."""
+        return [own.progress.numpy() for own in self._launchers]
+
+    def enter(self) -> None:
+        """Note that a run begins on all local replicas; see `Progress`."""
+        for own in self._launchers:
+            own.progress.enter()
+
+    def leave(self) -> None:
+        """Note that it has ended."""
+        for own in self._launchers:
+            own.progress.leave()
+
+    def device(self, replica_id: int) -> str:
+        """The device of a local replica; no public accessor."""
+        return self._devices[replica_id]
+
+    @property
+    def places(self) -> list[int]:
+        """Of each replica, that in what a collective returns."""
+        return self._places
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers; no public accessor."""
+        return self._group_size
+
+
+def _divide(value: Any, count: int) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            value.values / count, value.indices, value.dense_shape
+        )
+    return value / count
+
+
+def _kind(value: Any) -> tf.DType | None:
+    """Return what tells values apart that travel together: None of slices."""
+    is_sparse = isinstance(value, tf.IndexedSlices)
+    return None if is_sparse else tf.as_dtype(value.dtype)

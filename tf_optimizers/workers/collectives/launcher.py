@@ -1,0 +1,296 @@
+"""Runs the collectives of one replica, in few rounds and under fixed numbers.
+
+TensorFlow's collectives are rings, of N - 1 rounds for a gather and twice as
+many for a sum. On CPUs its all-to-all, which sends all at once, makes one round
+of a gather, and two of a sum, with the bytes of the rings. Among many replicas
+it sends many messages, so that a gather goes in two levels there: to a group of
+neighbors, and then to one replica of each other group.
+
+Workers that want to exchange different things wait for each other for ever.
+So each notes what it has come to, for `watchdog.py` to compare.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.workers._compat.distribution import CollectiveReplicaLauncher
+from tf_optimizers.workers.collectives.progress import (
+    ALL_TO_ALL,
+    GATHER,
+    REDUCE,
+    Progress,
+    group_of,
+    instance_key,
+    lone_key,
+)
+
+# TensorFlow (2.21) writes two ranks as one number: from 1 to 11 as from 11 to
+# 1. A process that has both of them aborts, or would take one for the other.
+_LOCAL_REPLICAS_AT_ONCE = 10
+
+# From here on, messages that are saved are worth another round, even of 20 ms;
+# see docs/benchmarks.md.
+FEWEST_IN_LEVELS = 64
+# Above all keys of groups in `extended.py`.
+_NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
+
+
+class Group(NamedTuple):
+    """Replicas that exchange among themselves."""
+
+    key: int
+    size: int
+
+
+def levels(everybody: Group, rank: int) -> list[Group]:
+    """Return the groups of a replica that a gather goes through, in order.
+
+    Two if replicas are many, and can be parted into groups of one size, of
+    about the root of their number.
+
+    Args:
+        everybody: All replicas.
+        rank: Of the replica among them, by which TensorFlow orders groups.
+    """
+    key, size = everybody
+    near = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+    if size < FEWEST_IN_LEVELS or near == 1:
+        return [everybody]
+    group, place = divmod(rank, near)
+    return [
+        Group(key + _NEAR_KEYS + group, near),
+        Group(key + _FAR_KEYS + place, size // near),
+    ]
+
+
+def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
+    """Return the place of every replica in what a collective returns.
+
+    TensorFlow (2.21) orders workers by their names, so that task:10 comes
+    before task:2, and their devices by number.
+
+    Args:
+        tasks: The names of all workers.
+        devices: Of each worker.
+    """
+    places = {task: place for place, task in enumerate(sorted(tasks))}
+    return [
+        places[task] * devices + device
+        for task in tasks
+        for device in range(devices)
+    ]
+
+
+class KeyedLauncher(CollectiveReplicaLauncher):
+    """Runs a replica's collectives under fixed numbers, on flat tensors.
+
+    Args:
+        *args: As TensorFlow's takes them.
+        local_replicas: How many this process has.
+        ranks: Of all replicas: their places in what a collective returns.
+        replica: This one's number among all.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        local_replicas: int,
+        ranks: Sequence[int],
+        replica: int,
+    ) -> None:
+        super().__init__(*args)
+        self._everybody = Group(self._group_key, self._group_size)
+        self._rank = ranks[replica]
+        self._levels = levels(self._everybody, self._rank)
+        self._ranks = list(ranks)
+        self._has_at_once = (
+            "CPU" in self._device
+            and self._group_size > 2  # Rings of two are as short.
+            and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
+        )
+        self.progress = Progress(
+            self._device, is_guarded=self._group_size > local_replicas
+        )
+
+    def all_reduce(
+        self, input_tensor: Any, control_input: Any = None, options: Any = None
+    ) -> tf.Tensor:
+        """Sum a tensor over all replicas."""
+        tensor = tf.convert_to_tensor(input_tensor)
+        flat = tf.reshape(tensor, [-1])
+        with self._control_input(control_input):
+            if self._has_at_once:
+                total = self._sum_by_shards(flat, options)
+            else:
+                what = REDUCE, _elements(flat), 0
+                total = self._run(
+                    *(REDUCE, flat, what, options),
+                    merge_op="Add",
+                    final_op="Id",
+                )
+        return tf.reshape(total, _shape(tensor))
+
+    def _all_gather(self, input_tensor: Any, options: Any) -> tf.Tensor:
+        # All of TensorFlow's own gathers lead through here, and take what
+        # comes to be in the order of replicas, by their numbers.
+        gathered = self.gather(input_tensor, options)
+        if self._ranks == sorted(self._ranks):
+            return gathered
+        shape, size = tf.shape(gathered), len(self._ranks)
+        parts = tf.concat([[size, shape[0] // size], shape[1:]], 0)
+        parts = tf.reshape(gathered, parts)
+        return tf.reshape(tf.gather(parts, self._ranks), shape)
+
+    def gather(
+        self, input_tensor: Any, options: Any, layout: int = 0
+    ) -> tf.Tensor:
+        """Concatenate tensors along the first axis, in the order of ranks.
+
+        See `instance_key` for the layout.
+        """
+        tensor = tf.convert_to_tensor(input_tensor)
+        shape, flat = _shape(tensor), tf.reshape(tensor, [-1])
+        size = _elements(flat)
+        may_be_empty = tf.is_tensor(size) or size == 0
+        if may_be_empty:
+            # TensorFlow (2.21) ends the process if there is nothing to gather.
+            flat = tf.pad(flat, [[0, tf.cast(tf.equal(size, 0), tf.int32)]])
+        what = GATHER, _elements(flat), layout
+        if self._has_at_once:
+            gathered = self._gather_at_once(flat, what, options)
+        else:
+            gathered = self._run(GATHER, flat, what, options)
+        shape = tf.concat([[self._group_size * shape[0]], shape[1:]], 0)
+        if may_be_empty:
+            gathered = gathered[: self._group_size * size]
+        return tf.reshape(gathered, shape)
+
+    def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
+        """Send every replica a row; return the rows that came, by ranks.
+
+        TensorFlow has the collective, but no launcher or strategy uses it.
+        """
+        rows = tf.reshape(tensor, [self._group_size, -1])
+        what = ALL_TO_ALL, _elements(rows), 0
+        received = self._run(ALL_TO_ALL, rows, what, options)
+        return tf.reshape(received, _shape(tensor))
+
+    def _gather_at_once(
+        self, flat: tf.Tensor, what: tuple[str, Any, int], options: Any
+    ) -> tf.Tensor:
+        kind, elements, layout = what
+        for group in self._levels:
+            rows = tf.tile(flat[tf.newaxis], [group.size, 1])
+            what = kind, elements, layout
+            received = self._run(
+                *(ALL_TO_ALL, rows, what, options, group),
+                name="gather_at_once",
+            )
+            flat = tf.reshape(received, [-1])
+            elements *= group.size
+        return flat
+
+    def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
+        """Let each replica sum a part, in the order of `tf.add_n`."""
+        size, count = _elements(flat), self._group_size
+        # TensorFlow (2.21) ends the process if there is nothing to exchange.
+        each = -(-size // count)
+        each = tf.maximum(each, 1) if tf.is_tensor(each) else max(each, 1)
+        rows = tf.pad(flat, [[0, each * count - size]])
+        rows = tf.reshape(rows, [count, each])
+        what = REDUCE, size, 0
+        received = self._run(
+            ALL_TO_ALL, rows, what, options, name="sum_by_shards"
+        )
+        own = tf.add_n(tf.unstack(received, num=count))
+        return self._gather_at_once(own, (GATHER, each, 0), options)[:size]
+
+    def _run(
+        self,
+        operation: str,
+        tensor: tf.Tensor,
+        what: tuple[str, Any, int],
+        options: Any,
+        replicas: Group | None = None,
+        **attributes: str,
+    ) -> tf.Tensor:
+        """Run an operation of TensorFlow.
+
+        Args:
+            operation: Its name.
+            tensor: What is passed to it.
+            what: Kind of the collective that it does the work of, elements
+                that are passed to that, and their layout. They determine the
+                tensor's shape.
+            options: Of communication.
+            replicas: That exchange; all, by default.
+            **attributes: Of the operation.
+        """
+        options = self._options.merge(options)
+        replicas = replicas or self._everybody
+        with tf.device(self._device):
+            kind, elements, layout = what
+            # An error before it, as at the end of data, means that it never
+            # began, although nothing but its input may wait for that.
+            with tf.control_dependencies([tensor]):
+                key, token = self._begin(
+                    group_of(kind, tensor.dtype), elements, layout
+                )
+            received = getattr(tf.raw_ops, operation)(
+                input=tensor,
+                group_size=replicas.size,
+                group_key=replicas.key,
+                instance_key=key,
+                ordering_token=token,
+                communication_hint=options.implementation.value.lower(),
+                timeout_seconds=self._timeout(options, bool(token)),
+                **attributes,
+            )
+            if token:
+                self.progress.end()
+            return received
+
+    def _timeout(self, options: Any, is_noted: bool) -> float | None:
+        """Return the seconds after which TensorFlow is to end a collective.
+
+        None if `watchdog.py` does so, which watches the strategy's
+        timeout. TensorFlow (2.21) frees what a collective still uses, so that
+        the process may die of it, and keeps a thread for each timeout.
+        """
+        is_watched = is_noted and self.progress.is_guarded
+        seconds = options.timeout_seconds
+        if is_watched and seconds == self._options.timeout_seconds:
+            return None
+        return seconds
+
+    def _begin(
+        self, group: int, elements: Any, layout: int
+    ) -> tuple[Any, list[Any]]:
+        """Return the number and the ordering token of a collective."""
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            # A graph of TensorFlow 1 has no ordering tokens. It is built
+            # once, and alike on all workers, so that numbers may count up.
+            return self._next_instance_key(), []
+        may_begin = self.progress.begin(group, elements, layout)
+        with tf.device("CPU:0"):
+            key = instance_key(group, elements, layout)
+            if self.progress.is_guarded:
+                # An assertion could not wait here: TensorFlow lets those of
+                # one replica wait for those of another. `watchdog.py` sees
+                # this collective wait, and ends it.
+                key = tf.where(may_begin, key, lone_key(self._rank))
+            key = tf.convert_to_tensor(key, tf.int32)
+        return key, [self.progress.token]
+
+
+def _elements(tensor: tf.Tensor) -> Any:
+    known = tensor.shape.num_elements()
+    return tf.size(tensor, tf.int64) if known is None else known
+
+
+def _shape(tensor: tf.Tensor) -> Any:
+    is_known = tensor.shape.is_fully_defined()
+    return tensor.shape if is_known else tf.shape(tensor)

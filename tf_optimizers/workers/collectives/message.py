@@ -1,0 +1,196 @@
+"""Packs and unpacks what a replica sends to all, as 32-bit words.
+
+entries | values and indices of rows | dense values, by dtype
+
+    worker 0                       worker 1
+    entries, biases                entries, biases
+        └──────────── all-gather ──────┘
+    entries of all, biases of 0 + biases of 1: the same on both
+
+Dense values cost no round of their own then, but N - 1 times their bytes.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_optimizers.codes.entries import (
+    Entries,
+    WordReader,
+    narrow_indices,
+    pack_entries,
+    packed_words,
+    to_words,
+    unpack_entries,
+)
+from tf_optimizers.kernels import sum_rows
+from tf_optimizers.workers.collectives.progress import DTYPES
+
+
+def pack(
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    rows: Sequence[tf.Tensor],
+    groups: Sequence[Sequence[tf.Tensor]],
+) -> tf.Tensor:
+    """Return all values and positions as int32 words.
+
+    Rows are padded to the most.
+
+    Args:
+        entries: This replica's.
+        slices: This replica's.
+        rows: Of each slices, their number by replica.
+        groups: This replica's dense values, those of one dtype together.
+    """
+    words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
+    words += [
+        to_words(pad_rows(tensor, _most(counts)))
+        for part, counts in zip(slices, rows, strict=True)
+        for tensor in (part.values, narrow_indices(part))
+    ]
+    words += [to_words(join(group)) for group in groups]
+    return tf.concat(words, 0)
+
+
+def unpack(
+    gathered: tf.Tensor,
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    rows: Sequence[tf.Tensor],
+    groups: Sequence[Sequence[tf.Tensor]],
+    replicas: int,
+) -> tuple[list[Entries], list[tf.IndexedSlices], list[list[tf.Tensor]]]:
+    """Return the entries and slices of all replicas, and the dense sums.
+
+    The former in the order of replicas.
+
+    Args:
+        gathered: int32 [replicas * words], as `pack` makes them.
+        entries: This replica's, for dtypes and shapes.
+        slices: Likewise.
+        rows: As of `pack`.
+        groups: Likewise.
+        replicas: Their number.
+    """
+    words = WordReader(gathered, replicas)
+    every = []
+    if entries:
+        own = words.read(tf.int32, [packed_words(entries)])
+        every = unpack_entries(own, entries)
+    parts = [
+        tf.IndexedSlices(
+            _read(words, part.values, counts),
+            tf.cast(
+                _read(words, narrow_indices(part), counts), part.indices.dtype
+            ),
+            part.dense_shape,
+        )
+        for part, counts in zip(slices, rows, strict=True)
+    ]
+    return every, parts, [sum_replicas(words, group) for group in groups]
+
+
+def layout(
+    entries: Sequence[Entries],
+    slices: Sequence[tf.IndexedSlices],
+    groups: Sequence[Sequence[tf.Tensor]],
+) -> int:
+    """Return a number of all dtypes and shapes, but for rows: 1 at least.
+
+    Replicas whose messages have another do not exchange them; bits would be
+    read as what they are not.
+    """
+    parts = [
+        [(e.code_name, e.values.shape[0], e.size) for e in entries],
+        [
+            (s.values.dtype.name, narrow_indices(s).dtype.name)
+            + tuple(s.values.shape[1:])
+            for s in slices
+        ],
+        [
+            (group[0].dtype.name, *(value.shape.as_list() for value in group))
+            for group in groups
+        ],
+    ]
+    return 1 + zlib.crc32(repr(parts).encode())
+
+
+def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Append rows of zeros up to a number of rows."""
+    missing = rows - tf.shape(tensor)[0]
+    return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
+
+
+def sum_duplicates(part: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return slices with each row once, in the order in which they come.
+
+    The sums are the same on all replicas to the bit.
+    """
+    rows, places = tf.unique(part.indices)
+    dtype = part.values.dtype
+    values = part.values
+    if dtype in (tf.float16, tf.bfloat16):
+        values = tf.cast(values, tf.float32)  # Of many, one would round away.
+    totals = sum_rows(values, places, tf.size(rows))
+    totals = tf.ensure_shape(totals, [None, *values.shape[1:]])
+    return tf.IndexedSlices(tf.cast(totals, dtype), rows, part.dense_shape)
+
+
+def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Return the rows of every replica, without padding."""
+    most = _most(counts)
+    tensor = words.read(like.dtype, [most, *like.shape[1:]])
+    return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
+
+
+def _most(counts: tf.Tensor) -> tf.Tensor:
+    """Return the rows to pad to: one at least.
+
+    TensorFlow (2.21) ends the process in an all-gather of nothing.
+    """
+    return tf.maximum(tf.reduce_max(counts), 1)
+
+
+# What a round costs, in bytes: what 1 Gbit/s carries in a round trip of 1 ms,
+# or 100 Mbit/s in one of 10 ms. Neither is measured at the start of a training,
+# since a wrong choice costs little: these bytes twice, or two rounds.
+ROUND_BYTES = 1 << 17
+
+
+def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
+    """Tell whether values of one dtype are gathered, and summed locally.
+
+    N - 1 times their bytes must be worth the two rounds that a sum of its own
+    takes. On CPUs the sum is the same to the bit: both are `tf.add_n`'s.
+    """
+    sizes = [value.shape.num_elements() for value in values]
+    if None in sizes or values[0].dtype not in DTYPES:
+        return False
+    bytes_sent = (replicas - 1) * sum(sizes) * values[0].dtype.size
+    return 0 < bytes_sent <= 2 * ROUND_BYTES
+
+
+def join(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the elements of tensors of one dtype and known shape."""
+    return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
+
+
+def sum_replicas(
+    words: WordReader, values: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Sum what all replicas have joined, in the order of `tf.add_n`.
+
+    Args:
+        words: Which have it next.
+        values: This replica's, for dtype and shapes.
+    """
+    sizes = [value.shape.num_elements() for value in values]
+    every = words.read(values[0].dtype, [sum(sizes)])
+    # `reduce_sum` adds in an order that depends on the number of cores.
+    total = tf.add_n(tf.unstack(every))
+    return [
+        tf.reshape(part, value.shape)
+        for part, value in zip(tf.split(total, sizes), values, strict=True)
+    ]

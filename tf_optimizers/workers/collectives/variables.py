@@ -1,0 +1,99 @@
+"""Makes the variables of a strategy, of any dtype, for Python to convert."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.workers._compat.distribution import (
+    CollectiveAllReduceExtended,
+    DistributedVariable,
+)
+from tf_optimizers.workers.collectives.bits import (
+    from_numbers,
+    longest_in,
+    to_numbers,
+    to_strings,
+    to_words,
+)
+
+
+class _Number:
+    """What Python's `float` and others take, as they do other variables."""
+
+    numpy: Callable[[], Any]
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())
+
+
+@functools.cache
+def _converting(kind: Any) -> Any:
+    """Return a class of variables of a strategy that Python converts."""
+    return type(kind.__name__, (_Number, kind), {"__module__": __name__})
+
+
+class VariablesExtended(CollectiveAllReduceExtended):
+    """Begins a variable on all workers with the value of the first."""
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        # TensorFlow has a table of classes, and no argument for another one.
+        kind: Any = type(variable)
+        if isinstance(variable, DistributedVariable):
+            variable.__class__ = _converting(kind)
+        return variable
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        # TensorFlow broadcasts values of few dtypes.
+        own = replica_id, device, primary_var
+        method = super()._get_variable_creator_initial_value
+        make = functools.partial(method, *own)
+        is_shared = replica_id == 0 and self._num_workers > 1
+        return _share(make, device, kwargs) if is_shared else make(**kwargs)
+
+
+def _share(
+    make: Callable[..., Any], device: str, arguments: dict[str, Any]
+) -> Callable[[], tf.Tensor]:
+    """Return what makes the initial value of a variable: the first worker's.
+
+    Args:
+        make: Returns TensorFlow's function that does so, of few dtypes.
+        device: Of the worker's first replica.
+        arguments: Those of `make`; `initial_value` and `dtype` are this
+            worker's.
+    """
+
+    def broadcast(value: tf.Tensor) -> tf.Tensor:
+        own = {"initial_value": value, "dtype": value.dtype}
+        return make(**(arguments | own))()
+
+    def initial_value() -> tf.Tensor:
+        with tf.device(device):
+            value = arguments["initial_value"]
+            value = value() if callable(value) else value
+            # A checkpoint may be restored before the variable is made.
+            value = getattr(value, "wrapped_value", value)
+            value = tf.convert_to_tensor(value, arguments.get("dtype"))
+            if value.shape.num_elements() == 0:
+                # TensorFlow crashes where it would send nothing. This keeps
+                # workers in step: one with elements gets an error.
+                broadcast(tf.zeros((value.shape.rank + 1) * [1]))
+                return value
+            if value.dtype != tf.string:
+                return from_numbers(broadcast(to_numbers(value)), value.dtype)
+            lengths = broadcast(tf.strings.length(value))
+            words = broadcast(to_words(value, longest_in(lengths)))
+            return to_strings(words, lengths)
+
+    return initial_value

@@ -1,0 +1,100 @@
+"""Begins an epoch in the same order on all workers, whoever looked before.
+
+To look at a batch of shuffled data, on one worker, draws the order that the
+others have next. So all tell each other how often their shuffles have drawn,
+and those behind catch up.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.workers.agreement.statements import gather_statements
+from tf_optimizers.workers.data.draws import Draws, draws_of
+from tf_optimizers.workers.data.generators import SharedGenerator
+from tf_optimizers.workers.data.order import (
+    align_generators,
+    generators_of_host,
+)
+from tf_optimizers.workers.data.shuffles import comes_from_python
+
+_SUBJECT = "the beginning of an epoch"
+_HINT = "Iterate over shared data on every worker."
+
+
+class Beginning:
+    """Makes iterators over data that workers share.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        dataset: The dataset, the same on all workers.
+        generator: What Keras has made it of, if that was one.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        dataset: tf.data.Dataset,
+        generator: SharedGenerator | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._generator = generator
+        # Whether there is anything to agree on must not depend on the worker.
+        is_alone = strategy.extended.workers == 1
+        self._draws = [] if is_alone else draws_of(dataset)
+        self._is_python = not is_alone and comes_from_python(dataset)
+
+    def __call__(self, make: Callable[[], Any]) -> Any:
+        """Return an iterator that `make` makes, in the order of the others."""
+        if self._generator:
+            self._generator.begin(self._strategy)
+        iterator = make()
+        if not self._draws and not self._is_python:
+            return iterator
+        generators = generators_of_host() if self._is_python else []
+        # These have drawn for the iterator: only then can they be set.
+        states = [zlib.crc32(draws.state()) for draws in self._draws]
+        received = self._gather([generators, states])
+        if self._is_python:
+            align_generators([generators for generators, _ in received])
+        if all(states == received[0][1] for _, states in received):
+            return iterator
+        return self._catch_up(iterator, make)
+
+    def _gather(self, statement: Any) -> list[Any]:
+        return gather_statements(self._strategy, _SUBJECT, statement, _HINT)
+
+    def _catch_up(self, iterator: Any, make: Callable[[], Any]) -> Any:
+        """Return an iterator in the order of who has drawn most often."""
+        received = self._gather([draws.count() for draws in self._draws])
+        most = [max(numbers) for numbers in zip(*received, strict=True)]
+        if any(number < 0 for numbers in received for number in numbers):
+            return iterator  # If batches differ, all workers are told so.
+        if any(numbers != received[0] for numbers in received):
+            iterator = self._iterate_from(most, make)
+        else:
+            _set(self._draws, most)
+        return iterator
+
+    def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
+        """Return an iterator after which shuffles have drawn so often."""
+        _set(self._draws, most)
+        make()
+        steps = [
+            draws.count() - number
+            for draws, number in zip(self._draws, most, strict=True)
+        ]
+        before = [n - step for n, step in zip(most, steps, strict=True)]
+        # None can be set to 0. Then all workers skip an order.
+        _set(self._draws, before if min(before) > 0 else most)
+        iterator = make()
+        for draws in self._draws:
+            draws.count()
+        return iterator
+
+
+def _set(every: Sequence[Draws], numbers: Sequence[int]) -> None:
+    for draws, number in zip(every, numbers, strict=True):
+        draws.set(number)

@@ -1,0 +1,120 @@
+"""Draws from Python generators equally often on all workers.
+
+TensorFlow reads ahead, in threads. When Keras gives up an iterator, at the end
+of a `fit` or of an evaluation by steps, some workers have read further than
+others, and the next iterator goes on from there. So before that, those behind
+draw as many batches as the others have.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.workers.agreement.statements import gather_statements
+
+_SUBJECT = "the data of a generator"
+_HINT = "Pass generators to Keras on every worker."
+
+
+class _State:
+    """What all who draw from a generator know."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.turn: object = None  # Of who may draw.
+        self.count = 0  # Batches that have been drawn.
+
+
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+
+
+class SharedGenerator:
+    """A generator from which the iterator that was made last may draw.
+
+    Attributes:
+        peeked: What Keras has drawn to see its type. Each iterator begins with
+            that.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._state = _states.setdefault(generator, _State())
+        self._is_used = self._state.count > 0
+        self._has_begun = False
+        self.peeked: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what is left, until there is another iterator."""
+        state, turn = self._state, object()
+        with state.lock:
+            state.turn = turn
+        return self._draw(turn)
+
+    def _draw(self, turn: object) -> Iterator[Any]:
+        while True:
+            with self._state.lock:
+                if self._state.turn is not turn:
+                    return
+                try:
+                    batch = self._next()
+                except StopIteration:
+                    return
+            yield batch
+
+    def _next(self) -> Any:
+        batch = next(self._generator)
+        self._state.count += 1
+        return batch
+
+    def begin(self, strategy: tf.distribute.Strategy) -> None:
+        """Let an iterator begin with what it begins with on other workers."""
+        if self._is_used:
+            self._catch_up(strategy)
+        self._is_used = self._has_begun = True
+
+    def _catch_up(self, strategy: tf.distribute.Strategy) -> None:
+        """End all iterators, and draw as many batches as other workers have."""
+        state = self._state
+        with state.lock:
+            state.turn = None
+        counts = gather_statements(strategy, _SUBJECT, state.count, _HINT)
+        if min(counts) == max(counts):
+            return
+        self._draw_some(max(counts) - state.count)
+        if not self._has_begun:  # What was peeked at differs, too.
+            self.peeked[:] = self._draw_some(len(self.peeked))
+
+    def _draw_some(self, number: int) -> list[Any]:
+        """Return so many batches, or all that there are."""
+        found: list[Any] = []
+        with contextlib.suppress(StopIteration):
+            while len(found) < number:
+                found.append(self._next())
+        return found
+
+
+class _Made(threading.local):
+    """What Keras has made data of, which it is about to distribute."""
+
+    generator: SharedGenerator | None = None
+
+
+_made = _Made()
+
+
+def peek_at_shared(peek: Callable, generator: Generator) -> Any:
+    """Let Keras draw from a generator as others do."""
+    shared = _made.generator = SharedGenerator(generator)
+    found = peek(shared)
+    shared.peeked = found[0]
+    return found
+
+
+def take_shared() -> SharedGenerator | None:
+    """Return what the data are made of that are distributed now, once."""
+    found, _made.generator = _made.generator, None
+    return found

@@ -1,0 +1,279 @@
+"""Distributes data: to each replica its parts of batches, with notes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers.workers.data import batch_digests
+from tf_optimizers.workers.data.ahead_dataset import dataset_of, look_ahead
+from tf_optimizers.workers.data.batch_digests import Comparison
+from tf_optimizers.workers.data.batch_metadata import (
+    Rows,
+    has_rows,
+    note_next,
+    regroup,
+)
+from tf_optimizers.workers.data.batch_splits import rows_in, split
+from tf_optimizers.workers.data.epochs import Beginning
+from tf_optimizers.workers.data.generators import take_shared
+from tf_optimizers.workers.data.look_ahead import after
+from tf_optimizers.workers.data.order import (
+    agree_on_data,
+    in_one_order,
+    is_shared,
+)
+from tf_optimizers.workers.data.shuffles import has_random_maps
+
+# Its methods, where the strategy's own call these functions.
+_TensorFlows = tf.distribute.Strategy
+
+
+def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
+    """Share the batches of a dataset among all replicas."""
+    generator = take_shared()
+    if not _is_counted(strategy):
+        return _TensorFlows.experimental_distribute_dataset(
+            strategy, dataset, options
+        )
+    if not is_shared(dataset):
+        distributed = _TensorFlows.experimental_distribute_dataset(
+            strategy, dataset, options
+        )
+        own = dataset_of(distributed)
+        if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
+            # TensorFlow adds empty batches where it splits those of files.
+            own = own.filter(_has_rows)
+        return _distribute_own(
+            strategy, lambda _: own, distributed.cardinality, options
+        )
+    extended, batches = strategy.extended, _count(dataset)
+    _agree(strategy, dataset, batches)
+    comparison = _comparison(strategy, dataset)
+    distributed = _TensorFlows.distribute_datasets_from_function(
+        strategy,
+        lambda _: share_out(
+            in_one_order(dataset),
+            _places(extended),
+            extended.replicas,
+            comparison,
+        ),
+        options,
+    )
+    begin = Beginning(strategy, dataset, generator)
+    return look_ahead(distributed, batches, begin=begin)
+
+
+def share_arguments(
+    strategy: Any, args: Sequence[Any], seen: dict[int, tf.Variable]
+) -> Sequence[Any]:
+    """Share a batch of plain arrays, which all workers have, among replicas.
+
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such a one,
+    and TensorFlow would hand all of it to every replica.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        args: What a step of a Keras model is called with.
+        seen: What is known of such batches of the model, by how many tensors
+            they have.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If batches differ between workers; in a
+            function, when it runs.
+    """
+    leaves = tf.nest.flatten(args)
+    if len(args) != 1 or any(
+        isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves
+    ):
+        return args
+    (batch,) = tf.nest.map_structure(_as_tensor, args)
+    if all(rows_in(leaf) is None for leaf in tf.nest.flatten(batch)):
+        return args
+    extended = strategy.extended
+    if extended.workers > 1 and strategy.compares_data:
+        batch = _compared(extended, batch, seen)
+    parts, own = zip(
+        *split(batch, _places(extended), extended.replicas), strict=True
+    )
+    counts = tuple(tf.cast(rows, tf.int32) for rows in own)
+    return (regroup(parts, Rows(_rows_of_all(batch), counts)),)
+
+
+def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
+    """Return a batch that is there once all workers are known to have it."""
+    tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
+    size = len(tensors)
+    with tf.device("CPU:0"):
+        if size not in seen:
+            with tf.init_scope():  # The last number counts batches.
+                start = [*batch_digests.UNKNOWN, 0]
+                seen[size] = plain_variable(start, trainable=False)
+        *before, number = tf.split(
+            seen[size].read_value(), [len(batch_digests.UNKNOWN), 1]
+        )
+        digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
+        # Whoever makes batches may augment them.
+        rows, comparison = _rows_of_all(batch), Comparison.SOME
+        notes = extended.ask(batch_digests.note(rows, comparison, digests))
+        known = batch_digests.summarize(notes, *before)
+        seen[size].assign(tf.concat([known, number + 1], 0))
+        check = batch_digests.check(known, *batch_digests.BY_HAND)
+    return after(check, batch)
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.constant(value) if isinstance(value, np.ndarray) else value
+
+
+def _rows_of_all(batch: Any) -> tf.Tensor:
+    rows = map(rows_in, tf.nest.flatten(batch))
+    return tf.cast(next(n for n in rows if n is not None), tf.int32)
+
+
+def _places(extended: Any) -> range:
+    """Return the places of this worker's replicas in a global batch.
+
+    Keras puts predictions in this order: the first replicas of all workers
+    come first.
+    """
+    return range(extended.worker_index, extended.replicas, extended.workers)
+
+
+def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
+    """Return how what workers draw is compared."""
+    if strategy.extended.workers == 1 or not strategy.compares_data:
+        return Comparison.NOT
+    return Comparison.SOME if has_random_maps(dataset) else Comparison.ALL
+
+
+def distribute_from_function(
+    strategy: Any, dataset_fn: Callable, options: Any
+) -> Any:
+    """Distribute data that every worker creates for itself."""
+    if not _is_counted(strategy):
+        return _TensorFlows.distribute_datasets_from_function(
+            strategy, dataset_fn, options
+        )
+    return _distribute_own(strategy, dataset_fn, None, options)
+
+
+def _distribute_own(
+    strategy: Any, make: Callable, batches: int | None, options: Any
+) -> Any:
+    replicas = len(strategy.extended.worker_devices)
+    made = []
+
+    def make_with_notes(context: Any) -> tf.data.Dataset:
+        own = make(context)
+        may_lack = _may_lack(own, replicas)
+        made.extend(
+            [own, keep(own, replicas, is_endless=True, may_lack=may_lack)]
+        )
+        return keep(own, replicas, may_lack=may_lack)
+
+    distributed = _TensorFlows.distribute_datasets_from_function(
+        strategy, make_with_notes, options
+    )
+    own, endless = made
+    if batches is None:
+        elements = _count(own)
+        batches = -(-elements // replicas) if elements > 0 else elements
+    _agree(strategy, None, batches)
+    return look_ahead(distributed, batches, endless)
+
+
+def _has_rows(*element: Any) -> tf.Tensor:
+    return has_rows(element)
+
+
+def _may_lack(own: tf.data.Dataset, replicas: int) -> bool:
+    """Tell whether the last batch may lack a replica's part.
+
+    Args:
+        own: What replicas of this worker take elements of, in turn.
+        replicas: Their number.
+    """
+    elements = _count(own)
+    if elements == tf.data.INFINITE_CARDINALITY:
+        return False
+    return elements < 0 or elements % replicas > 0
+
+
+def _is_counted(strategy: Any) -> bool:
+    """Tell whether replicas must know each other's rows."""
+    return (
+        strategy.num_replicas_in_sync > 1
+        and tf.compat.v1.executing_eagerly_outside_functions()
+    )
+
+
+def _count(dataset: tf.data.Dataset) -> int:
+    if tf.executing_eagerly():
+        return int(dataset.cardinality())
+    return tf.data.UNKNOWN_CARDINALITY
+
+
+def _agree(strategy: Any, dataset: Any, batches: Any) -> None:
+    if strategy.extended.workers > 1 and tf.executing_eagerly():
+        agree_on_data(strategy, dataset, batches)
+
+
+def share_out(
+    dataset: tf.data.Dataset,
+    places: range,
+    replicas: int,
+    comparison: Comparison,
+) -> tf.data.Dataset:
+    """Return some replicas' parts of a dataset's batches, in turn.
+
+    Args:
+        dataset: Of global batches, the same on all workers.
+        places: Of the replicas of this worker, among all.
+        replicas: The number of all.
+        comparison: How what workers draw is compared.
+    """
+
+    def parts_of(number: tf.Tensor, batch: Any) -> Any:
+        seen = batch_digests.digests(batch, number) if comparison else None
+        return [
+            (part, batch_digests.note(rows, comparison, seen))
+            for part, rows in split(batch, places, replicas)
+        ]
+
+    return note_next(
+        dataset.enumerate().prefetch(1),
+        parts_of,
+        len(places),
+        batch_digests.end(comparison),
+    )
+
+
+def keep(
+    dataset: tf.data.Dataset, replicas: int, **options: bool
+) -> tf.data.Dataset:
+    """Return the elements of a dataset, which replicas here take in turn.
+
+    Args:
+        dataset: That of this worker.
+        replicas: How many it has.
+        **options: See `note_next`.
+    """
+    spec = dataset.element_spec
+
+    def add_note(*parts: Any) -> Any:
+        element = parts if isinstance(spec, tuple) else parts[0]
+        counts = map(rows_in, tf.nest.flatten(element))
+        # What is no batch counts alike everywhere.
+        rows: Any = next((n for n in counts if n is not None), 1)
+        return [(element, batch_digests.note(rows, Comparison.NOT))]
+
+    return note_next(
+        dataset,
+        add_note,
+        replicas,
+        batch_digests.end(Comparison.NOT),
+        **options,
+    )

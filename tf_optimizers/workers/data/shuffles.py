@@ -1,0 +1,166 @@
+"""Seeds and lists the shuffles of data."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat.patches import replace
+from tf_optimizers.workers._compat.distribution import (
+    MAPS,
+    ShuffleDataset,
+    global_seed,
+)
+from tf_optimizers.workers.data.draws import count_draws
+
+# Stateful ops whose results are the same on all workers.
+_SAME = {"Assert", "ReadVariableOp"}
+
+
+def tensorflow_seed() -> int | None:
+    """Return what `tf.random.set_seed` was given; there is no public getter."""
+    return global_seed()
+
+
+def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
+    """Return the seeds of all shuffles in a dataset, in a fixed order.
+
+    TensorFlow has no public way to list the parts of a dataset or their seeds.
+    """
+    seeds = []
+    if isinstance(dataset, ShuffleDataset):
+        seeds.append([int(dataset._seed), int(dataset._seed2)])
+    for function in dataset._functions():
+        seeds += [
+            [op.get_attr("seed"), op.get_attr("seed2")]
+            for op in function.function.graph.get_operations()
+            if op.type == "RandomShuffle"
+        ]
+    return seeds + [
+        seed for part in dataset._inputs() for seed in seeds_of_shuffles(part)
+    ]
+
+
+def has_random_maps(dataset: tf.data.Dataset) -> bool:
+    """Tell whether what is in a dataset's rows may differ between workers.
+
+    So it may where a `map` draws random numbers, or calls Python, and where
+    rows come from Python. TensorFlow has no public way to list the parts of a
+    dataset.
+    """
+    is_map = isinstance(dataset, MAPS)
+    for function in dataset._functions():
+        graph = function.function.graph
+        if _is_random(graph) if is_map else _has_random_maps(graph):
+            return True
+    return any(map(has_random_maps, dataset._inputs()))
+
+
+def comes_from_python(dataset: tf.data.Dataset) -> bool:
+    """Tell whether any of a dataset's rows come from a Python function.
+
+    TensorFlow has no public way to list the parts of a dataset.
+    """
+    return any(
+        op.type in ("PyFunc", "EagerPyFunc")
+        for function in dataset._functions()
+        for op in _ops(function.function.graph, lambda op: True)
+    ) or any(map(comes_from_python, dataset._inputs()))
+
+
+def _is_random(graph: Any) -> bool:
+    ops = list(_ops(graph, lambda op: True))
+    return any(op.op_def.is_stateful and op.type not in _SAME for op in ops)
+
+
+def _has_random_maps(graph: Any) -> bool:
+    """Tell whether a function makes datasets with such maps."""
+
+    def makes_rows(op: Any) -> bool:
+        return "Map" in op.type and "FlatMap" not in op.type
+
+    return any(
+        op.type == "GeneratorDataset"
+        or (makes_rows(op) and any(map(_is_random, _functions_of(op))))
+        for op in _ops(graph, lambda op: not makes_rows(op))
+    )
+
+
+def _ops(graph: Any, is_entered: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield the ops of a graph, and of the functions that they call."""
+    for op in graph.get_operations():
+        yield op
+        if is_entered(op):
+            for inner in _functions_of(op):
+                yield from _ops(inner, is_entered)
+
+
+def _functions_of(op: Any) -> Iterator[Any]:
+    for attribute in op.node_def.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name:
+                yield op.graph._get_function(function.name).graph
+
+
+def replace_shuffles(
+    choose_seed: Callable[[], int | None],
+    choose_shuffle: Callable[[], Callable | None],
+) -> None:
+    """Change how data are shuffled, from now on in this process.
+
+    To set TensorFlow's global seed would do too much: random numbers in
+    `Dataset.map`, and so the order that Keras gives arrays, would be the same
+    in every epoch.
+
+    Args:
+        choose_seed: Returns the seed of a `Dataset.shuffle` without one.
+        choose_shuffle: Returns what shuffles the rows of arrays in `fit`, in
+            place of Keras's choice. If either returns None, nothing changes.
+    """
+
+    def seeding(shuffle: Callable) -> Callable:
+        @functools.wraps(shuffle)
+        def seeded(
+            source: Any,
+            size: Any,
+            seed: Any = None,
+            reshuffles: bool | None = None,
+            **kwargs: Any,
+        ) -> tf.data.Dataset:
+            chosen = choose_seed() if seed is None else None
+            seed = seed if chosen is None else chosen
+            dataset = shuffle(source, size, seed, reshuffles, **kwargs)
+            return count_draws(dataset, source, size, reshuffles, chosen)
+
+        return seeded
+
+    def replacing(make_dataset: Callable) -> Callable:
+        @functools.wraps(make_dataset)
+        def get_tf_dataset(self: Any) -> tf.data.Dataset:
+            replacement = choose_shuffle()
+            if replacement is None:
+                return make_dataset(self)
+            with _shuffling(self, replacement):
+                return make_dataset(self)
+
+        return get_tf_dataset
+
+    replace("shuffle_op._shuffle", seeding)
+    replace("get_tf_dataset", replacing)
+
+
+@contextlib.contextmanager
+def _shuffling(adapter: Any, shuffle: Callable) -> Iterator[None]:
+    """Let an adapter of arrays shuffle by a function."""
+    if hasattr(adapter, "_tf_shuffle"):  # From Keras 3.16 on.
+        adapter._tf_shuffle = shuffle
+        yield
+        return
+    original = tf.random.shuffle
+    tf.random.shuffle = shuffle
+    try:
+        yield
+    finally:
+        tf.random.shuffle = original

@@ -1,0 +1,294 @@
+"""Runs replicas of workers, and what optimizers and data ask of them."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.codes.entries import Entries
+from tf_optimizers.workers._compat.coordination import joined_cluster
+from tf_optimizers.workers._compat.distribution import (
+    CollectiveKeys,
+    regroup,
+    select_replica,
+)
+from tf_optimizers.workers.agreement.same_training import check_same_optimizer
+from tf_optimizers.workers.agreement.statements import gather_statements
+from tf_optimizers.workers.collectives.all_reduce import (
+    SparseCollectiveAllReduce,
+)
+from tf_optimizers.workers.collectives.launcher import ranks_in
+from tf_optimizers.workers.collectives.progress import is_in_run
+from tf_optimizers.workers.collectives.runs import Beside, in_every_replica
+from tf_optimizers.workers.collectives.variables import VariablesExtended
+
+_numbers = itertools.count(1)
+# More than workers: the inner channel of each takes one.
+_KEYS_PER_STRATEGY = 1 << 12
+# TensorFlow (2.21) sends messages in strings of 4 KiB, which takes longer for
+# those of many MiB. Larger strings than these do, too, for those of one.
+STRING_BYTES = 1 << 15
+_RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
+
+
+class SparseExtended(VariablesExtended):
+    """The extension of `MultiWorkerMirroredStrategy`.
+
+    A strategy does its work in such an object, which has no public name, and
+    optimizers ask it for exchanges: methods of a replica, in graphs and in
+    eager mode.
+    """
+
+    is_sparse_multi_worker = True  # See `is_sparse_multi_worker`.
+    number: int  # Of the strategies of this process, in order, from 1.
+    # What optimizers ask of all workers, of which they import nothing.
+    gather_statements = staticmethod(gather_statements)
+    check_same_optimizer = staticmethod(check_same_optimizer)
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long a collective may wait for other workers."""
+        return self._communication_options.timeout_seconds
+
+    def _use_merge_call(self) -> bool:
+        # Without merge calls, collectives may stand inside a `tf.cond`, and
+        # gradient accumulation works.
+        return False
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes one CPU; we take every logical one. With one, the
+        # two are the same.
+        devices, kind = super()._initialize_local_devices(
+            cluster_resolver, worker_device
+        )
+        if kind == "CPU":
+            own = tf.DeviceSpec.from_string(worker_device)
+            found = [
+                tf.DeviceSpec.from_string(device.name)
+                for device in tf.config.list_logical_devices("CPU")
+            ]
+            count = sum((d.job, d.task) == (own.job, own.task) for d in found)
+            devices = tuple(
+                f"{worker_device}/device:CPU:{i}" for i in range(count)
+            )
+        return devices, kind
+
+    def _initialize_local(
+        self, cluster_resolver: Any, devices: Any = None
+    ) -> None:
+        self._take_keys()
+        super()._initialize_local(cluster_resolver, devices)
+        self._replace_collectives()
+
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        self._take_keys()
+        if joined_cluster() is not None:
+            # Another strategy did: its server and its watch over peers remain.
+            self._std_server_started = True
+            self._enable_check_health = False
+        super()._initialize_multi_worker(cluster_resolver)
+        self._replace_collectives()
+
+    def _update_config_proto(self, config_proto: Any) -> Any:
+        # The server's, which has no argument for it.
+        config = super()._update_config_proto(config_proto)
+        config.experimental.recv_buf_max_chunk = STRING_BYTES
+        return config
+
+    def _take_keys(self) -> None:
+        # All of TensorFlow's strategies start at the same group key, so one
+        # would meet the collectives of another.
+        self.number = next(_numbers)
+        self._collective_key_base += self.number * _KEYS_PER_STRATEGY
+
+    def _replace_collectives(self) -> None:
+        # There is no argument for them.
+        self._cross_device_ops = self._make_collectives(
+            self._collective_keys, self.replicas
+        )
+        # Far from the keys of all strategies' own collectives.
+        far = self._collective_key_base + (1 << 24)
+        # NCCL may wait for ever if two groups of the same GPUs run at a time.
+        self._side_channel, self._input_channel = (
+            self._make_collectives(
+                CollectiveKeys(group_key_start=key), self.replicas, _RING
+            )
+            for key in (far, far + (3 << 24))
+        )
+        # Groups of different devices need keys of their own.
+        key = far + (1 << 24) + self.worker_index
+        self._worker_channel = self._make_collectives(
+            CollectiveKeys(group_key_start=key), len(self.worker_devices)
+        )
+
+    def _make_collectives(
+        self, keys: Any, replicas: int, options: Any = None
+    ) -> SparseCollectiveAllReduce:
+        count = len(self.worker_devices)
+        is_local = replicas == count
+        return SparseCollectiveAllReduce(
+            devices=self.worker_devices,
+            group_size=replicas,
+            options=self._communication_options.merge(options),
+            collective_keys=keys,
+            ranks=range(count) if is_local else ranks_in(self.tasks, count),
+            first_replica=0 if is_local else self.worker_index * count,
+        )
+
+    def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
+        """Reduce over all replicas, without waiting for other collectives.
+
+        TensorFlow runs the collectives of a group of devices one after another,
+        and has no public way to form a second group.
+        """
+        return self._side_channel.reduce(
+            tf.distribute.ReduceOp(reduce_op), value, destinations=value
+        )
+
+    def ask_ahead(
+        self,
+        summarize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        notes: Sequence[tf.Tensor],
+        before: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return what the notes of all replicas on a batch say.
+
+        Args:
+            summarize: Called with all notes, and `before`.
+            notes: One of each replica of this worker.
+            before: What those on the batch before said.
+        """
+        ask = self._ask_in_function if tf.executing_eagerly() else self._ask
+        return ask(summarize, list(notes), before)
+
+    @functools.cached_property
+    def _ask_in_function(self) -> Callable:
+        """Does so in one call, in which nothing waits for Python."""
+        return tf.function(self._ask, autograph=False)
+
+    def _ask(
+        self, summarize: Callable, notes: list[tf.Tensor], before: tf.Tensor
+    ) -> tf.Tensor:
+        if self.workers == 1:
+            return summarize(tf.stack(notes), before)
+        # Beside the scalars of a step, which come at its end.
+        return summarize(self._gather(self._input_channel, notes), before)
+
+    def ask(self, note: tf.Tensor) -> tf.Tensor:
+        """Stack the notes of all workers, for a step that is to wait for them.
+
+        Each comes once for each of the worker's replicas.
+        """
+        return self._gather(self.channel, [note] * len(self.worker_devices))
+
+    def _gather(self, channel: Any, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Stack small tensors of one shape, of each replica of this worker."""
+
+        def gather(rank: int) -> tf.Tensor:
+            part = parts[rank][tf.newaxis]
+            return channel.all_gather(part, rank, options=None)
+
+        return in_every_replica(gather, len(parts))[0]
+
+    @functools.cached_property
+    def beside(self) -> Beside:
+        """Asks the others eagerly, beside a step."""
+        return Beside(self, is_at_once=self.workers == 1)
+
+    def check_step_ended(self) -> None:
+        """Note that a step has failed, if one has not ended.
+
+        Called between steps by the main thread, which usually runs them too.
+        """
+        if any(map(is_in_run, self.channel.progress())):
+            self.channel.enter()
+
+    def in_replica(self, method: Callable, *args: Any) -> Any:
+        """Return `method(*args, local rank, options)` for the calling replica.
+
+        Args:
+            method: Of the collectives of some channel.
+            *args: Nests, in which tensors are this replica's.
+        """
+        context = tf.distribute.get_replica_context()
+        options = self._communication_options
+        count = len(self.worker_devices)
+        if not tf.executing_eagerly():
+            rank = tf.get_static_value(context.replica_id_in_sync_group) % count
+            return method(*args, rank, options)
+
+        def call_all(strategy: Any, args: Any) -> Any:
+            def call(rank: int) -> Any:
+                own = select_replica(rank, args)
+                return method(*own, rank, options)
+
+            results = in_every_replica(call, count)
+            return regroup(tuple(results))
+
+        return context.merge_call(call_all, args=(args,))
+
+    def exchange(
+        self, entries: Sequence[Entries], values: Sequence[Any]
+    ) -> tuple[list[Entries], list[Any]]:
+        """Return the entries of all replicas, and the sums of other values."""
+        return self.in_replica(
+            self.channel.exchange, list(entries), list(values)
+        )
+
+    def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
+        """Send every replica a row of [N, ...]; return those that came."""
+        return self.in_replica(self.channel.all_to_all, rows)
+
+    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum tensors over the replicas of this process, in each of them.
+
+        A replica's public `all_reduce` covers the replicas of all workers.
+        """
+        total = tf.distribute.ReduceOp.SUM
+        return self.in_replica(
+            self._worker_channel.all_reduce, total, list(values)
+        )
+
+    @property
+    def channels(self) -> list[SparseCollectiveAllReduce]:
+        """All collectives that workers meet in."""
+        return [
+            self._cross_device_ops,
+            self._side_channel,
+            self._input_channel,
+        ]
+
+    @property
+    def channel(self) -> SparseCollectiveAllReduce:
+        """The collectives of all replicas; no public accessor."""
+        return self._cross_device_ops
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of all workers."""
+        return len(self.worker_devices) * self.workers
+
+    @property
+    def workers(self) -> int:
+        """The number of worker processes; no public accessor."""
+        return self._num_workers
+
+    @property
+    def worker_index(self) -> int:
+        """This process's rank among the workers; the chief's is 0."""
+        return self._id_in_cluster
+
+    @property
+    def tasks(self) -> list[str]:
+        """TensorFlow's names of the workers; no public accessor."""
+        cluster = self._cluster_spec
+        return [
+            f"/job:{job}/replica:0/task:{task}"
+            for job in ("chief", "worker")
+            if job in cluster.jobs
+            for task in cluster.task_indices(job)
+        ]

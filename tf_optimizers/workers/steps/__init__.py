@@ -1,0 +1,1 @@
+"""Runs steps of Keras models, on the rows that each replica has."""

@@ -1,0 +1,303 @@
+"""Makes common what steps assign on each replica, without an optimizer.
+
+Layers and steps keep state that they assign from the rows of their replica:
+moving statistics, centers, codebooks. Within an epoch each replica has its own.
+Before it is measured or saved, it becomes the mean over replicas.
+
+    epoch                    its end, `evaluate`, `predict`, `save`
+    v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
+"""
+
+import functools
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.hooks import call_first, check_saving
+from tf_optimizers._compat.keras import layers_of, path_of
+from tf_optimizers.replicas import (
+    average,
+    digests,
+    is_sparse_multi_worker,
+    local_copies,
+)
+from tf_optimizers.workers.agreement.statements import (
+    check_alike,
+    gather_statements,
+)
+
+_HINT = (
+    "Steps have assigned variables on each replica, which become common to be "
+    "read: save, evaluate and predict on every worker."
+)
+
+
+@functools.cache
+def watch_state() -> None:
+    """Let Keras call what is below, for models of our strategy."""
+    call_first(MakesCommon, lambda model: _state_of_model(model) is not None)
+    check_saving(_make_common_to_save)
+
+
+class MakesCommon(keras.callbacks.Callback):
+    """Makes state common before Keras or other callbacks read it."""
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Make it common, before other callbacks save a model."""
+        self._make_common("the end of an epoch")
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Make it common, before an evaluation, that of `fit` too."""
+        self._make_common("an evaluation")
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Note that an evaluation has changed nothing."""
+        self._keep()
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Make it common, before a prediction."""
+        self._make_common("a prediction")
+
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Note that a prediction has changed nothing."""
+        self._keep()
+
+    def _make_common(self, subject: str) -> None:
+        state_of(self.model.distribute_strategy).make_common(
+            self.model, subject
+        )
+
+    def _keep(self) -> None:
+        state_of(self.model.distribute_strategy).keep_common(self.model)
+
+
+def _make_common_to_save(model: keras.Model) -> None:
+    state = _state_of_model(model)
+    # A function that is being traced can save nothing.
+    if state is not None and tf.executing_eagerly():
+        state.make_common(model, "the saving of a model")
+
+
+class _Assigned(NamedTuple):
+    """A variable that steps assign.
+
+    Attributes:
+        variable: The variable.
+        only_in_training: Whether steps by which models train are the only ones.
+    """
+
+    variable: weakref.ref[Any]
+    only_in_training: bool
+
+
+class CommonState:
+    """The state that steps of a strategy assign on each replica.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        # A reference would keep the strategy, which this is found by.
+        self._reference = weakref.ref(strategy)
+        self._assigned: dict[int, _Assigned] = {}
+        # By the ids of variables, what was in progress when they were common.
+        self._common_at: dict[int, Any] = {}
+        self._warned: set[int] = set()
+
+    @property
+    def _strategy(self) -> Any:
+        return self._reference()
+
+    def note(self, variable: keras.Variable, *, is_training: bool) -> None:
+        """Note that a replica assigns a variable, in a step being traced."""
+        if variable.aggregation != "none":
+            return  # All replicas get the same.
+        known = self._assigned.get(id(variable))
+        if known is not None and known.variable() is variable:
+            is_training = is_training and known.only_in_training
+        self._assigned[id(variable)] = _Assigned(
+            weakref.ref(variable), is_training
+        )
+
+    def is_assigned(self, variable: Any) -> bool:
+        """Return whether steps assign a variable on each replica."""
+        known = self._assigned.get(id(variable))
+        return known is not None and known.variable() is variable
+
+    def make_common(self, model: keras.Model, subject: str) -> None:
+        """Give all replicas the mean of the state that a model has.
+
+        Nothing is exchanged if no step has run since it was common. Every
+        worker must call this otherwise.
+
+        Args:
+            model: Has the state.
+            subject: What it is needed for.
+
+        Raises:
+            RuntimeError: If a worker calls it alone.
+        """
+        strategy, now = self._strategy, self._progress()
+        variables = [
+            variable
+            for variable in self._of(model)
+            if self._common_at.get(id(variable)) != now
+        ]
+        if not variables:
+            return
+        differing = _differing(strategy, variables, subject)
+        numbers = [v for v in differing if tf.as_dtype(v.dtype).is_floating]
+        with strategy.scope():
+            average(strategy, numbers)
+        self._warn(
+            [v for v in differing if not tf.as_dtype(v.dtype).is_floating]
+        )
+        self._note_common(variables)
+
+    def keep_common(self, model: keras.Model) -> None:
+        """Note that state is common still, unless what has run assigns it."""
+        self._note_common(
+            [
+                variable
+                for variable in self._of(model)
+                if self.is_assigned(variable)
+                and self._assigned[id(variable)].only_in_training
+            ]
+        )
+
+    def _note_common(self, variables: Sequence[Any]) -> None:
+        now = self._progress()
+        self._common_at |= {id(variable): now for variable in variables}
+
+    def _progress(self) -> Any:
+        """Return what is equal as long as no step runs."""
+        extended = self._strategy.extended
+        # In one process, runs are not counted, and asking costs nothing.
+        return extended.channel.progress() if extended.workers > 1 else object()
+
+    def _of(self, model: keras.Model) -> list[Any]:
+        """Return what steps have assigned, in the order of the model."""
+        of_rows = _states_of_rows(model)
+        found = [
+            variable
+            for variable in model.weights
+            if self.is_assigned(variable)
+            and not variable.trainable
+            and id(variable) not in of_rows
+        ]
+        return [*found, *_variables_of_tensorflow(model)]
+
+    def _warn(self, variables: Sequence[Any]) -> None:
+        """Warn of variables that have no mean, on the first worker, once."""
+        new = [v for v in variables if id(v) not in self._warned]
+        self._warned |= {id(variable) for variable in new}
+        if new and self._strategy.extended.worker_index == 0:
+            shown = ", ".join(
+                f"`{path_of(v)}` of dtype {tf.as_dtype(v.dtype).name}"
+                for v in new
+            )
+            warnings.warn(
+                "Variables that steps assign must be floating-point to become "
+                f"their mean over replicas. Received: {shown}, with other "
+                "values on other replicas, so that each worker saves its own. "
+                "Make it float32; or assign what all replicas have in common, "
+                "such as `tf.distribute.get_replica_context().all_reduce("
+                "'SUM', value)`.",
+                stacklevel=2,
+            )
+
+
+_states: weakref.WeakKeyDictionary[Any, CommonState] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def state_of(strategy: Any) -> CommonState:
+    """Return the state of a strategy, which is ours."""
+    return _states.setdefault(strategy, CommonState(strategy))
+
+
+def _state_of_model(model: keras.Model) -> CommonState | None:
+    """Return the state of a model's strategy, None if replicas have none."""
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1 or not is_sparse_multi_worker(
+        strategy
+    ):
+        return None
+    return state_of(strategy)
+
+
+def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
+    """Note that a variable is being assigned, if it is on a replica of ours."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return
+    if is_sparse_multi_worker(context.strategy):
+        state_of(context.strategy).note(variable, is_training=is_training)
+
+
+def _states_of_rows(model: keras.Model) -> set[int]:
+    """Return the ids of states that recurrent layers keep for each row.
+
+    A replica has the same rows of all batches, and goes on with their states.
+    """
+    return {
+        id(state)
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.RNN) and layer.stateful
+        for state in keras.tree.flatten(layer.states or [])
+    }
+
+
+def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
+    """Return those that a model and its layers have as attributes.
+
+    Keras knows nothing of them, nor of what assigns them. Random generators
+    are not among them: each replica has its own on purpose.
+    """
+    found = {
+        id(each): each
+        for layer in (model, *layers_of(model))
+        for value in vars(layer).values()
+        for each in _elements(value)
+        if isinstance(each, tf.Variable)
+        and isinstance(each, tf.distribute.DistributedValues)
+        and each.aggregation == tf.VariableAggregation.NONE
+        and each.synchronization != tf.VariableSynchronization.ON_READ
+        and each.dtype != tf.string
+    }
+    return list(found.values())
+
+
+def _elements(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (list, tuple)):
+        yield from value
+    else:
+        yield value
+
+
+def _differing(
+    strategy: Any, variables: Sequence[Any], subject: str
+) -> list[Any]:
+    """Return the variables of which replicas have different values."""
+    own = [
+        digests(part.numpy() for part in local_copies(strategy, variable))
+        for variable in variables
+    ]
+    received = gather_statements(strategy, subject, own, _HINT)
+    counts = [{"variables that steps assign": len(each)} for each in received]
+    check_alike(subject, counts)
+    return [
+        variable
+        for variable, *each in zip(variables, *received, strict=True)
+        if len({digest for found in each for digest in found}) > 1
+    ]

@@ -1,0 +1,177 @@
+"""Weighs what a model's step gives to optimizers and metrics, by rows.
+
+A step computes what one process would from the replica's rows. Gradients count
+by the replica's share where an optimizer takes them, which sums them over
+replicas. A number that is given to a `Mean`, which takes it for that of a
+batch, counts by the share, too. A replica without rows changes no metric.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras import built_variables, is_overwritten
+from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
+from tf_optimizers.replicas import is_sparse_multi_worker
+from tf_optimizers.workers.steps.common_state import note_assigned
+from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
+from tf_optimizers.workers.steps.share import Share, replica
+from tf_optimizers.wrapped import wrapped_optimizers
+
+
+def apply(
+    original: Callable,
+    optimizer: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> Any:
+    """Give an optimizer gradients that count by the replica's rows.
+
+    One that is called by another, as in a `LossScaleOptimizer`, gets them as
+    they are.
+    """
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    _build_together(optimizer, trainable_variables)
+    if replica.share is None or replica.is_applying:
+        with replica.set(is_applying=True):
+            return original(optimizer, grads, trainable_variables)
+    variables = trainable_variables
+    if variables is None:
+        variables = built_variables(optimizer)
+    grads = list(grads)
+    is_scaled = id(optimizer) in replica.scaled
+    if len(variables) == len(grads):  # Others get an error.
+        grads = [
+            gradient
+            if is_overwritten(optimizer, variable)
+            else _counted(gradient, replica.share, is_scaled)
+            for gradient, variable in zip(grads, variables, strict=True)
+        ]
+    with replica.set(is_applying=True):
+        return original(optimizer, grads, trainable_variables)
+
+
+def _build_together(optimizer: Any, variables: Any) -> None:
+    """Build an optimizer that a step is the first to use.
+
+    Keras builds it on the first replica alone. What that assigns, as the
+    momentum of `ScheduleFreeAdamW` begins with the weights, others would lack.
+    One that was made outside of the scope becomes the strategy's.
+    """
+    context = tf.distribute.get_replica_context()
+    is_known = optimizer.built and is_adopted(optimizer)
+    if context is None or not is_sparse_multi_worker(context.strategy):
+        return
+    check_made_inside(context.strategy, variables or ())
+    if is_known:
+        return
+
+    def build(_: tf.distribute.Strategy) -> None:
+        scope = keras.name_scope(optimizer.name, caller=optimizer)
+        with tf.init_scope(), scope:
+            for part in wrapped_optimizers(optimizer):
+                adopt(part, variables or ())
+            # Keras builds nothing without variables, or gets an error.
+            if variables and not optimizer.built:
+                optimizer.build(variables)
+
+    context.merge_call(build)
+
+
+def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
+    """Raise if an optimizer is to update variables that replicas share.
+
+    They would wait for each other to update them.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return
+    outside = made_outside(strategy, variables)
+    if outside:
+        names = [getattr(each, "path", each.name) for each in outside]
+        raise ValueError(
+            "Variables that an optimizer updates must be made in the scope of "
+            f"the strategy. Received, made outside of it: {', '.join(names)}. "
+            "Make and build the model in `with strategy.scope():`."
+        )
+
+
+def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
+    """Return a gradient times the share; 0 without rows, even if it is NaN.
+
+    That of a scaled loss is times the share already.
+    """
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _counted(gradient.values, share, is_scaled)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = tf.convert_to_tensor(gradient)
+    if not is_scaled:
+        weight = tf.cast(share.weight, gradient.dtype)
+        return tf.math.multiply_no_nan(gradient, weight)
+    # A multiplication would take a pass through memory.
+    counted = tf.cond(
+        share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
+    )
+    return tf.ensure_shape(counted, gradient.shape)
+
+
+def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Scale a loss of which gradients are taken.
+
+    Those of a vector, as without a reduction, are the sum over rows. Where all
+    gradients must be of that loss, it is the loss that counts by the share (a
+    vector's, if the replica has rows), so that the gradients overflow together
+    with their sum. So it is in Keras's own step, and in dynamic loss scaling.
+    """
+    loss, share = original(optimizer, loss), replica.share
+    if share is None:
+        return loss
+    is_vector = len(loss.shape) > 0
+    dynamic = keras.optimizers.LossScaleOptimizer
+    if replica.is_keras or isinstance(optimizer, dynamic):
+        replica.scaled.add(id(optimizer))
+        factor = share.has_rows if is_vector else share.weight
+    elif is_vector:
+        factor = share.inverse
+    else:
+        return loss
+    return loss * tf.cast(factor, loss.dtype)
+
+
+def update_mean(
+    original: Callable, metric: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """Add to a mean; one number is that of the replica's rows."""
+    if replica.note_metric is not None:
+        replica.note_metric(metric)
+    is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
+    if replica.share is not None and is_number:
+        sample_weight = replica.share.weight
+    return original(metric, values, sample_weight)
+
+
+def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
+    """Assign to a variable, unless it is a metric's and there are no rows.
+
+    State and weights that a step assigns without an optimizer are noted.
+    """
+    if variable.synchronization != "on_read":
+        if not replica.is_applying:
+            note_assigned(variable, is_training=replica.is_training)
+            if variable.trainable and replica.weights is not None:
+                value = replica.weights.exact(variable, value)
+        return original(variable, value)
+    if replica.share is None:
+        with replica.set(is_assigning=True):
+            return original(variable, value)
+    if replica.is_applying:
+        return original(variable, value)
+    value = tf.cast(value, variable.dtype)
+    old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
+    replica.updated[id(variable)] = variable
+    warn_unless_sum(variable, old, value)
+    return original(variable, tf.where(replica.share.has_rows, value, old))

@@ -1,0 +1,140 @@
+"""Reads variables of which each replica has a value of its own."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.strategies import bring_in
+from tf_optimizers.replicas import reduce_together, reducing
+from tf_optimizers.workers.agreement.same_training import (
+    check_same_training,
+    statement_of,
+    weights_alike,
+)
+from tf_optimizers.workers.agreement.statements import (
+    check_alike,
+    gather_statements,
+)
+from tf_optimizers.workers.steps.common_state import state_of
+
+_SUBJECT = "the reading of a variable"
+_OF_ALL = "It is the sum of what each worker has, and "
+_SAVING = (
+    f"{_OF_ALL}saving reads it: save on each, to a path of its own, or use "
+    "`tfo.callbacks.BackupAndRestore`."
+)
+_METRICS = f"{_OF_ALL}so is each metric: read and reset them on every worker."
+
+
+class Reading:
+    """Reads a variable as the sum over replicas, which takes all workers.
+
+    Keras reads the variables of a model's metrics one by one, at the end of
+    every epoch, which is also when workers compare what they have trained.
+    Whoever reads one variable reads all of them, and knows their sums until a
+    step or a collective begins, or a replica of this worker has other values.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        # In the order of the script.
+        self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._assignments = 0
+        self._known: list[tuple[tf.Variable, tf.Tensor, bytes]] = []
+        self._known_at: Any = None
+
+    def watch(self, model: keras.Model) -> None:
+        """Read the metrics of a model together from now on.
+
+        Those that were made outside of the scope would count the rows of this
+        worker alone.
+        """
+        bring_in(self._strategy, model.metrics_variables)
+        self._models[model] = None
+
+    def on_assign(self) -> None:
+        """Note that this worker has assigned to such a variable."""
+        self._assignments += 1
+
+    def read(self, variable: tf.Variable) -> tf.Tensor | None:
+        """Return the sum of a metric's variable, None of another variable.
+
+        Raises:
+            RuntimeError: If a worker reads alone, or has trained differently.
+        """
+        if self._known_at == self._now():
+            own = self._own(variable)
+            for known, value, own_then in self._known:
+                if known is variable and own == own_then:
+                    return value
+        for model in self._models:
+            variables = _summed(model)
+            if any(each is variable for each in variables):
+                self._agree(variable, model)
+                self._read_together(variable, variables)
+                return self.read(variable)
+        self._agree(variable, None)
+        return None
+
+    def _now(self) -> tuple[Any, int]:
+        return self._strategy.extended.channel.progress(), self._assignments
+
+    def _own(self, variable: tf.Variable) -> bytes:
+        """Return the values of this worker's replicas."""
+        parts = self._strategy.experimental_local_results(variable)
+        return b"".join(part.numpy().tobytes() for part in parts)
+
+    def _agree(self, variable: tf.Variable, model: keras.Model | None) -> None:
+        statement = {
+            "dtype": variable.dtype.name,
+            "shape": variable.shape.as_list(),
+        }
+        weights, training = [], {}
+        if model is not None:
+            statement["assignments"] = self._assignments
+            weights = weights_alike(model)
+            training = statement_of(self._strategy, model, weights)
+        rule = f"All workers must read `{variable.name}` together."
+        hint = _SAVING if model is None else _METRICS
+        received = gather_statements(
+            self._strategy, _SUBJECT, [statement, training], hint, rule
+        )
+        check_alike(_SUBJECT, [own for own, _ in received], hint, rule)
+        state = state_of(self._strategy)
+        assigned = [weight for weight in weights if state.is_assigned(weight)]
+        check_same_training(
+            [training for _, training in received], weights, assigned
+        )
+
+    def _read_together(
+        self, variable: tf.Variable, variables: Sequence[tf.Variable]
+    ) -> None:
+        """Learn the sums of all variables of the same dtype."""
+        variables = [v for v in variables if v.dtype == variable.dtype]
+        values = reduce_together(
+            self._strategy, reducing(self._strategy, "SUM"), variables
+        )
+        self._known = [
+            (v, value, self._own(v))
+            for v, value in zip(variables, values, strict=True)
+        ]
+        self._known_at = self._now()
+
+
+def _summed(model: keras.Model) -> list[tf.Variable]:
+    """Return the variables of a model's metrics that replicas add to."""
+    values = [variable.value for variable in model.metrics_variables]
+    return [
+        value
+        for value in values
+        if value.synchronization == tf.VariableSynchronization.ON_READ
+        and value.aggregation == tf.VariableAggregation.SUM
+    ]

@@ -1,0 +1,234 @@
+"""Tracks a replica's share of a batch throughout a model's step."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.replicas import convert, plain_variable
+from tf_optimizers.replicas import rank_among
+from tf_optimizers.workers.data.batch_metadata import Counted, Rows
+from tf_optimizers.workers.steps.put_back import PutBack
+
+
+class Share:
+    """How many rows a replica has of a batch, and how many all have.
+
+    A function that a step calls may be traced once, and called for other rows.
+    So there they are read from a variable.
+
+    Args:
+        own: The replica's, 0 if its only row is there for the sake of layers.
+        total: Those of all replicas. If none has any, as of an empty batch,
+            all replicas count alike.
+        kept: The replica's variable.
+    """
+
+    def __init__(self, own: Any, total: Any, kept: tf.Variable) -> None:
+        own, total = tf.cast(own, tf.float32), tf.cast(total, tf.float32)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._rows = tf.where(total > 0, [own, total], [1.0, replicas])
+        self._graph = tf.compat.v1.get_default_graph()
+        self._kept = kept
+        kept.assign(self._rows)
+
+    @property
+    def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Its own rows, and those of all."""
+        is_here = tf.compat.v1.get_default_graph() is self._graph
+        return tuple(tf.unstack(self._rows if is_here else self._kept))
+
+    @property
+    def has_rows(self) -> tf.Tensor:
+        """Whether it has any."""
+        return self.rows[0] > 0
+
+    @property
+    def weight(self) -> tf.Tensor:
+        """What its means count for in those over the batch."""
+        own, total = self.rows
+        return own / total
+
+    @property
+    def inverse(self) -> tf.Tensor:
+        """What gives its sums the weight 1; 0 without rows."""
+        own, total = self.rows
+        return tf.math.divide_no_nan(total, own)
+
+
+class _Replica(threading.local):
+    """What a replica, which is a thread, does at the moment."""
+
+    share: Share | None = None
+    is_keras: bool = False  # Whether it runs Keras's own `train_step`.
+    is_training: bool = False  # Whether it runs any `train_step`.
+    weights: PutBack | None = None  # What a step assigns to them by itself.
+    scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
+    is_applying: bool = False  # Within an optimizer.
+    is_assigning: bool = False  # Within `keras.Variable.assign`.
+    results: list[Any] | None = None  # Of metrics, see `metric_results.py`.
+    loop: "Loop | None" = None  # What it runs that is no step of a model.
+    updated: dict[int, keras.Variable] = {}  # Those of metrics, by id.
+    note_metric: Callable | None = None  # Lets `results` have a metric's.
+
+    @contextlib.contextmanager
+    def set(self, **values: Any) -> Iterator[None]:
+        """Set attributes for a while."""
+        before = {name: getattr(self, name) for name in values}
+        self.__dict__.update(values)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+
+replica = _Replica()
+
+
+def make_kept(devices: int) -> list[tf.Variable]:
+    """Return the variables in which the replicas of this worker keep shares."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return [plain_variable([0.0, 0.0]) for _ in range(devices)]
+
+
+def share_of(
+    batch: Any, rows: Rows | None, kept: Sequence[tf.Variable]
+) -> Share:
+    """Return the share of the replica that calls this.
+
+    Args:
+        batch: The replica's part.
+        rows: What is known of all parts. If nothing is, replicas ask.
+        kept: The variables of this worker's replicas.
+    """
+    rank = rank_among(len(kept))
+    if rows is not None:
+        return Share(rows.own[rank], rows.total, kept[rank])
+    counted = count_rows(batch)
+    own = tf.cast(1 if counted is None else counted, tf.float32)
+    context = tf.distribute.get_replica_context()
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return Share(own, total, kept[rank])
+
+
+def count_rows(data: Any) -> Any:
+    """Return the rows of a batch, an int if they are known; None without."""
+    inputs = data[:1] if isinstance(data, list | tuple) else data
+    for tensor in keras.tree.flatten(inputs):
+        if isinstance(tensor, tf.SparseTensor):
+            return tensor.dense_shape[0]
+        if isinstance(tensor, tf.RaggedTensor):
+            return tensor.nrows()
+        if tf.is_tensor(tensor) and tensor.shape.rank:
+            rows = tensor.shape[0]
+            return tf.shape(tensor)[0] if rows is None else rows
+    return None
+
+
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+class Loop:
+    """What is known of rows in a function that is no step of a model.
+
+    Args:
+        counted: All tensors that the function gets, of batches with rows.
+        others: Whether it gets other values that replicas have of their own.
+    """
+
+    def __init__(self, counted: Sequence[Counted], others: bool) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        # Those of one batch have the same.
+        self._rows = list(
+            {id(each.rows): each.rows for each in counted}.values()
+        )
+        self.is_alike = not counted and not others
+
+    def share_of(self, rows: Any) -> tuple[Any, Any] | None:
+        """Return the replica's rows of a batch, and those of all.
+
+        Args:
+            rows: How many the replica has. Of several batches, it is the one
+                of which it has so many.
+
+        Returns:
+            None if that is not known here.
+        """
+        is_here = tf.compat.v1.get_default_graph() is self._graph
+        if not is_here or not self._rows:
+            return None
+        own, total = (
+            tf.stack(each)
+            for each in zip(*map(_own_and_total, self._rows), strict=True)
+        )
+        place = tf.argmax(tf.cast(own == rows, tf.int32))
+        return own[place], total[place]
+
+
+def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
+    return rows.own[rank_among(len(rows.own))], rows.total
+
+
+def own_rows(function: Callable, arguments: Any) -> Callable:
+    """Return a function to which replicas pass rows of their own only.
+
+    What is no model's step counts rows by itself.
+
+    Args:
+        function: Called with each replica's part of the arguments.
+        arguments: A pair of positional ones and others.
+    """
+    leaves = tf.nest.flatten(arguments)
+    counted = [leaf for leaf in leaves if isinstance(leaf, Counted)]
+    others = any(
+        isinstance(leaf, tf.distribute.DistributedValues)
+        and not isinstance(leaf, Counted | tf.Variable)
+        for leaf in leaves
+    )
+    converted = convert(function)
+
+    def take(value: Any, whole: Any) -> Any:
+        if not isinstance(whole, Counted) or whole.is_full:
+            return value
+        return take_or_leave(value, _own_and_total(whole.rows)[0] > 0)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = map(take, tf.nest.flatten((args, kwargs)), leaves)
+        args, kwargs = tf.nest.pack_sequence_as((args, kwargs), list(own))
+        with replica.set(loop=Loop(counted, others)):
+            return converted(*args, **kwargs)
+
+    return _as_it_is(call)
+
+
+def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
+    """Return all rows of a value, or none, as of a size that is not fixed."""
+    rows = count_rows(value)
+    if rows is None:
+        return value
+    rows = tf.where(is_taken, rows, tf.zeros_like(rows))
+    if not isinstance(value, tf.SparseTensor):
+        return value[:rows]
+    shape = tf.concat([[rows], value.dense_shape[1:]], 0)
+    return tf.sparse.slice(value, tf.zeros_like(shape), shape)
+
+
+def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
+    """Return a replica's part, without a row if no replica has any.
+
+    One process would get none, either.
+    """
+    is_eager = tf.executing_eagerly()
+    if rows is None or (is_eager and rows.total > 0):
+        return batch
+    return tf.nest.map_structure(
+        lambda value: (
+            value  # Of a fixed size.
+            if isinstance(count_rows(value), int) and not is_eager
+            else take_or_leave(value, rows.total > 0)
+        ),
+        batch,
+    )

@@ -1,0 +1,222 @@
+"""Weighs losses by a replica's share of the rows of a global batch.
+
+In a step of a Keras model under our strategy, a replica computes what one
+process would from its rows, whoever writes the loss. What counts by its share
+
+    rows of the replica / rows of all
+
+are its gradients, where an optimizer takes them, and its metrics
+(`custom_steps.py`). So Keras's own scaling of losses, by the number of
+replicas, does nothing there, and this is left:
+
+    sums, also TensorFlow's        times the inverse of the share
+    a mean that is divided by      times divisor here / divisor everywhere,
+    what a mask leaves, or by      times the inverse
+    the sum of sample weights
+
+In other functions that `strategy.run` calls, gradients are summed as they are.
+There a mean that Keras or TensorFlow takes is multiplied by
+
+    its divisor here / divisor everywhere
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.replicas import is_sparse_multi_worker
+from tf_optimizers.workers._compat.batches import hook_batches, merge_mask
+from tf_optimizers.workers.steps import custom_steps
+from tf_optimizers.workers.steps.share import replica
+
+_MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+
+
+@functools.cache
+def weigh_uneven_batches() -> None:
+    """Let Keras weigh rows like this under our strategy, once."""
+    hook_batches(
+        {
+            "scale": _scale,
+            "unscale": _scale,
+            "reduce": _reduce,
+            "average": _average,
+            "regularize": _regularize,
+            "moments": _moments,
+            "apply": custom_steps.apply,
+            "scale_loss": custom_steps.scale_loss,
+            "update_mean": custom_steps.update_mean,
+            "assign": custom_steps.assign,
+        }
+    )
+
+
+def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
+    """Leave a loss as it is in a model's step."""
+    return original(loss) if replica.share is None else loss
+
+
+def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
+    """Return the sum of a loss that is the same on all replicas."""
+    return original(loss) if replica.share is None else tf.reduce_sum(loss)
+
+
+def _average(
+    original: Callable,
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: Any = None,
+) -> tf.Tensor:
+    """Return TensorFlow's mean over a global batch, as of one process."""
+    share = replica.share
+    if share is None:
+        if global_batch_size is None and _is_replica_of_ours():
+            return _average_of_loop(original, per_example_loss, sample_weight)
+        return original(per_example_loss, sample_weight, global_batch_size)
+    if global_batch_size is None:
+        rows = tf.shape(per_example_loss)[0]
+        return original(per_example_loss, sample_weight, rows)
+    loss = original(per_example_loss, sample_weight, global_batch_size)
+    return loss * tf.cast(share.inverse, loss.dtype)
+
+
+def _average_of_loop(
+    original: Callable, per_example_loss: Any, sample_weight: Any
+) -> tf.Tensor:
+    """Return a replica's part of a mean over rows, in a loop of the user's."""
+    if replica.loop is not None and replica.loop.is_alike:
+        return original(per_example_loss, sample_weight)
+    rows = tf.shape(per_example_loss)[0]
+    loss = original(per_example_loss, sample_weight, rows)
+    known = replica.loop and replica.loop.share_of(rows)
+    if not known:
+        part = _part(tf.cast(rows, tf.float32))
+    else:
+        own, total = (tf.cast(count, tf.float32) for count in known)
+        part = tf.math.divide_no_nan(own, total)
+    return loss * _cast(part, loss)
+
+
+def _reduce(
+    original: Callable,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: Any = "sum_over_batch_size",
+    dtype: Any = None,
+) -> tf.Tensor:
+    """Reduce the losses of a replica's elements."""
+    loss = original(values, sample_weight, mask, reduction, dtype)
+    is_mean, share = reduction in _MEANS, replica.share
+    if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
+        return loss
+    if tuple(values.shape) == () and sample_weight is None and mask is None:
+        # The user has averaged it; Keras takes it for what is to be summed.
+        return loss if share or not is_mean else loss / _replicas()
+    if not is_mean:
+        return loss * _cast(share.inverse, loss) if share else loss
+    counted = _counted(sample_weight, mask, reduction)
+    if counted is None and share:
+        return loss
+    counted = tf.ones_like(values) if counted is None else counted
+    part = _part(tf.reduce_sum(tf.cast(counted, tf.float32)))
+    # Keras has divided by the number of replicas where there is no share.
+    return loss * _cast(part * (share.inverse if share else _replicas()), loss)
+
+
+def _counted(sample_weight: Any, mask: Any, reduction: str) -> Any:
+    """Return what a mean divides by the sum of, None if by its elements."""
+    by_weight = reduction == "mean_with_sample_weight"
+    if not by_weight or sample_weight is None:
+        return mask
+    return merge_mask(sample_weight, mask, reduction)
+
+
+def _part(divisor: tf.Tensor) -> tf.Tensor:
+    """Return how much of a divisor over all replicas is this one's."""
+    if tf.executing_eagerly():
+        _check_alone()
+    if replica.share is not None:
+        divisor = tf.where(replica.share.has_rows, divisor, 0.0)
+    total = tf.distribute.get_replica_context().all_reduce(
+        tf.distribute.ReduceOp.SUM, tf.stop_gradient(divisor)
+    )
+    return tf.math.divide_no_nan(divisor, total)
+
+
+def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    return tf.cast(factor, loss.dtype)
+
+
+def _moments(
+    original: Callable, layer: Any, inputs: tf.Tensor, *args: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return a batch's mean and variance; without rows, the moving ones."""
+    if not _is_replica_of_ours():
+        return original(layer, inputs, *args)
+    has_rows = tf.size(inputs) > 0
+    if replica.share is not None:
+        has_rows = has_rows & replica.share.has_rows
+    if layer.synchronized:
+        rows = tf.where(has_rows, tf.shape(inputs)[0], 0)
+        given = (None if x is None else x[:rows] for x in (inputs, *args))
+        if replica.share is None or replica.is_keras:
+            return original(layer, *given)
+        own, *others = given
+        own = _with_gradient_times(replica.share.inverse, own)
+        found = original(layer, own, *others)
+        return tuple(
+            _with_gradient_times(replica.share.weight, each) for each in found
+        )
+    moving = layer.moving_mean, layer.moving_variance
+    return tuple(
+        tf.where(has_rows, new, tf.cast(old, new.dtype))
+        for old, new in zip(moving, original(layer, inputs, *args), strict=True)
+    )
+
+
+def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Return values through which gradients pass times a factor.
+
+    Statistics of all replicas send each the gradients of all. In a step that
+    users write, a replica's gradients count by its share only when an optimizer
+    takes them: so the others' come times their shares, and by its inverse.
+    """
+
+    @tf.custom_gradient
+    def same(values: tf.Tensor) -> Any:
+        return values, lambda upstream: upstream * _cast(factor, upstream)
+
+    return same(values)
+
+
+def _check_alone() -> None:
+    """Refuse to wait for another replica of this process, eagerly.
+
+    Replicas take turns then, and one that waits in the middle of its step finds
+    the `losses` of another in the model's layers. What a mask leaves is not
+    known before.
+    """
+    if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+        raise RuntimeError(
+            "A loss that is divided by a sum over all replicas, such as of "
+            "a mask, must be traced where a worker has several devices. "
+            "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
+            "`compile`, or call the loss in a `tf.function`."
+        )
+
+
+def _replicas() -> int:
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def _is_replica_of_ours() -> bool:
+    """Tell whether this is one of several replicas of our strategy."""
+    strategy = tf.distribute.get_strategy()
+    return (
+        is_sparse_multi_worker(strategy)
+        and strategy.num_replicas_in_sync > 1
+        and not tf.distribute.in_cross_replica_context()
+    )

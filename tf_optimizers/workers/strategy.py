@@ -1,0 +1,303 @@
+"""The strategy: `MultiWorkerMirroredStrategy` for Keras 3 and sparse values."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
+from tf_optimizers._compat.patches import STRATEGY, check_names
+from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
+from tf_optimizers.replicas import is_sparse_multi_worker
+from tf_optimizers.workers._compat.batches import (
+    asks_for_xla,
+    mark_steps,
+    traced_by,
+    unmarked,
+)
+from tf_optimizers.workers.agreement.cluster import (
+    check_cluster,
+    check_hashes,
+    check_in_time,
+    check_options,
+    check_versions,
+    end_when_asked,
+    hash_of_a_text,
+    versions,
+)
+from tf_optimizers.workers.agreement.statements import (
+    check_alike,
+    gather_statements,
+)
+from tf_optimizers.workers.agreement.watchdog import watch
+from tf_optimizers.workers.collectives.runs import (
+    after_its_arguments,
+    run_whole,
+)
+from tf_optimizers.workers.data.draws import share_generators
+from tf_optimizers.workers.data.generators import peek_at_shared
+from tf_optimizers.workers.data.order import adopt_seeds, propose_seeds
+from tf_optimizers.workers.data.sharing import (
+    distribute_dataset,
+    distribute_from_function,
+)
+from tf_optimizers.workers.extended import SparseExtended
+from tf_optimizers.workers.steps.common_state import watch_state
+from tf_optimizers.workers.steps.custom_steps import check_made_inside
+from tf_optimizers.workers.steps.metric_reads import Reading
+from tf_optimizers.workers.steps.model_steps import Steps
+from tf_optimizers.workers.steps.returned import (
+    ScalarsOfRun,
+    fill_up_rows,
+    gather_any,
+)
+from tf_optimizers.workers.steps.share import own_rows, replica
+from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
+
+
+class SparseMultiWorkerMirroredStrategy(
+    tf.distribute.MultiWorkerMirroredStrategy
+):
+    """Synchronous training on several workers, for Keras 3 and sparse values.
+
+    A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
+    and `predict` of Keras 3 work. It exchanges all `tf.IndexedSlices` of an
+    `all_reduce` in one all-gather, instead of three per variable. Small dense
+    values travel in that all-gather, too. Large ones of one dtype travel
+    together, in packs of `communication_options.bytes_per_pack` (0, the
+    default, is one pack). On CPUs a gather takes one round trip, or two from 64
+    replicas on, and a sum of large values at most two, however many workers
+    there are.
+
+    Create it before any tensor or variable, and the model in its `scope()`:
+
+        strategy = tfo.SparseMultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = ...
+            model.compile(optimizer=tfo.DGCMomentum(0.1), loss=...)
+        model.fit(dataset_of_global_batches)
+
+    Start the script on every worker with `TF_CONFIG` set; on one machine,
+    `python -m tf_optimizers.launch --workers 2 script.py` does that. Without a
+    cluster, this process is the only worker. More strategies may follow at any
+    time, if they have the same cluster and every worker creates them in the
+    same order.
+
+    Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
+    worker is a replica, not only the first; collectives may be inside a
+    `tf.cond`, or in a function that is called there, so that
+    `gradient_accumulation_steps` and `steps_per_execution` work; all workers
+    see shared data in the same order, without a seed too; workers that were
+    started with different settings, count different numbers of batches, or
+    exchange values of different sizes get an error, instead of waiting for each
+    other. TensorFlow itself notices a worker that has died or cannot be
+    reached, after 1 to 25 seconds.
+
+    Args:
+        cluster_resolver: None or a
+            `tf.distribute.cluster_resolver.ClusterResolver`. None reads the
+            environment variable `TF_CONFIG`. Defaults to `None`.
+        communication_options: None or a
+            `tf.distribute.experimental.CommunicationOptions`. If its
+            `timeout_seconds` is set, a collective that waits for longer raises
+            an error, some seconds later. Defaults to `None`: no timeout.
+
+    Attributes:
+        agreement_seconds: How many seconds workers wait for one that prepares
+            its data, or computes something on its own, before they agree on
+            what comes next. Half an hour, unless you set it. No collective
+            waits in the meantime.
+        compares_data: Whether a batch that differs between workers which share
+            their data is an error. True, unless you set it before `fit`.
+
+    Raises:
+        TypeError: If an argument is of another class.
+        ValueError: If the cluster is malformed.
+        RuntimeError: If TensorFlow was used before the first strategy, if a
+            later one has another cluster, or if the workers disagree on the
+            number of devices or strategies, or on versions of packages, or if
+            Keras or TensorFlow no longer has a name that must be replaced.
+    """
+
+    agreement_seconds: float = 1800.0
+    compares_data: bool = True
+
+    def __init__(
+        self, cluster_resolver: Any = None, communication_options: Any = None
+    ) -> None:
+        check_names(STRATEGY)
+        cluster_resolver = check_cluster(cluster_resolver)
+        options = check_options(communication_options)
+        check_in_time(cluster_resolver)
+        # The parent's constructor would make its own extension.
+        tf.distribute.Strategy.__init__(
+            self, SparseExtended(self, cluster_resolver, options)
+        )
+        end_when_asked()
+        agree_on_overflow()  # Of gradients that have been weighed.
+        weigh_uneven_batches()
+        adopt_optimizers_of_keras(is_sparse_multi_worker, check_made_inside)
+        build_from_specs(is_sparse_multi_worker)
+        mark_steps(is_sparse_multi_worker)
+        share_generators(peek_at_shared)
+        watch_state()
+        self._reading = Reading(self)
+        self._steps = Steps(self, self._reading.watch)
+        self._scalars = ScalarsOfRun(self, [])
+        self._functions: weakref.WeakKeyDictionary[Any, Callable] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._agree()
+
+    def _agree(self) -> None:
+        """Raise unless workers match; make them shuffle data alike."""
+        if self.extended.workers == 1:
+            return
+        statement = {
+            "devices": len(self.extended.worker_devices),
+            "strategies so far": self.extended.number,
+            **versions(),
+        }
+        subject = "the strategy"
+        received = gather_statements(
+            self, subject, [statement, propose_seeds(), hash_of_a_text()]
+        )
+        statements, proposals, hashes = zip(*received, strict=True)
+        check_versions(statements)
+        check_alike(subject, statements)
+        check_hashes(hashes, self.extended.worker_index == 0)
+        adopt_seeds(proposals)
+        watch(self.extended)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: Any = None
+    ) -> Any:
+        """Share the batches of a dataset among all replicas.
+
+        Every worker must call this, as `fit`, `evaluate` and `predict` do.
+
+        Raises:
+            RuntimeError: If data differ in length or order between workers.
+        """
+        return distribute_dataset(self, dataset, options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable, options: Any = None
+    ) -> Any:
+        """Distribute data that every worker creates for itself.
+
+        Every worker must call this.
+
+        Raises:
+            RuntimeError: If data differ in length between workers.
+        """
+        return distribute_from_function(self, dataset_fn, options)
+
+    def run(
+        self,
+        fn: Callable,
+        args: Any = (),
+        kwargs: Any = None,
+        options: Any = None,
+    ) -> Any:
+        """Call `fn` on every replica; return what each returned.
+
+        Scalars that it returns are reduced together, when the first of them
+        is. A Keras model's `train_step` and `test_step` compute what one
+        process would from the rows that a replica has. Gradients then count by
+        the replica's share of the global batch's rows.
+        """
+        step, args = self._steps.of(fn, args, kwargs)
+        run = functools.partial(super().run, options=options)
+        alike: list[Any] = []
+        if step is None:
+            fn = unmarked(fn)
+            traced = traced_by(fn) if self.num_replicas_in_sync > 1 else None
+            if traced is not None and tf.executing_eagerly():
+                return self._as_function(fn)(args, kwargs, options)
+            fn = own_rows(traced or fn, (args, kwargs or {}))
+            outputs = self._run(run, fn, args, kwargs)
+        else:
+            with step.noted():
+                outputs = self._run(run, step, args, kwargs)
+            outputs, alike = step.finish(self, outputs)
+        self._scalars = ScalarsOfRun(self, outputs, alike)
+        return outputs
+
+    def _as_function(self, fn: Any) -> Callable:
+        """Return what runs replicas in a function, instead of the reverse.
+
+        TensorFlow does so, too: replicas cannot update variables in functions
+        of their own.
+        """
+        if fn not in self._functions:
+            # What would trace it must not keep it.
+            given = weakref.ref(fn)
+
+            def run(*args: Any) -> Any:
+                traced: Any = traced_by(given())
+                return self.run(traced, *args)
+
+            self._functions[fn] = tf.function(run, jit_compile=asks_for_xla(fn))
+        return self._functions[fn]
+
+    def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            fn = after_its_arguments(fn)
+        return run_whole(
+            self, functools.partial(run, fn, args, kwargs), (args, kwargs)
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Join the replicas' values, which may be of any dtype, along `axis`.
+
+        `predict` does so with predictions.
+        """
+        gather = super().gather
+        return tf.nest.map_structure(
+            lambda value: gather_any(self, gather, value, axis), value
+        )
+
+    def reduce(
+        self, reduce_op: Any, value: Any, axis: int | None = None
+    ) -> Any:
+        """Reduce every value of a nest over replicas, and along `axis`.
+
+        Keras 3 passes nests, scalars with an axis, and batches of different
+        sizes, none of which TensorFlow's own method takes. The axis of a scalar
+        is ignored, and that of a metric's result from a model's step. Eagerly
+        and without an axis, values with fewer rows than others are filled up
+        with zeros.
+
+        TensorFlow also calls this to read a variable that each replica has its
+        own value of, such as `DGCMomentum`'s state.
+
+        Raises:
+            RuntimeError: If only some workers read such a variable.
+        """
+        is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
+        if is_read and self.extended.workers > 1:
+            if replica.is_assigning:  # Nobody looks at what it has become.
+                self._reading.on_assign()
+                return self.experimental_local_results(value)[0].value()
+            total = self._reading.read(value)
+            if total is not None and reduce_op == tf.distribute.ReduceOp.SUM:
+                return total
+        return tf.nest.map_structure(
+            lambda value: self._reduce(reduce_op, value, axis), value
+        )
+
+    def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        # Keras passes an axis with all that a step returns, results of metrics
+        # too, which may have several numbers.
+        reduced = self._scalars.reduce(reduce_op, value)
+        if reduced is not None:
+            return reduced
+        local = self.experimental_local_results(value)[0]
+        if tf.convert_to_tensor(local).shape.rank == 0:
+            axis = None
+        elif axis is None and tf.executing_eagerly():
+            value = fill_up_rows(self, value)
+        return super().reduce(reduce_op, value, axis)
