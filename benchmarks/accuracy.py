@@ -13,7 +13,10 @@ import study
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import PAPERS, recommended_schedule
+from tf_optimizers.compression.sparsity_schedule import (
+    PAPERS,
+    recommended_schedule,
+)
 
 MOMENTUM = 0.9
 RATES = {

@@ -20,8 +20,8 @@ from accuracy import FEW_STEPS, FEW_STEPS_SEEDS, MORE_STEPS, papers_stages
 from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.keras import variable_index
-from tf_optimizers.base.replicas import local_component
+from tf_optimizers._compat.keras_internals import variable_index
+from tf_optimizers.base.components import local_component
 
 TUNING_SEEDS = (10_001,)
 SEEDS = 5

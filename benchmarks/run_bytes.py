@@ -14,7 +14,7 @@ import results
 import tables
 
 from tf_optimizers.compression.exchanges import choose_exchange
-from tf_optimizers.compression.schedule import (
+from tf_optimizers.compression.sparsity_schedule import (
     PAPERS,
     SparsitySchedule,
     recommended_schedule,

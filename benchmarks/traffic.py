@@ -67,7 +67,7 @@ def reduce_scatter(code: str) -> Exchange:
     """Return the all-to-all of entries, and the all-gather of float32 sums.
 
     Every worker sums the entries of its shard of the tensor, and passes on the
-    largest, as in compression/sharded.py.
+    largest, as in compression/sharded_exchange.py.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:

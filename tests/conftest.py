@@ -18,7 +18,7 @@ LONGEST = [
     *("test_local_steps", "test_guide", "test_dgc_momentum", "test_replicas"),
     *("test_backup", "test_notebooks", "test_contract"),
     *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
-    *("test_sharded_state", "test_rate_in_momentum", "test_sharded"),
+    *("test_sharded_state", "test_rate_in_momentum", "test_sharded_exchange"),
     "test_docs",
 ]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     accumulator,
     average,
     built_variables,
@@ -14,9 +14,9 @@ from tf_optimizers._compat.keras import (
     strategy_of,
     variable_index,
 )
+from tf_optimizers.base.components import components, value_of
 from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
 from tf_optimizers.base.precision import refreshed
-from tf_optimizers.base.replicas import components, value_of
 from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.checks import (
     check_boolean,

@@ -9,18 +9,21 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     VARIABLES,
     add_replica_variable,
     built_variables,
     is_overwritten,
 )
+from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import as_dense, clip, clip_factor
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_boolean, check_decay_rate, check_unused
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.compression.schedule import SparsitySchedule, recommended
+from tf_optimizers.compression.sparsity_schedule import (
+    SparsitySchedule,
+    recommended,
+)
 from tf_optimizers.kernels import assign, compiled, norm, read, scaled
 
 _UNUSED = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import eager_context, in_xla
+from tf_optimizers._compat.tensorflow_internals import eager_context, in_xla
 
 
 def compiled(

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
-from tf_optimizers.layerwise.step import (
+from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
     LayerwiseHyperparameters,
     Rule,

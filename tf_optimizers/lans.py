@@ -11,7 +11,7 @@ from tf_optimizers.base.gradients import clip_elements
 from tf_optimizers.checks import TINY, check_positive
 from tf_optimizers.kernels import scaling
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
-from tf_optimizers.layerwise.step import (
+from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
     LayerwiseHyperparameters,
     Rule,

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers._compat.keras_internals import strategy_of
 
 
 def is_sparse_multi_worker(strategy: tf.distribute.Strategy) -> bool:

@@ -7,28 +7,27 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.averages import InnerAverages
 from tf_optimizers._compat.hooks import agree_on_overflow
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     micro_steps,
     raw_iterations,
     strategy_of,
     variable_index,
 )
-from tf_optimizers._compat.replicas import switch_across_replicas
+from tf_optimizers._compat.shown_averages import InnerAverages
 from tf_optimizers._compat.strategies import replaced, unconstrained
-from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import Wrapper
-from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.replicas import (
+from tf_optimizers._compat.tensorflow_internals import switch_across_replicas
+from tf_optimizers.base.components import (
     Accumulators,
     Replicas,
     backend_variable,
     own_component,
 )
+from tf_optimizers.base.gradients import densify
+from tf_optimizers.base.inner import Wrapper
+from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
-from tf_optimizers.sharding.checks import check_inner, check_shared
 from tf_optimizers.sharding.ownership import (
     bytes_of,
     is_elementwise,
@@ -36,8 +35,12 @@ from tf_optimizers.sharding.ownership import (
     share_out,
     warn_of_uneven,
 )
+from tf_optimizers.sharding.sharded_state_checks import (
+    check_inner,
+    check_shared,
+)
+from tf_optimizers.sharding.sharded_steps import OwnSteps
 from tf_optimizers.sharding.slots import Slots
-from tf_optimizers.sharding.steps import OwnSteps
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")

@@ -8,24 +8,24 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.averages import show_averages
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     is_overwritten,
     strategy_of,
     variable_index,
 )
+from tf_optimizers._compat.shown_averages import show_averages
+from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.replicas import own_component
 from tf_optimizers.checks import check_integer, check_positive, check_share
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
-from tf_optimizers.compression.schedule import (
+from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
     recommended_updates,
 )
 from tf_optimizers.kernels import assign, compiled, read
-from tf_optimizers.local_updates import checks
+from tf_optimizers.local_updates import sparse_loco_checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.pseudo_gradients import (
     LocalSteps,
@@ -152,7 +152,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         value_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
-        checks.check_inner(inner_optimizer, self._refused)
+        sparse_loco_checks.check_inner(inner_optimizer, self._refused)
         sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
             *(sparsity, rampup_begin_step, rampup_step),
@@ -160,13 +160,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         )
         residual_decay = check_share("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
-        exclusions = checks.check_arguments(kwargs)
+        exclusions = sparse_loco_checks.check_arguments(kwargs)
         super().__init__(
             *(inner_optimizer, schedule, min_compress_size, value_dtype),
             sends_rows=False,
             **kwargs,
         )
-        checks.check_averaged(sync_every, self.use_ema)
+        sparse_loco_checks.check_averaged(sync_every, self.use_ema)
         watch_models()
         self._exclusions = exclusions
         self.sync_every = sync_every
@@ -216,7 +216,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         var_names: Sequence[str] | None = None,
     ) -> None:
         """Exclude variables from the weight decay of the inner optimizer."""
-        checks.check_excluded(var_list or ())
+        sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
         if not isinstance(self.inner_optimizer, Optimizer):
             # Keras's have none in their config, so it is in this one's.
@@ -244,7 +244,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         Raises:
             RuntimeError: If called inside of `strategy.run` or `tf.function`.
         """
-        checks.check_outside()
+        sparse_loco_checks.check_outside()
         with strategy_of(self).scope():
             average(strategy_of(self), statistics)
             rounds = self._rounds
@@ -263,18 +263,18 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Save the state, as Keras does, if the weights are common."""
-        checks.check_common(self)
+        sparse_loco_checks.check_common(self)
         super().save_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = super().get_config()
-        for name in checks.OF_THE_INNER:
+        for name in sparse_loco_checks.OF_THE_INNER:
             del config[name]
         excluded = self._exclusions.config(self._excluded)
         names = excluded.pop("exclude_from_weight_decay")
         if names:
-            excluded[checks.NAMES] = names
+            excluded[sparse_loco_checks.NAMES] = names
         own = ("sync_every", "residual_decay", "outer_learning_rate")
         config |= {name: getattr(self, name) for name in own}
         return config | excluded
@@ -288,7 +288,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         super().build(variables)
 
     def _check_under(self, variables: Sequence[Any]) -> None:
-        checks.check_under(
+        sparse_loco_checks.check_under(
             self.inner_optimizer, strategy_of(self), variables, self._refused
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import keras
 
-from tf_optimizers._compat.keras import built_variables
+from tf_optimizers._compat.keras_internals import built_variables
 
 # What their objects have is not the user's.
 _LIBRARIES = sys.stdlib_module_names | {

@@ -44,14 +44,14 @@ from tensorflow.python.ops import resource_variable_ops
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.hooks import call_first
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     VARIABLES,
     global_seed,
     layers_of,
     set_global_seed,
     start_at_epoch,
 )
-from tf_optimizers._compat.replicas import (
+from tf_optimizers._compat.tensorflow_internals import (
     LazyZeros,
     in_xla,
     lazy_zeros,

@@ -17,7 +17,7 @@ from backups import (
     make_model,
 )
 
-from tf_optimizers.callbacks.backup.checks import find_not_finite
+from tf_optimizers.callbacks.backup.backup_checks import find_not_finite
 from tf_optimizers.callbacks.backup.state import State
 from tf_optimizers.replicas import Workers
 

@@ -11,8 +11,8 @@ from tf_optimizers.compression.exchanges import (
     GatheredExchange,
     choose_exchange,
 )
-from tf_optimizers.compression.schedule import sent_count
-from tf_optimizers.compression.sharded import ShardedExchange
+from tf_optimizers.compression.sharded_exchange import ShardedExchange
+from tf_optimizers.compression.sparsity_schedule import sent_count
 from tf_optimizers.compression.wire import Wire
 
 SIZE = 10**6

@@ -14,7 +14,10 @@ from dgc import SHAPES, start
 from golden import TOLERANCE, load
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
+from tf_optimizers.compression.sparsity_schedule import (
+    SparsitySchedule,
+    sent_count,
+)
 
 L = keras.regularizers
 NONE = tf.distribute.get_strategy()

@@ -16,7 +16,7 @@ import tf_optimizers as tfo
 from tf_optimizers.lamb import lamb as lamb_directions
 from tf_optimizers.lans import Normalize
 from tf_optimizers.lans import lans as lans_directions
-from tf_optimizers.layerwise.step import (
+from tf_optimizers.layerwise.layerwise_step import (
     LayerwiseHyperparameters,
     bias_correction,
     corrections_at,

@@ -17,7 +17,7 @@ import tensorflow as tf
 from scripts import offload
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.keras import average
+from tf_optimizers._compat.keras_internals import average
 from tf_optimizers.offload import host_optimizer
 
 EVERYTHING = {

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.keras import HOOKS
+from tf_optimizers._compat.keras_internals import HOOKS
 from tf_optimizers.base.inner import Wrapper
 
 OPTIMIZERS = {

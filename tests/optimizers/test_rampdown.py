@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
 
 SHAPES = {"kernel": (40, 50), "bias": (7,)}
 STAGES = (0.75, 0.9, 0.99)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tf_optimizers import kernels, schedules
-from tf_optimizers._compat.keras import average
+from tf_optimizers._compat.keras_internals import average
 
 # A step changes weights by 2e-2 of their norm, so that 1e-6 tells any two
 # formulas apart.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import values
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_optimizers._compat.replicas import LazyZeros, plain_variable
+from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 
 # What indexes a tensor, to take some of its rows or all of it.
 Rows: TypeAlias = slice | EllipsisType

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from tf_optimizers._compat.keras import path_of, strategy_of
+from tf_optimizers._compat.keras_internals import path_of, strategy_of
 from tf_optimizers._compat.patches import replace
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     average,
     built_variables,
     is_overwritten,
@@ -13,13 +13,13 @@ from tf_optimizers._compat.keras import (
     variable_index,
     variable_key,
 )
-from tf_optimizers._compat.replicas import call_across_replicas
-from tf_optimizers.base.precision import MasterWeights
-from tf_optimizers.base.replicas import (
+from tf_optimizers._compat.tensorflow_internals import call_across_replicas
+from tf_optimizers.base.components import (
     backend_variable,
     local_component,
     value_of,
 )
+from tf_optimizers.base.precision import MasterWeights
 
 
 class Averages:

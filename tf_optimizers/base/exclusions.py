@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from tf_optimizers._compat.keras import path_of, variable_key
+from tf_optimizers._compat.keras_internals import path_of, variable_key
 from tf_optimizers.checks import check_non_negative, check_patterns
 
 # The config's entry, and what is in it.

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import built_variables
+from tf_optimizers._compat.keras_internals import built_variables
 from tf_optimizers._compat.owned import part_of
 from tf_optimizers._compat.strategies import (
     Attribute,
@@ -17,8 +17,8 @@ from tf_optimizers._compat.strategies import (
     replaced,
     unconstrained,
 )
+from tf_optimizers.base.components import own_component
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.replicas import own_component
 from tf_optimizers.wrapped import wrapped_optimizers
 
 

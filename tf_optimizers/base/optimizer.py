@@ -8,16 +8,24 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.hooks import agree_on_overflow
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     VARIABLES,
     built_variables,
     strategy_of,
     variable_index,
     with_hooks,
 )
-from tf_optimizers._compat.replicas import switch_across_replicas, update_each
 from tf_optimizers._compat.strategies import adopt, build_together
+from tf_optimizers._compat.tensorflow_internals import (
+    switch_across_replicas,
+    update_each,
+)
 from tf_optimizers.base.averages import Averages
+from tf_optimizers.base.components import (
+    Accumulators,
+    Replicas,
+    backend_variable,
+)
 from tf_optimizers.base.exclusions import WEIGHT_DECAY, Excluded, Exclusions
 from tf_optimizers.base.gradients import (
     as_gradient,
@@ -34,7 +42,6 @@ from tf_optimizers.base.precision import (
     state_dtype,
     store_weight,
 )
-from tf_optimizers.base.replicas import Accumulators, Replicas, backend_variable
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.replicas import check_same_optimizer
 

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import is_overwritten
-from tf_optimizers.base.replicas import local_component, value_of
+from tf_optimizers._compat.keras_internals import is_overwritten
+from tf_optimizers.base.components import local_component, value_of
 
 _HALF = ("float16", "bfloat16")
 _FULL = ("float32", "float64")

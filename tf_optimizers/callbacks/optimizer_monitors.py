@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     built_variables,
     is_overwritten,
     strategy_of,
 )
+from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.exclusions import names_apart
-from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.callbacks.monitors import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.kernels import norm

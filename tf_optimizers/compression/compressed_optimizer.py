@@ -7,13 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import strategy_of, variable_index
+from tf_optimizers._compat.keras_internals import strategy_of, variable_index
+from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
-from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
 from tf_optimizers.compression.traffic import traffic_summary
 
 

@@ -20,29 +20,32 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     add_replica_variable,
     built_variables,
     path_of,
     variable_index,
     whole,
 )
-from tf_optimizers._compat.replicas import (
+from tf_optimizers._compat.tensorflow_internals import (
     in_xla,
     lazy_zeros,
     switch_across_replicas,
 )
-from tf_optimizers.base.replicas import own_component
+from tf_optimizers.base.components import own_component
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.codes.entries import CODES
+from tf_optimizers.compression.compression_history import Seen
 from tf_optimizers.compression.exchanges import (
     choose_exchange,
     send_all,
     send_largest,
 )
 from tf_optimizers.compression.residual import Residual
-from tf_optimizers.compression.schedule import SparsitySchedule, sent_count
-from tf_optimizers.compression.seen import Seen
+from tf_optimizers.compression.sparsity_schedule import (
+    SparsitySchedule,
+    sent_count,
+)
 from tf_optimizers.compression.traffic import SentRows
 from tf_optimizers.compression.wire import Exchange, Wire
 

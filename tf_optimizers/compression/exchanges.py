@@ -17,10 +17,10 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers.base.replicas import own_component
+from tf_optimizers.base.components import own_component
 from tf_optimizers.codes.entries import Entries, whole_bytes
 from tf_optimizers.compression.residual import Residual
-from tf_optimizers.compression.sharded import ShardedExchange
+from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.wire import Exchange, Selection, Wire
 
 _DENSE = 8 * tf.float32.size  # Bits.

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.replicas import LazyZeros
-from tf_optimizers.base.replicas import components, own_component
+from tf_optimizers._compat.tensorflow_internals import LazyZeros
+from tf_optimizers.base.components import components, own_component
 from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.compression.top_k import top_k
 from tf_optimizers.compression.wire import Selection, Wire

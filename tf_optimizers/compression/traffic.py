@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import built_variables
-from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers._compat.keras_internals import built_variables
+from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.base.components import components, own_component
 from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.base.replicas import components, own_component
 from tf_optimizers.checks import check_integer
 from tf_optimizers.compression.wire import Wire
 from tf_optimizers.replicas import rank_among

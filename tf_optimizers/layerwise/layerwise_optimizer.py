@@ -7,9 +7,10 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import variable_index
-from tf_optimizers._compat.replicas import in_xla, update_by_device
+from tf_optimizers._compat.keras_internals import variable_index
 from tf_optimizers._compat.strategies import replaced
+from tf_optimizers._compat.tensorflow_internals import in_xla, update_by_device
+from tf_optimizers.base.components import backend_variable, local_component
 from tf_optimizers.base.exclusions import (
     LAYER_ADAPTATION,
     check_exclusions,
@@ -17,7 +18,6 @@ from tf_optimizers.base.exclusions import (
 )
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import refreshed, state_dtype
-from tf_optimizers.base.replicas import backend_variable, local_component
 from tf_optimizers.checks import (
     check_decay_rate,
     check_epsilon,
@@ -27,7 +27,7 @@ from tf_optimizers.checks import (
 )
 from tf_optimizers.kernels import compiled, on_gpu
 from tf_optimizers.layerwise.launches import launches
-from tf_optimizers.layerwise.step import (
+from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
     LayerwiseHyperparameters,
     Rule,

@@ -10,9 +10,12 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.hooks import call_first, check_saving
-from tf_optimizers._compat.keras import layers_of
+from tf_optimizers._compat.keras_internals import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
-from tf_optimizers.local_updates.checks import check_common, check_layers
+from tf_optimizers.local_updates.sparse_loco_checks import (
+    check_common,
+    check_layers,
+)
 from tf_optimizers.replicas import Workers, is_sparse_multi_worker
 from tf_optimizers.wrapped import local_steppers, steppers
 

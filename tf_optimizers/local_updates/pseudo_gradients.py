@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import replica_variables_on
 from tf_optimizers._compat.strategies import replaced
+from tf_optimizers._compat.tensorflow_internals import replica_variables_on
+from tf_optimizers.base.components import own_component
 from tf_optimizers.base.inner import InnerSteps
-from tf_optimizers.base.replicas import own_component
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import is_overwritten
-from tf_optimizers.base.replicas import (
+from tf_optimizers._compat.keras_internals import is_overwritten
+from tf_optimizers.base.components import (
     backend_variable,
     components,
     own_component,

@@ -7,16 +7,16 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.averages import with_components
-from tf_optimizers._compat.keras import whole
-from tf_optimizers._compat.replicas import (
+from tf_optimizers._compat.keras_internals import whole
+from tf_optimizers._compat.shown_averages import with_components
+from tf_optimizers._compat.tensorflow_internals import (
     in_xla,
     plain_variable,
     temporary_variable,
 )
+from tf_optimizers.base.components import components
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.precision import is_half, state_dtype
-from tf_optimizers.base.replicas import components
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.replicas import rank_among
 

@@ -10,17 +10,20 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras import is_overwritten
+from tf_optimizers._compat.keras_internals import is_overwritten
 from tf_optimizers._compat.owned import is_here, part_of
-from tf_optimizers._compat.replicas import call_across_replicas, update_each
-from tf_optimizers.base.gradients import clip, in_state_dtype
-from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.precision import is_half, state_dtype
-from tf_optimizers.base.replicas import (
+from tf_optimizers._compat.tensorflow_internals import (
+    call_across_replicas,
+    update_each,
+)
+from tf_optimizers.base.components import (
     Accumulators,
     backend_variable,
     components,
 )
+from tf_optimizers.base.gradients import clip, in_state_dtype
+from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.offload.host import (
     HOST,
     Host,

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import variable_key
+from tf_optimizers._compat.keras_internals import variable_key
 from tf_optimizers._compat.owned import OwnedVariable, Rows, owned_variable
-from tf_optimizers._compat.replicas import creator_scope
 from tf_optimizers._compat.strategies import replaced
+from tf_optimizers._compat.tensorflow_internals import creator_scope
 from tf_optimizers.replicas import Workers
 from tf_optimizers.sharding.ownership import Piece
 

@@ -13,7 +13,7 @@ from scripts import transport
 import tf_optimizers as tfo
 from tf_optimizers.codes.entries import CODES
 from tf_optimizers.compression.compressor import Compressor
-from tf_optimizers.compression.sharded import ShardedExchange
+from tf_optimizers.compression.sharded_exchange import ShardedExchange
 
 STEPS = 30
 

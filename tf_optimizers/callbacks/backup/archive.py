@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_optimizers._compat.keras import global_seed, set_global_seed
-from tf_optimizers.callbacks.backup.checks import (
+from tf_optimizers._compat.keras_internals import global_seed, set_global_seed
+from tf_optimizers.callbacks.backup.backup_checks import (
     check_finite,
     check_weights,
     find_alike,

@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
-from tf_optimizers._compat.keras import start_at_epoch
+from tf_optimizers._compat.keras_internals import start_at_epoch
 from tf_optimizers.callbacks.backup.archive import Archive
-from tf_optimizers.callbacks.backup.checks import (
+from tf_optimizers.callbacks.backup.backup_checks import (
     check_folder,
     check_frequency,
     check_name,

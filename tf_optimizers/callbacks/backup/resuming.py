@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import build_metrics
+from tf_optimizers._compat.keras_internals import build_metrics
 from tf_optimizers.callbacks.backup.files import Folder, with_zeros
 from tf_optimizers.callbacks.backup.state import State
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.owned import array_of
-from tf_optimizers.base.replicas import backend_variable
+from tf_optimizers.base.components import backend_variable
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import (
     has_common_weights,

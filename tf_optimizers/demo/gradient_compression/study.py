@@ -21,7 +21,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.schedule import (
+from tf_optimizers.compression.sparsity_schedule import (
     VALUE_DTYPE,
     SparsitySchedule,
     recommended_schedule,

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import micro_steps
+from tf_optimizers._compat.keras_internals import micro_steps
 from tf_optimizers.replicas import digests
 from tf_optimizers.workers.agreement.statements import (
     check_agreement,

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import in_xla
+from tf_optimizers._compat.tensorflow_internals import in_xla
 from tf_optimizers.codes.entries import Entries
 from tf_optimizers.workers._compat.distribution import CollectiveAllReduce
 from tf_optimizers.workers.collectives.launcher import KeyedLauncher

@@ -33,7 +33,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers._compat.tensorflow_internals import plain_variable
 
 # By TensorFlow's names.
 REDUCE = "CollectiveReduceV2"

@@ -5,7 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import anonymous_name, plain_variable
+from tf_optimizers._compat.tensorflow_internals import (
+    anonymous_name,
+    plain_variable,
+)
 from tf_optimizers.workers._compat.distribution import (
     DistributedDatasetsFromFunction,
     DistributedDatasetsFromFunctionSpec,

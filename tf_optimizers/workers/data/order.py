@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.workers.agreement.statements import (
     gather_statements,
     raise_together,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import plain_variable
+from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.ahead_dataset import dataset_of, look_ahead
 from tf_optimizers.workers.data.batch_digests import Comparison

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.hooks import call_first, check_saving
-from tf_optimizers._compat.keras import layers_of, path_of
+from tf_optimizers._compat.keras_internals import layers_of, path_of
 from tf_optimizers.replicas import (
     average,
     digests,

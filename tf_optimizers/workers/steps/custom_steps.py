@@ -12,7 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import built_variables, is_overwritten
+from tf_optimizers._compat.keras_internals import (
+    built_variables,
+    is_overwritten,
+)
 from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
 from tf_optimizers.replicas import is_sparse_multi_worker
 from tf_optimizers.workers.steps.common_state import note_assigned

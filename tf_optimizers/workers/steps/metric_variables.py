@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import layers_of, path_of
+from tf_optimizers._compat.keras_internals import layers_of, path_of
 
 # What has the value of its first operand.
 _SAME = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")

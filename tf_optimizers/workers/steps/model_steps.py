@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import convert
+from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
 from tf_optimizers.workers._compat.batches import step_of
 from tf_optimizers.workers.data.batch_metadata import Rows, rows_of

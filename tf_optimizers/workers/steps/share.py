@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.replicas import convert, plain_variable
+from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import rank_among
 from tf_optimizers.workers.data.batch_metadata import Counted, Rows
 from tf_optimizers.workers.steps.put_back import PutBack

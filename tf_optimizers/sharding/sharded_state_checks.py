@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import is_overwritten
+from tf_optimizers._compat.keras_internals import is_overwritten
 from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer

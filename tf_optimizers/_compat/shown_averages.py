@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import built_variables, strategy_of
+from tf_optimizers._compat.keras_internals import built_variables, strategy_of
 
 _AVERAGES = "_model_variables_moving_average"
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.compression.residual import Residual
-from tf_optimizers.compression.schedule import SparsitySchedule
+from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
 from tf_optimizers.replicas import is_sparse_multi_worker
 
 

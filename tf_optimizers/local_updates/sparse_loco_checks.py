@@ -6,11 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import strategy_of
+from tf_optimizers._compat.keras_internals import strategy_of
+from tf_optimizers.base.components import backend_variable
 from tf_optimizers.base.exclusions import Exclusions, check_exclusions
 from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.precision import is_half
-from tf_optimizers.base.replicas import backend_variable
 from tf_optimizers.checks import check_unused
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.wrapped import wrapped_optimizers

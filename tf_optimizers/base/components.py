@@ -7,12 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     accumulator,
     built_variables,
     micro_steps,
 )
-from tf_optimizers._compat.replicas import update_each
+from tf_optimizers._compat.tensorflow_internals import update_each
 from tf_optimizers.replicas import rank_among
 
 

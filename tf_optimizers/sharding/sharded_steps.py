@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers._compat.averages import WholeAverages
-from tf_optimizers._compat.keras import (
+from tf_optimizers._compat.keras_internals import (
     built_variables,
     micro_steps,
     raw_iterations,
@@ -15,14 +14,15 @@ from tf_optimizers._compat.keras import (
     variable_key,
 )
 from tf_optimizers._compat.owned import Copy, part_of
+from tf_optimizers._compat.shown_averages import WholeAverages
 from tf_optimizers._compat.strategies import Attribute, at_rate, replaced
+from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.gradients import clip_factor
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.precision import master_weight, refreshed
-from tf_optimizers.base.replicas import backend_variable, own_component
 from tf_optimizers.kernels import compiled, scaled
 from tf_optimizers.replicas import Workers, rank_among
-from tf_optimizers.sharding.exchange import exchange_of, total_squares
+from tf_optimizers.sharding.owner_exchange import exchange_of, total_squares
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 

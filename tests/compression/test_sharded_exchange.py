@@ -15,9 +15,9 @@ from tf_optimizers.compression.exchanges import (
     GatheredExchange,
     choose_exchange,
 )
-from tf_optimizers.compression.schedule import sent_count
-from tf_optimizers.compression.sharded import ShardedExchange
+from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.shards import Shards, fill, slots_of
+from tf_optimizers.compression.sparsity_schedule import sent_count
 from tf_optimizers.compression.wire import Wire
 
 SIZES = (3000, 504, 70_000)
