@@ -35,11 +35,11 @@ def compiled(
     """
     # A function of one context does not exist in another.
     signature = eager_context(), function, like.shape, like.dtype
-    return made_in(*signature, *constants, xla=xla)
+    return _cached_function(*signature, *constants, xla=xla)
 
 
 @functools.lru_cache(maxsize=4096)
-def made_in(
+def _cached_function(
     context: Any,
     function: Callable,
     shape: tf.TensorShape,

@@ -39,7 +39,7 @@ from tf_optimizers.sharding.sharded_state_checks import (
     check_inner,
     check_shared,
 )
-from tf_optimizers.sharding.sharded_steps import OwnSteps
+from tf_optimizers.sharding.sharded_steps import ShardedSteps
 from tf_optimizers.sharding.slots import Slots
 
 
@@ -192,7 +192,9 @@ class ShardedState(Wrapper):
         self._slots = Slots(strategy, variables, pieces, devices)
         with self._slots.of(inner) as watched:
             inner.build(watched)
-        self._steps = OwnSteps(inner, variables, pieces, self._slots, strategy)
+        self._steps = ShardedSteps(
+            inner, variables, pieces, self._slots, strategy
+        )
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]

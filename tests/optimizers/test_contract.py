@@ -22,7 +22,7 @@ pytestmark = cases.EACH_KIND
 # Of `kernels`: so that a tensor of 20 elements has three blocks and a rest.
 SMALL_BLOCKS = {"_BLOCK": 8, "_LANES": 1, "_ROWS": 2, "_SMALL": 4}
 # Their kernels are kept apart, for all tests to share.
-MADE_IN_SMALL_BLOCKS = functools.cache(kernels.made_in.__wrapped__)
+MADE_IN_SMALL_BLOCKS = functools.cache(kernels._cached_function.__wrapped__)
 
 
 @pytest.fixture(params=["at once", "in blocks"])
@@ -35,7 +35,7 @@ def either_path(case, request, monkeypatch):
     if request.param == "in blocks":
         for name, value in SMALL_BLOCKS.items():
             monkeypatch.setattr(kernels, name, value)
-        monkeypatch.setattr(kernels, "made_in", MADE_IN_SMALL_BLOCKS)
+        monkeypatch.setattr(kernels, "_cached_function", MADE_IN_SMALL_BLOCKS)
         if case.optimizer is tfo.AdamOffload:
             elsewhere = "CPU:1"
     with tf.device(elsewhere):

@@ -16,7 +16,7 @@ import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
 from tf_optimizers.sharding import owner_exchange
 from tf_optimizers.sharding.ownership import bytes_of, loads_of, share_out
-from tf_optimizers.workers.extended import STRING_BYTES
+from tf_optimizers.workers.extended import RPC_CHUNK_BYTES
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]
@@ -487,7 +487,7 @@ def test_workers_step_as_the_inner_optimizer(tmp_path, names, workers, devices):
         assert result["wrong"] == []
         largest = max(result["owned"])
         assert largest < 1.3 * sum(result["owned"]) / (workers * devices)
-        assert result.get("string_bytes", STRING_BYTES) == STRING_BYTES, (
+        assert result.get("string_bytes", RPC_CHUNK_BYTES) == RPC_CHUNK_BYTES, (
             "TensorFlow's server is no longer configured by "
             "`_update_config_proto`, see workers/extended.py."
         )

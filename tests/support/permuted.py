@@ -68,7 +68,7 @@ def permuted_additions():
         for modules, name, _ in ADDING
         for module in modules
     ]
-    made_in = kernels.made_in
+    made_in = kernels._cached_function
 
     def without_xla(context, function, *args, xla):
         return made_in(context, function, *args, xla=function is _clear)
@@ -77,11 +77,11 @@ def permuted_additions():
     made_in.cache_clear()
     for module, name, function in originals:
         setattr(module, name, permuted(function, places[name]))
-    kernels.made_in = without_xla
+    kernels._cached_function = without_xla
     try:
         yield
     finally:
-        kernels.made_in = made_in
+        kernels._cached_function = made_in
         for module, name, function in originals:
             setattr(module, name, function)
         made_in.cache_clear()

@@ -13,7 +13,7 @@ from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
 from tf_optimizers.replicas import is_sparse_multi_worker
 
 
-class Seen:
+class CompressionHistory:
     """Remembers the variables whose gradients have been compressed.
 
     Args:

@@ -35,7 +35,7 @@ from tf_optimizers._compat.tensorflow_internals import (
 from tf_optimizers.base.components import own_component
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.codes.entries import CODES
-from tf_optimizers.compression.compression_history import Seen
+from tf_optimizers.compression.compression_history import CompressionHistory
 from tf_optimizers.compression.exchanges import (
     choose_exchange,
     send_all,
@@ -90,7 +90,7 @@ class Compressor:
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._shared: dict[int, keras.Variable] = {}
-        self._seen = Seen(self._name, self.schedule, strategy)
+        self._history = CompressionHistory(self._name, self.schedule, strategy)
         self.momentums: dict[int, keras.Variable] = {}
 
     def add(
@@ -152,16 +152,16 @@ class Compressor:
 
         `sends_all` says that it exchanges all variables, not these alone.
         """
-        self._seen.begin(optimizer, self._residuals)
+        self._history.begin(optimizer, self._residuals)
         indices = [variable_index(optimizer, v) for v in variables]
-        gradients = self._seen.densify(indices, gradients, variables)
+        gradients = self._history.densify(indices, gradients, variables)
         compressed = [
             i
             for i, gradient in zip(indices, gradients, strict=True)
             if self._is_compressed(i, gradient)
         ]
         paths = list(map(path_of, built_variables(optimizer)))
-        self._seen.check(compressed, paths, sends_all)
+        self._history.check(compressed, paths, sends_all)
         self._allocate([self._residuals[i] for i in compressed])
         for each in zip(indices, gradients, variables, strict=True):
             self.rows.count(*each)
@@ -205,7 +205,7 @@ class Compressor:
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
         ]
-        stage = self._seen.stage(optimizer)
+        stage = self._history.stage(optimizer)
         if is_due is not None:
             stage = tf.where(is_due, stage, len(calls))
             calls.append(lambda gradients: None)

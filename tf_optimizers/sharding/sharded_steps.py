@@ -40,7 +40,7 @@ class OwnedSum(NamedTuple):
     total: tf.Tensor
 
 
-class OwnSteps:
+class ShardedSteps:
     """The steps of an optimizer whose state is shared out.
 
     Args:

@@ -21,7 +21,10 @@ from tf_optimizers.workers.collectives.all_reduce import (
 )
 from tf_optimizers.workers.collectives.launcher import ranks_in
 from tf_optimizers.workers.collectives.progress import is_in_run
-from tf_optimizers.workers.collectives.runs import Beside, in_every_replica
+from tf_optimizers.workers.collectives.runs import (
+    BackgroundCall,
+    in_every_replica,
+)
 from tf_optimizers.workers.collectives.variables import VariablesExtended
 
 _numbers = itertools.count(1)
@@ -29,7 +32,7 @@ _numbers = itertools.count(1)
 _KEYS_PER_STRATEGY = 1 << 12
 # TensorFlow (2.21) sends messages in strings of 4 KiB, which takes longer for
 # those of many MiB. Larger strings than these do, too, for those of one.
-STRING_BYTES = 1 << 15
+RPC_CHUNK_BYTES = 1 << 15
 _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 
 
@@ -96,7 +99,7 @@ class SparseExtended(VariablesExtended):
     def _update_config_proto(self, config_proto: Any) -> Any:
         # The server's, which has no argument for it.
         config = super()._update_config_proto(config_proto)
-        config.experimental.recv_buf_max_chunk = STRING_BYTES
+        config.experimental.recv_buf_max_chunk = RPC_CHUNK_BYTES
         return config
 
     def _take_keys(self) -> None:
@@ -195,9 +198,9 @@ class SparseExtended(VariablesExtended):
         return in_every_replica(gather, len(parts))[0]
 
     @functools.cached_property
-    def beside(self) -> Beside:
+    def background(self) -> BackgroundCall:
         """Asks the others eagerly, beside a step."""
-        return Beside(self, is_at_once=self.workers == 1)
+        return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
         """Note that a step has failed, if one has not ended.

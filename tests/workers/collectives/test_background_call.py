@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tf_optimizers.workers.collectives import runs as beside
-from tf_optimizers.workers.collectives.runs import Beside
+from tf_optimizers.workers.collectives.runs import BackgroundCall
 
 
 class Owner:
@@ -19,7 +19,7 @@ def owner():
 
 
 def test_calls_do_not_wait_but_for_the_one_before(owner):
-    asking, may_end, done = Beside(owner), threading.Event(), []
+    asking, may_end, done = BackgroundCall(owner), threading.Event(), []
 
     def ask():
         assert may_end.wait(60)
@@ -34,7 +34,7 @@ def test_calls_do_not_wait_but_for_the_one_before(owner):
 
 
 def test_calls_wait_where_a_function_may_come_in_between(owner):
-    asking, done = Beside(owner, is_at_once=True), []
+    asking, done = BackgroundCall(owner, is_at_once=True), []
     asking.call(lambda: done.append("at once"))
     assert done == ["at once"]
 
@@ -43,7 +43,7 @@ def test_error_is_raised_where_it_is_waited_for_and_once(owner):
     def fail():
         raise ValueError("of the exchange")
 
-    asking = Beside(owner)
+    asking = BackgroundCall(owner)
     asking.call(fail)
     with pytest.raises(ValueError, match="of the exchange"):
         asking.call(lambda: None)
@@ -56,7 +56,7 @@ def test_what_nobody_waits_for_is_ended(owner, monkeypatch):
     monkeypatch.setattr(beside.coordination, "abort", lambda _: aborted.set())
     monkeypatch.setattr(beside, "_ENDING_SECONDS", 0.0)
     owners = [Owner()]
-    Beside(owners[0]).call(lambda: aborted.wait(60))
+    BackgroundCall(owners[0]).call(lambda: aborted.wait(60))
     owners.clear()
     gc.collect()
     assert aborted.is_set()

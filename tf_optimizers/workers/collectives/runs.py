@@ -28,7 +28,7 @@ _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
 
-class Beside:
+class BackgroundCall:
     """Calls functions beside what the program does, one at a time.
 
     Args:

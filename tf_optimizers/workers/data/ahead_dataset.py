@@ -65,7 +65,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
             return iterator
         endless = None if self.endless is None else [self.endless]
         iterator = self.begin(lambda: self._iterate(endless or self._datasets))
-        self._strategy.extended.beside.wait()
+        self._strategy.extended.background.wait()
         with tf.device("CPU:0"):
             known = batch_digests.start(self._last)
             self._last = plain_variable(known, trainable=False)

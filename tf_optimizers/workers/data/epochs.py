@@ -24,7 +24,7 @@ _SUBJECT = "the beginning of an epoch"
 _HINT = "Iterate over shared data on every worker."
 
 
-class Beginning:
+class EpochStart:
     """Makes iterators over data that workers share.
 
     Args:

@@ -148,18 +148,18 @@ class AheadIterator(DistributedIterator):
                 tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
 
         if tf.executing_eagerly():
-            extended.beside.call(ask_for_next)
+            extended.background.call(ask_for_next)
         else:
             ask_for_next()
         return known
 
     def wait(self) -> None:
         """Wait for what is asked beside a step."""
-        beside = self._strategy.extended.beside
-        beside.wait()
+        background = self._strategy.extended.background
+        background.wait()
         if not tf.executing_eagerly() and not self.is_argument:
             # Later calls of the function do not come here.
-            beside.is_at_once = True
+            background.is_at_once = True
 
     @property
     def element_spec(self) -> Any:

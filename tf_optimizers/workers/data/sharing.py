@@ -17,7 +17,7 @@ from tf_optimizers.workers.data.batch_metadata import (
     regroup,
 )
 from tf_optimizers.workers.data.batch_splits import rows_in, split
-from tf_optimizers.workers.data.epochs import Beginning
+from tf_optimizers.workers.data.epochs import EpochStart
 from tf_optimizers.workers.data.generators import take_shared
 from tf_optimizers.workers.data.look_ahead import after
 from tf_optimizers.workers.data.order import (
@@ -62,7 +62,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         ),
         options,
     )
-    begin = Beginning(strategy, dataset, generator)
+    begin = EpochStart(strategy, dataset, generator)
     return look_ahead(distributed, batches, begin=begin)
 
 
