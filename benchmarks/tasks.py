@@ -21,7 +21,9 @@ from sklearn.datasets import load_digits
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import MAX_PIXEL, split_rows
-from tf_optimizers.demo.gradient_compression.study import FULL as DEMO
+from tf_optimizers.demo.gradient_compression.compression_study import (
+    FULL as DEMO,
+)
 from tf_optimizers.demo.network import build_model
 from tf_optimizers.demo.trainer import Trainer
 

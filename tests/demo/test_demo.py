@@ -26,8 +26,8 @@ from tf_optimizers.demo.data import (
     prepare,
     shuffled_batches,
 )
-from tf_optimizers.demo.large_batch import report, study
-from tf_optimizers.demo.large_batch.study import Budget, Plan, Study
+from tf_optimizers.demo.large_batch import batch_report, batch_study
+from tf_optimizers.demo.large_batch.batch_study import Budget, Plan, Study
 from tf_optimizers.demo.network import build_model, initial_weights
 from tf_optimizers.demo.parts import EXTRAS, PARTS, load_part
 from tf_optimizers.demo.results import write_json
@@ -137,12 +137,15 @@ def test_schedule_warms_up_and_decays():
 
 
 @pytest.mark.parametrize(
-    "name", with_long(study.OPTIMIZERS, set(study.OPTIMIZERS) - {"tfo.LANS"})
+    "name",
+    with_long(
+        batch_study.OPTIMIZERS, set(batch_study.OPTIMIZERS) - {"tfo.LANS"}
+    ),
 )
 def test_reset_trainer_equals_fresh_one(data_dir, name):
     data = shuffled_batches(load_splits(data_dir)["train"], 256, seed=3)
     used, fresh = (
-        Trainer(build_model(0), study.OPTIMIZERS[name]) for _ in range(2)
+        Trainer(build_model(0), batch_study.OPTIMIZERS[name]) for _ in range(2)
     )
     used.train(data, initial_weights(1), rate=0.1, steps=5)
     once = used.model.get_weights()
@@ -236,7 +239,7 @@ def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
     assert trainer.measured == {"validation": {11, 12}, "test": {0, 1, 2}}
 
 
-@pytest.mark.parametrize("plan", [study.FULL, study.QUICK])
+@pytest.mark.parametrize("plan", [batch_study.FULL, batch_study.QUICK])
 def test_plan_keeps_its_promises(plan):
     assert min(plan.tuning_seeds) > 1000  # test seeds count from 0
     assert list(plan.rates) == sorted(plan.rates)
@@ -266,15 +269,15 @@ def cell(name, mean, std, at_edge=False):
 
 def test_findings_follow_the_numbers():
     cells = [cell("A", 0.90, 0.01), cell("B", 0.93, 0.02), cell("C", 0.92, 0)]
-    (line,) = report.findings({"cells": cells})
+    (line,) = batch_report.findings({"cells": cells})
     assert "B has the best mean, 93.0 %" in line
     assert line.endswith(": C.")
 
 
 def test_edge_note_names_cells_at_the_edge_only():
     inside, at_edge = cell("A", 0.9, 0), cell("B", 0.9, 0, at_edge=True)
-    assert "None" in report.edge_note([inside])
-    note = report.edge_note([inside, at_edge])
+    assert "None" in batch_report.edge_note([inside])
+    note = batch_report.edge_note([inside, at_edge])
     assert note.endswith("outside: B at batch 1,024, 10 steps.")
 
 
@@ -318,8 +321,8 @@ def markdown_tables(text):
 @pytest.mark.long
 def test_quick_run_fills_every_cell(results):
     cells = results["parts"]["large-batch"]["cells"]
-    assert {cell["optimizer"] for cell in cells} == set(study.OPTIMIZERS)
-    assert len(cells) == len(study.OPTIMIZERS) * 3
+    assert {cell["optimizer"] for cell in cells} == set(batch_study.OPTIMIZERS)
+    assert len(cells) == len(batch_study.OPTIMIZERS) * 3
     for entry in cells:
         assert len(entry["test_accuracy"]) == 3
         means = {
@@ -351,7 +354,7 @@ def test_quick_run_records_curves_of_one_budget(results):
 def test_report_tables_equal_the_json(report_dir, results):
     accuracies, rates = markdown_tables((report_dir / "report.md").read_text())
     cells = results["parts"]["large-batch"]["cells"]
-    for name in study.OPTIMIZERS:
+    for name in batch_study.OPTIMIZERS:
         own = [entry for entry in cells if entry["optimizer"] == name]
         percent = [100 * np.array(entry["test_accuracy"]) for entry in own]
         assert accuracies[name] == [
@@ -459,7 +462,7 @@ def test_closing_table_fits_the_terminal(name):
     text = console.export_text()
     assert "…" not in text
     names = {
-        "large-batch": study.OPTIMIZERS,
+        "large-batch": batch_study.OPTIMIZERS,
         "gradient-compression": ["SGD", "DGCMomentum", "AdamW", "SparseLoCo"],
         "offload": ["keras.optimizers.Adam", "AdamOffload"],
     }[name]

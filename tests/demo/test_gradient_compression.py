@@ -15,14 +15,17 @@ from launcher import assert_gone
 
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import load_splits
-from tf_optimizers.demo.gradient_compression import report, study
+from tf_optimizers.demo.gradient_compression import (
+    compression_report,
+    compression_study,
+)
 from tf_optimizers.demo.gradient_compression.clock import (
     behind,
     clock,
     seconds_to,
     summary,
 )
-from tf_optimizers.demo.gradient_compression.study import (
+from tf_optimizers.demo.gradient_compression.compression_study import (
     FULL,
     PAIRS,
     QUICK,
@@ -109,7 +112,7 @@ def test_overdue_workers_are_ended(module, tmp_path):
 
 def test_failing_workers_fail_the_demo(module, monkeypatch, tmp_path, capfd):
     (command,) = module("raise SystemExit('this worker has no data')")
-    monkeypatch.setattr(study, "WORKER", command)
+    monkeypatch.setattr(compression_study, "WORKER", command)
     arguments = ["--parts", "gradient-compression", "--quick"]
     folder = tmp_path / "report"
     assert main([*arguments, "--report-dir", str(folder)]) == 1
@@ -194,7 +197,7 @@ def test_rates_are_validated_on_splits_of_their_own(tmp_path, monkeypatch):
             validated.append({image.tobytes() for image in images})
             return 0.5
 
-    monkeypatch.setattr(study, "Trainer", Stub)
+    monkeypatch.setattr(compression_study, "Trainer", Stub)
     plan = replace(QUICK, tuning_seeds=(11, 12))
     settings = Settings(2, 0, NONE, True, tmp_path, tmp_path)
     tuned = choose_rates(plan, settings, Progress())
@@ -303,7 +306,7 @@ def test_points_behind_are_seed_by_seed():
 
 
 def test_rows_are_computed_from_the_result():
-    heading, dense, sparse = report.rows(made_up_result(SGD, DGC))
+    heading, dense, sparse = compression_report.rows(made_up_result(SGD, DGC))
     assert {len(row) for row in (dense, sparse)} == {len(heading)}
     assert dense == ["SGD", "1.3", "2.0", "never", "2.0", "3.0", ""]
     gap = "+1.0 (-1.5 to +3.5)"
@@ -311,7 +314,7 @@ def test_rows_are_computed_from_the_result():
 
 
 def test_rows_by_link_are_those_of_the_model():
-    heading, *rows = report.rows_by_link(made_up_result(SGD, DGC))
+    heading, *rows = compression_report.rows_by_link(made_up_result(SGD, DGC))
     assert [row[0] for row in rows] == [
         f"{link}: {name}"
         for link in (
@@ -352,7 +355,7 @@ def test_rows_by_link_are_those_of_the_model():
 def test_finding_follows_the_numbers(ends, seconds, expected):
     dgc = made_up_row("DGC", ends, [seconds] * 3, DGC_BYTES)
     (pair,) = made_up_result(SGD, dgc)["pairs"]
-    assert expected in report.finding(pair)
+    assert expected in compression_report.finding(pair)
 
 
 def test_report_without_a_link_has_no_model(tmp_path):
@@ -362,7 +365,7 @@ def test_report_without_a_link_has_no_model(tmp_path):
     ]
     result = made_up_result(*rows, link=NONE)
     result = json.loads(json.dumps(result, allow_nan=False))
-    text = report.section(result, tmp_path)
+    text = compression_report.section(result, tmp_path)
     assert "calculated, not measured" not in text
     assert "There was no link" in text and "without a link" in text
     # The median of the seeds.
@@ -374,7 +377,7 @@ def test_report_without_counted_bytes_says_so(tmp_path):
         made_up_row(name, (0.95, 0.97, 0.96), [0.5] * 3, None)
         for name in ("SGD", "DGC")
     ]
-    text = report.section(made_up_result(*rows), tmp_path)
+    text = compression_report.section(made_up_result(*rows), tmp_path)
     assert "| SGD | 1.0 | 1.5 | never | 1.5 | not counted |  |" in text
     assert "MB: not counted, since this kernel does not" in text
     assert "calculated, not measured" not in text
@@ -382,7 +385,7 @@ def test_report_without_counted_bytes_says_so(tmp_path):
 
 
 def test_report_says_what_the_link_did(tmp_path):
-    text = report.section(made_up_result(SGD, DGC), tmp_path)
+    text = compression_report.section(made_up_result(SGD, DGC), tmp_path)
     assert "Asked for: 80 Mbit/s, 20 ms. Measured before the runs: " in text
     assert "80.0 Mbit/s, 20.0 ms." in text
     assert "fitted to this run: SGD 2.0, DGC 1.0." in text
@@ -450,7 +453,10 @@ def test_quick_run_counts_what_was_sent(result):
 def test_quick_report_equals_the_json(report_dir, result):
     text = (report_dir / "report.md").read_text()
     assert "## Gradient compression" in text and "reduced run" in text
-    for row in [*report.rows(result), *report.rows_by_link(result)]:
+    for row in [
+        *compression_report.rows(result),
+        *compression_report.rows_by_link(result),
+    ]:
         assert f"| {' | '.join(row)} |" in text
     names = set(re.findall(r"\]\(([^)]+)\)", text))
     assert names == {"results.json", "gradient_compression.png"}

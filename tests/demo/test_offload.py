@@ -7,7 +7,7 @@ import pytest
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import prepare
 from tf_optimizers.demo.link import NONE
-from tf_optimizers.demo.offload import report, study
+from tf_optimizers.demo.offload import offload_report, offload_study
 from tf_optimizers.demo.parts import Settings
 
 # Of build_model: (64 + 1) 128 + (128 + 1) 128 + (128 + 1) 10
@@ -38,14 +38,14 @@ def data_dir(tmp_path_factory):
 def result(data_dir):
     settings = Settings(2, 0, NONE, True, data_dir, data_dir)
     progress = SilentProgress()
-    result = study.run(settings, progress)
+    result = offload_study.run(settings, progress)
     assert progress.left == 0
     return result
 
 
 def test_losses_are_equal_and_fall(result):
     first, second = result["losses"].values()
-    assert len(first) == len(second) == study.QUICK_STEPS
+    assert len(first) == len(second) == offload_study.QUICK_STEPS
     for losses in (first, second):
         assert losses[-1] < 0.5 * losses[0]
     # Float32, and Adam's early steps, which Keras rounds by 1e-5.
@@ -66,11 +66,11 @@ def test_device_holds_the_weights_only(result):
 
 
 def test_largest_difference_is_relative():
-    assert study.largest_difference([1.0, 3.0], [1.0, 2.0]) == 0.5
+    assert offload_study.largest_difference([1.0, 3.0], [1.0, 2.0]) == 0.5
 
 
 def test_section_shows_the_numbers(result, tmp_path):
-    text = report.section(result, tmp_path)
+    text = offload_report.section(result, tmp_path)
     (device,) = re.findall(
         r"\| keras.optimizers.Adam \| on the device .*", text
     )

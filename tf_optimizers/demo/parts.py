@@ -9,10 +9,14 @@ from types import ModuleType
 from tf_optimizers.demo.link import Link
 
 # Each has a folder, with a module that does the work and one that shows it:
-#   study.run(settings, progress) -> result
-#   report.table(result) -> rich.table.Table
-#   report.section(result, folder) -> Markdown
-PARTS = ("large-batch", "gradient-compression", "offload")
+#   ..._study.run(settings, progress) -> result
+#   ..._report.table(result) -> rich.table.Table
+#   ..._report.section(result, folder) -> Markdown
+PARTS = {
+    "large-batch": "large_batch.batch",
+    "gradient-compression": "gradient_compression.compression",
+    "offload": "offload.offload",
+}
 
 # import name -> name to install
 EXTRAS = {
@@ -48,9 +52,9 @@ class Settings:
 
 def load_part(name: str) -> tuple[ModuleType, ModuleType]:
     """Import a part's two modules, which takes long."""
-    folder = f"tf_optimizers.demo.{name.replace('-', '_')}"
+    modules = f"tf_optimizers.demo.{PARTS[name]}"
     study, report = (
-        importlib.import_module(f"{folder}.{module}")
+        importlib.import_module(f"{modules}_{module}")
         for module in ("study", "report")
     )
     return study, report

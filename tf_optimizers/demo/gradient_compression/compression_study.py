@@ -2,10 +2,10 @@
 
 Momentum SGD and AdamW train dense and compressed. The learning rate is chosen
 for the dense one, in this process, on several splits. Two worker processes,
-which run `worker.py`, then train with all four at these rates and with fresh
-seeds: with the first seed over a simulated link, by which the clock goes, with
-the others without it. Of the dense ones, whose steps are alike, only some go
-over the link. Only these networks see the test split.
+which run `compression_worker.py`, then train with all four at these rates and
+with fresh seeds: with the first seed over a simulated link, by which the clock
+goes, with the others without it. Of the dense ones, whose steps are alike, only
+some go over the link. Only these networks see the test split.
 """
 
 import json
@@ -41,7 +41,7 @@ from tf_optimizers.demo.processes import run_workers
 from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer, Trainer
 from tf_optimizers.demo.tuning import tune
 
-WORKER = "tf_optimizers.demo.gradient_compression.worker"
+WORKER = "tf_optimizers.demo.gradient_compression.compression_worker"
 
 MOMENTUM = 0.9
 

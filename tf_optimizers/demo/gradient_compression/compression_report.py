@@ -10,7 +10,7 @@ from tf_optimizers.demo.gradient_compression.clock import (
     clock,
     seconds_to,
 )
-from tf_optimizers.demo.gradient_compression.plots import draw
+from tf_optimizers.demo.gradient_compression.compression_plots import draw
 from tf_optimizers.demo.link import NONE, Link, parse_link
 from tf_optimizers.demo.tables import markdown_table, terminal_table
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tf_optimizers.demo.large_batch.plots import draw
+from tf_optimizers.demo.large_batch.batch_plots import draw
 from tf_optimizers.demo.tables import markdown_table, terminal_table
 
 Cells = list[dict[str, Any]]

@@ -3,7 +3,7 @@
 The study starts two of them with the launcher:
 
     python -m tf_optimizers.launch --workers 2 \
-        -m tf_optimizers.demo.gradient_compression.worker task.json
+        -m tf_optimizers.demo.gradient_compression.compression_worker task.json
 
 All workers do everything below together; the first one reports.
 """
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
-from tf_optimizers.demo.gradient_compression.study import (
+from tf_optimizers.demo.gradient_compression.compression_study import (
     FULL,
     PAIRS,
     QUICK,
