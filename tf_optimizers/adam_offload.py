@@ -24,10 +24,14 @@ from tf_optimizers.checks import (
     check_epsilon,
 )
 from tf_optimizers.kernels import (
+    Betas,
     assign,
+    betas,
     bias_correction,
     compiled,
+    logarithm,
     read,
+    scalar,
     update_moments,
 )
 from tf_optimizers.offload.host import is_on_host, replaced
@@ -39,13 +43,12 @@ from tf_optimizers.offload.host_optimizer import (
 
 
 class AdamHyperparameters(NamedTuple):
-    """The constants of a variable's step."""
+    """What a variable's step depends on; in a kernel, floats are scalars."""
 
-    beta_1: float
-    beta_2: float
+    betas: Betas
     epsilon: float
     nesterov: bool
-    weight_decay: float
+    weight_decay: float | None
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -216,8 +219,10 @@ class AdamOffload(HostOptimizer):
         """
         index = variable_index(self, variable)
         constants = AdamHyperparameters(
-            *(self.beta_1, self.beta_2, self.epsilon, self.nesterov),
-            self._decay_of(index),
+            betas(self.beta_1, self.beta_2),
+            self.epsilon,
+            self.nesterov,
+            self._decay_of(index) or None,
         )
         slots = self._momentums[index], self._velocities[index]
         state = *(slot.value.handle for slot in slots), learning_rate
@@ -290,8 +295,8 @@ def step_size(
     beta_1: float, beta_2: float, learning_rate: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
     """Return learning_rate sqrt(1 - beta_2^step) / (1 - beta_1^step)."""
-    correction = tf.sqrt(bias_correction(beta_2, step))
-    return learning_rate * correction / bias_correction(beta_1, step)
+    correction = tf.sqrt(bias_correction(logarithm(beta_2), step))
+    return learning_rate * correction / bias_correction(logarithm(beta_1), step)
 
 
 def adam(
@@ -306,10 +311,12 @@ def adam(
 
     `size` is what `step_size` returns. `weight` is only read if it is decayed.
     """
-    beta_1, beta_2, epsilon, nesterov, weight_decay = hyperparameters
-    if weight_decay:
-        gradient += weight_decay * weight
-    m, v = update_moments(beta_1, beta_2, gradient, m, v)
-    ahead = beta_1 * m + (1 - beta_1) * gradient if nesterov else m
+    betas, epsilon, nesterov, weight_decay = hyperparameters
+    if weight_decay is not None:
+        gradient += scalar(weight_decay, weight) * weight
+    m, v = update_moments(betas, gradient, m, v)
+    ahead = m
+    if nesterov:
+        ahead = scalar(betas.of_m, m) * m + scalar(betas.new_m, m) * gradient
     # epsilon is added before the bias correction, which is part of `size`.
-    return size * ahead / (tf.sqrt(v) + epsilon), m, v
+    return size * ahead / (tf.sqrt(v) + scalar(epsilon, v)), m, v

@@ -24,7 +24,14 @@ from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
     recommended,
 )
-from tf_optimizers.kernels import assign, compiled, norm, read, scaled
+from tf_optimizers.kernels import (
+    assign,
+    compiled,
+    norm,
+    read,
+    scalar,
+    scaled,
+)
 
 _UNUSED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
@@ -38,14 +45,14 @@ _NAMES = {VARIABLES: False, "variables_with_rate": True}
 
 
 class Penalty(NamedTuple):
-    """The penalty l1 sum |w| + l2 sum w^2; equal ones share a kernel."""
+    """The penalty l1 sum |w| + l2 sum w^2."""
 
     l1: float
     l2: float
 
 
 class MomentumHyperparameters(NamedTuple):
-    """The constants of a variable's step; equal ones share kernels."""
+    """What a variable's u depends on; in a kernel, floats are scalars."""
 
     momentum: float
     nesterov: bool
@@ -441,14 +448,12 @@ def dgc_momentum(
     """
     momentum, nesterov, penalty, replicas = hyperparameters
     if penalty:
-        of_penalty = penalty.l1 * tf.sign(weight) + 2 * penalty.l2 * weight
-        gradient += of_penalty / replicas
+        l1, l2 = (scalar(number, u) for number in penalty)
+        gradient += (l1 * tf.sign(weight) + 2 * l2 * weight) / replicas
     gradient *= tf.cast(learning_rate, gradient.dtype)
-    if nesterov:
-        u = momentum * (u + gradient)
-        return u, u + gradient
-    u = momentum * u + gradient
-    return u, u
+    momentum = scalar(momentum, u)
+    u = momentum * (u + gradient) if nesterov else momentum * u + gradient
+    return u, u + gradient if nesterov else u
 
 
 def _factor(rate: tf.Tensor | None) -> tf.Tensor:

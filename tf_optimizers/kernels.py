@@ -9,7 +9,7 @@ XLA's sum of 20 million equal squares is off by more than 1e-4.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,8 +21,9 @@ def compiled(
 ) -> Callable:
     """Return `function` of `constants` and tensors as a `tf.function`.
 
-    There is one per signature, shared by all optimizers and traced once, since
-    TensorFlow warns of a single one that is traced for each shape in a model.
+    There is one per signature, shared by all optimizers, whatever their numbers
+    are, as in a sweep. It is traced once, since TensorFlow warns of a single
+    one that is traced for each shape in a model.
     Variables are passed as handles, to `read` and `assign`: a `tf.function`
     that was called with a variable refuses to run once that variable is gone,
     even when it is called with another.
@@ -30,12 +31,26 @@ def compiled(
     Args:
         function: Called as `function(*constants, *tensors)`.
         like: A tensor whose shape and dtype are part of the signature.
-        *constants: Hashable.
+        *constants: Hashable. Of a float, also within tuples, `function` gets a
+            float64 scalar; see `scalar`. All else is compiled in.
         xla: Whether to compile it into one XLA kernel.
     """
+    places, numbers = _without_numbers(constants)
     # A function of one context does not exist in another.
     signature = eager_context(), function, like.shape, like.dtype
-    return _cached_function(*signature, *constants, xla=xla)
+    kernel = _cached_function(*signature, *places, xla=xla)
+    if not numbers:
+        return kernel
+    return lambda *tensors: kernel(tf.constant(numbers, tf.float64), *tensors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
+    """Return constants with `float` in the place of each number, and these."""
+    leaves = tf.nest.flatten(constants)
+    numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
+    places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(constants, places), numbers
 
 
 @functools.lru_cache(maxsize=4096)
@@ -47,13 +62,29 @@ def _cached_function(
     *constants: Any,
     xla: bool,
 ) -> Callable:
-    """Return what `compiled` returns, for one context of TensorFlow."""
+    """Return a `tf.function`; its first argument has the numbers, if any."""
     del context, shape, dtype
-    return tf.function(
-        functools.partial(function, *constants),
-        jit_compile=True if xla else None,
-        autograph=False,
-    )
+    # A function within this one would count as the same for all signatures,
+    # when TensorFlow warns of one that is traced too often.
+    call = functools.partial(function, *constants)
+    if any(leaf is float for leaf in tf.nest.flatten(constants)):
+        call = functools.partial(_with_numbers, function, constants)
+    return tf.function(call, jit_compile=True if xla else None, autograph=False)
+
+
+def _with_numbers(
+    function: Callable, places: tuple, numbers: tf.Tensor, *tensors: Any
+) -> Any:
+    """Call `function` with numbers in their places among its constants."""
+    rest = iter(tf.unstack(numbers))
+    leaves = tf.nest.flatten(places)
+    leaves = [next(rest) if leaf is float else leaf for leaf in leaves]
+    return function(*tf.nest.pack_sequence_as(places, leaves), *tensors)
+
+
+def scalar(number: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Return a number, or a float64 scalar, in the dtype of a tensor."""
+    return tf.cast(tf.convert_to_tensor(number, tf.float64), like.dtype)
 
 
 def on_gpu() -> bool:
@@ -225,27 +256,44 @@ def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.complex(*squares) if len(squares) == 2 else squares[0]
 
 
+class Betas(NamedTuple):
+    """The decay rates of Adam's moments, and the weights of what is new.
+
+    These are computed in float64: in float32, 1 - 0.999 is wrong by 1.3e-5.
+    """
+
+    of_m: float
+    of_v: float
+    new_m: float  # 1 - of_m
+    root_of_new_v: float  # sqrt(1 - of_v)
+
+
+def betas(beta_1: float, beta_2: float) -> Betas:
+    """Return Adam's decay rates with the weights that go with them."""
+    return Betas(beta_1, beta_2, 1 - beta_1, math.sqrt(1 - beta_2))
+
+
 def update_moments(
-    beta_1: float,
-    beta_2: float,
-    gradient: tf.Tensor,
-    m: tf.Tensor,
-    v: tf.Tensor,
+    betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return Adam's moments of the gradient and of its square."""
-    m = beta_1 * m + (1 - beta_1) * gradient
+    of_m, of_v, new_m, root_of_new_v = (scalar(number, m) for number in betas)
+    m = of_m * m + new_m * gradient
     # Scaled before squaring: the square of 1e20 alone overflows float32.
-    v = beta_2 * v + tf.square(math.sqrt(1 - beta_2) * gradient)
+    v = of_v * v + tf.square(root_of_new_v * gradient)
     # The sum can still overflow. XLA vectorizes a select, but not a minimum.
     limit = tf.constant(v.dtype.max, v.dtype)
     return m, tf.where(v > limit, limit, v)
 
 
-def bias_correction(beta: float, step: tf.Tensor) -> tf.Tensor:
+def logarithm(beta: float) -> float:
+    """Return log(beta), for `bias_correction`."""
+    return math.log(beta) if beta else -math.inf
+
+
+def bias_correction(log_beta: float | tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Return 1 - beta^step to all digits of the dtype of `step`.
 
     In float32, 1 - 0.999 itself is wrong by 1.3e-5.
     """
-    if beta == 0.0:
-        return tf.ones_like(step)
-    return -tf.math.expm1(step * math.log(beta))
+    return -tf.math.expm1(step * scalar(log_beta, step))

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers.kernels import scalar
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
@@ -124,5 +125,6 @@ def lamb(
     del gradient  # It is in m and v.
     # Two roots, since the quotient can overflow where they do not.
     root = tf.sqrt(v) * corrections.root_of_v
-    m_over_root = m * corrections.m * (1.0 / (root + hyperparameters.epsilon))
-    return [m_over_root + hyperparameters.weight_decay * weight]
+    inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
+    decay = scalar(hyperparameters.weight_decay, weight) * weight
+    return [m * corrections.m * inverse + decay]

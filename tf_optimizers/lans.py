@@ -1,6 +1,5 @@
 """LANS: LAMB with normalized gradients and Nesterov's momentum."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,30 +8,13 @@ import tensorflow as tf
 
 from tf_optimizers.base.gradients import clip_elements
 from tf_optimizers.checks import TINY, check_positive
-from tf_optimizers.kernels import scaling
+from tf_optimizers.kernels import scalar, scaling
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
     LayerwiseHyperparameters,
     Rule,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Normalize:
-    """Divides a gradient by its norm (0 if that is 0), then clips it."""
-
-    limit: float | None = None
-
-    def __call__(self, norm: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Return what makes of a gradient the one to follow; see `Rule`."""
-        # A norm below the normal numbers has no finite inverse. NaN stays NaN.
-        inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
-        scale = scaling(inverse)
-        limit = self.limit
-        if limit is None:
-            return scale
-        return lambda gradient: clip_elements(scale(gradient), limit)
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -154,8 +136,26 @@ class LANS(LayerwiseOptimizer):
         return Rule(
             lans,
             shares=(self.beta_1, 1 - self.beta_1),
-            prepare=Normalize(self.clip_normalized_gradient),
+            prepare=normalized,
+            limit=self.clip_normalized_gradient,
         )
+
+
+def normalized(
+    norm: tf.Tensor, limit: float | tf.Tensor | None = None
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return what divides a gradient by its norm, then clips it; see `Rule`.
+
+    If the norm is 0, so is the result.
+    """
+    # A norm below the normal numbers has no finite inverse. NaN stays NaN.
+    inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
+    scale = scaling(inverse)
+    if limit is None:
+        return scale
+    return lambda gradient: clip_elements(
+        scale(gradient), scalar(limit, gradient)
+    )
 
 
 def lans(
@@ -169,6 +169,6 @@ def lans(
     """Return a and c of the formula; `gradient` is g~, and m and v are new."""
     # Two roots, since the quotient can overflow where they do not.
     root = tf.sqrt(v) * corrections.root_of_v
-    inverse = 1.0 / (root + hyperparameters.epsilon)
-    decay = hyperparameters.weight_decay * weight
+    inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
+    decay = scalar(hyperparameters.weight_decay, weight) * weight
     return [m * corrections.m * inverse + decay, gradient * inverse + decay]

@@ -24,7 +24,7 @@ from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
     recommended_updates,
 )
-from tf_optimizers.kernels import assign, compiled, read
+from tf_optimizers.kernels import assign, compiled, read, scalar
 from tf_optimizers.local_updates import sparse_loco_checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.pseudo_gradients import (
@@ -434,4 +434,4 @@ def sparse_loco(
     `moved` is w - w_i; where several devices of a worker share e_i, the sum of
     theirs, and `parts` is as many times N.
     """
-    return residual_decay * residual + moved / parts
+    return scalar(residual_decay, residual) * residual + moved / parts

@@ -1,5 +1,6 @@
 """Kernels outlive optimizers, not their context, and no tape sees them."""
 
+import functools
 import pathlib
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers import kernels
 
 RESET = """
 import keras
@@ -82,3 +84,95 @@ def test_tape_that_still_records_has_the_gradients_of_the_loss(make, graph):
     gradient = tf.function(step)() if graph else step()
     np.testing.assert_array_equal(gradient, np.full([64, 64], 2.0))
     assert (variable.numpy() < 1).all()
+
+
+L2 = keras.regularizers.L2
+SMALL = {"sparsity": (0.9,), "min_compress_size": 1}
+# Optimizers with numbers, and another value of each that changes a step.
+SWEEPS = {
+    "lamb": (
+        lambda **kwargs: tfo.Lamb(0.1, **kwargs),
+        {
+            "beta_1": (0.9, 0.0),
+            "beta_2": (0.99, 0.9),
+            "epsilon": (1e-3, 2e-3),
+            "weight_decay": (0.5, 0.0),
+            "upper_bound": (1.0, 1.2),
+            "clipnorm": (1e-2, 2e-2),
+        },
+    ),
+    "lans": (
+        lambda **kwargs: tfo.LANS(0.1, **kwargs),
+        {
+            "beta_1": (0.9, 0.8),
+            "beta_2": (0.99, 0.0),
+            "epsilon": (1e-3, 2e-3),
+            "weight_decay": (0.5, 0.6),
+            "lower_bound": (20.0, 30.0),
+            "clip_normalized_gradient": (0.1, 0.2),
+        },
+    ),
+    "offload": (
+        lambda **kwargs: tfo.AdamOffload(0.1, nesterov=True, **kwargs),
+        {
+            "beta_1": (0.9, 0.8),
+            "beta_2": (0.99, 0.9),
+            "epsilon": (1e-3, 2e-3),
+            "weight_decay": (0.5, 0.6),
+            "global_clipnorm": (1e-2, 2e-2),
+        },
+    ),
+    "dgc": (
+        lambda **kwargs: tfo.DGCMomentum(0.1, **SMALL, **kwargs),
+        {
+            "momentum": (0.9, 0.8),
+            "regularizer": (L2(0.1), L2(0.2)),
+            "clipnorm": (0.5, 0.6),
+        },
+    ),
+    "dense dgc": (
+        lambda **kwargs: tfo.DGCMomentum(0.1, **kwargs),
+        {
+            "momentum": (0.9, 0.8),
+            "regularizer": (L2(0.1), L2(0.2)),
+            "clipnorm": (0.5, 0.6),
+        },
+    ),
+    "loco": (
+        lambda **kwargs: tfo.SparseLoCo(
+            keras.optimizers.SGD(0.1), **SMALL, **kwargs
+        ),
+        {"residual_decay": (0.9, 0.8)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.filterwarnings("ignore:.*saves traffic:UserWarning")
+def test_optimizers_of_a_sweep_share_their_kernels(name, monkeypatch):
+    """Each would otherwise leave its kernels behind, and compile anew."""
+    make, numbers = SWEEPS[name]
+    start = np.linspace(-2, 2, 30, dtype="float32").reshape(6, 5)
+
+    def train(changed=None):
+        values = {key: pair[key == changed] for key, pair in numbers.items()}
+        variable, optimizer = keras.Variable(start), make(**values)
+        rng = np.random.default_rng(0)
+        for _ in range(3):
+            gradient = rng.standard_normal((6, 5)).astype("float32")
+            optimizer.apply([tf.constant(gradient)], [variable])
+        return variable.numpy()
+
+    def compile_anew():
+        cached = functools.cache(kernels._cached_function.__wrapped__)
+        monkeypatch.setattr(kernels, "_cached_function", cached)
+        return cached
+
+    cached = compile_anew()
+    first, count = train(), cached.cache_info().currsize
+    found = {number: train(number) for number in numbers}
+    assert count and cached.cache_info().currsize == count
+    for number, weights in found.items():
+        assert np.abs(weights - first).max() > 1e-4, number
+    compile_anew()
+    np.testing.assert_array_equal(train(number), weights)

@@ -1,5 +1,6 @@
 """AdamOffload's mathematics, in place and from afar, and what it reports."""
 
+import functools
 import math
 
 import cases
@@ -11,7 +12,9 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers import kernels
 from tf_optimizers.adam_offload import AdamHyperparameters, adam, step_size
+from tf_optimizers.kernels import betas
 
 GOLDEN = [
     "default",
@@ -225,7 +228,7 @@ def test_pure_step_matches_formula():
     )
     size = step_size(0.9, 0.999, *tf.constant([0.02, 3.0], "float64"))
     change, new_m, new_v = adam(
-        AdamHyperparameters(0.9, 0.999, 1e-3, True, 0.1),
+        AdamHyperparameters(betas(0.9, 0.999), 1e-3, True, 0.1),
         *map(tf.constant, (g, m, v)),
         size,
         tf.constant(w),
@@ -265,8 +268,10 @@ def test_traces_once(place, monkeypatch):
     monkeypatch.setattr("tf_optimizers.adam_offload.adam", counted)
     with tf.device(place):
         variables = cases.make_variables()
-    # An epsilon of its own: kernels are shared with other tests.
-    optimizer = tfo.AdamOffload(epsilon=1.5e-7 if place == "CPU:0" else 2e-7)
+    # Without the kernels of other tests.
+    cached = functools.cache(kernels._cached_function.__wrapped__)
+    monkeypatch.setattr(kernels, "_cached_function", cached)
+    optimizer = tfo.AdamOffload()
     optimizer.build(variables)
 
     @tf.function

@@ -13,18 +13,22 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.lamb import lamb as lamb_directions
-from tf_optimizers.lans import Normalize
-from tf_optimizers.lans import lans as lans_directions
-from tf_optimizers.layerwise.layerwise_step import (
-    LayerwiseHyperparameters,
+from tf_optimizers.kernels import (
+    betas,
     bias_correction,
-    corrections_at,
-    trust_ratios,
+    logarithm,
     update_moments,
 )
+from tf_optimizers.lamb import lamb as lamb_directions
+from tf_optimizers.lans import lans as lans_directions
+from tf_optimizers.lans import normalized
+from tf_optimizers.layerwise.layerwise_step import (
+    LayerwiseHyperparameters,
+    corrections_at,
+    trust_ratios,
+)
 
-HYPERPARAMETERS = LayerwiseHyperparameters(0.9, 0.999, 1e-6, 0.05)
+HYPERPARAMETERS = LayerwiseHyperparameters(betas(0.9, 0.999), 1e-6, 0.05)
 
 
 def tensors(count, seed=0):
@@ -36,7 +40,7 @@ def test_moments_match_reference():
     m, v, g = tensors(3)
     state = {"t": 1, "m": m.numpy(), "v": v.numpy()}
     reference.moments(state, g.numpy(), 0.9, 0.999)
-    new_m, new_v = update_moments(0.9, 0.999, g, m, v)
+    new_m, new_v = update_moments(betas(0.9, 0.999), g, m, v)
     np.testing.assert_allclose(new_m, state["m"], rtol=1e-14)
     np.testing.assert_allclose(new_v, state["v"], rtol=1e-14)
 
@@ -45,8 +49,8 @@ def test_moments_match_reference():
 @pytest.mark.parametrize("beta", [0.0, 0.9, 0.999])
 def test_bias_correction_keeps_all_digits(beta, step):
     exact = 1 - beta**step
-    single = bias_correction(beta, tf.constant(step, "float32"))
-    double = bias_correction(beta, tf.constant(step, "float64"))
+    single = bias_correction(logarithm(beta), tf.constant(step, "float32"))
+    double = bias_correction(logarithm(beta), tf.constant(step, "float64"))
     assert float(single) == pytest.approx(exact, rel=3e-7)
     assert float(double) == pytest.approx(exact, rel=1e-12)
 
@@ -58,7 +62,9 @@ def test_naive_bias_correction_would_lose_digits():
 
 def test_directions_match_formula():
     w, g, m, v = tensors(4)
-    corrections = corrections_at(0.9, 0.999, tf.constant(3.0, "float64"))
+    corrections = corrections_at(
+        logarithm(0.9), logarithm(0.999), tf.constant(3.0, "float64")
+    )
     arguments = HYPERPARAMETERS, w, g, m, v, corrections
     root = np.sqrt(v / (1 - 0.999**3)) + 1e-6
     along_m = m / (1 - 0.9**3) / root + 0.05 * w
@@ -74,10 +80,10 @@ def test_normalize_clips_after_it_normalizes():
     gradient = tf.constant([3.0, 4.0])
     norm = tf.constant(5.0)
     np.testing.assert_allclose(
-        Normalize()(norm)(gradient), [0.6, 0.8], rtol=1e-6
+        normalized(norm)(gradient), [0.6, 0.8], rtol=1e-6
     )
     np.testing.assert_allclose(
-        Normalize(0.7)(norm)(gradient), [0.6, 0.7], rtol=1e-6
+        normalized(norm, 0.7)(gradient), [0.6, 0.7], rtol=1e-6
     )
 
 
@@ -95,7 +101,7 @@ def test_lans_follows_a_gradient_that_float32_has_no_norm_for(scale):
 
 @pytest.mark.parametrize("norm", [0.0, 1e-39])
 def test_normalize_of_no_gradient_is_zero(norm):
-    result = Normalize()(tf.constant(norm))(tf.zeros([3]))
+    result = normalized(tf.constant(norm))(tf.zeros([3]))
     np.testing.assert_array_equal(result, np.zeros(3))
 
 

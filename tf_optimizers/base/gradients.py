@@ -161,9 +161,8 @@ def clip(
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]
     if clipnorm and xla:
-        return [
-            compiled(_clip_norm, g, on_gpu(), clipnorm)(g) for g in gradients
-        ]
+        limit = float(clipnorm)
+        return [compiled(_clip_norm, g, on_gpu(), limit)(g) for g in gradients]
     if clipnorm:
         factors = [clip_factor(norm(g), clipnorm) for g in gradients]
     elif global_clipnorm:
@@ -177,17 +176,19 @@ def clip(
     ]
 
 
-def _clip_norm(gpu: bool, limit: float, gradient: tf.Tensor) -> tf.Tensor:
+def _clip_norm(
+    gpu: bool, limit: float | tf.Tensor, gradient: tf.Tensor
+) -> tf.Tensor:
     return scaled(gradient, clip_factor(norm_of(gpu, gradient), limit))
 
 
-def clip_elements(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+def clip_elements(gradient: tf.Tensor, limit: float | tf.Tensor) -> tf.Tensor:
     """Clip each element to [-limit, limit]; inf and NaN become NaN."""
     clipped = tf.clip_by_value(gradient, -limit, limit)
     return clipped + (gradient - gradient)
 
 
-def clip_factor(size: tf.Tensor, limit: float) -> tf.Tensor:
+def clip_factor(size: tf.Tensor, limit: float | tf.Tensor) -> tf.Tensor:
     """Return the factor that limits a norm of `size`; NaN if not finite."""
     factor = tf.where(size > limit, limit / size, tf.ones_like(size))
     return factor + (size - size)

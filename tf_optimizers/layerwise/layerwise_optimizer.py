@@ -25,7 +25,7 @@ from tf_optimizers.checks import (
     check_patterns,
     check_positive,
 )
-from tf_optimizers.kernels import compiled, on_gpu
+from tf_optimizers.kernels import betas, compiled, logarithm, on_gpu
 from tf_optimizers.layerwise.launches import launches
 from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
@@ -114,8 +114,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
         return LayerwiseHyperparameters(
-            self.beta_1,
-            self.beta_2,
+            betas(self.beta_1, self.beta_2),
             self.epsilon,
             self._decay_of(index),
             lower_bound=self.lower_bound,
@@ -177,7 +176,8 @@ class LayerwiseOptimizer(Optimizer):
         """Return those of the next step, or of the last."""
         # Keras takes longer to trace `iterations + 1`.
         step = tf.cast(self.iterations, dtype) + ahead
-        return compiled(corrections_at, step, self.beta_1, self.beta_2)(step)
+        logs = logarithm(self.beta_1), logarithm(self.beta_2)
+        return compiled(corrections_at, step, *logs)(step)
 
     def _step_component(
         self,
@@ -229,7 +229,7 @@ class LayerwiseOptimizer(Optimizer):
             self._store_weight(variable, weight)
 
     def _constants(self, variable: tf.Variable) -> tuple[Hashable, ...]:
-        """Return what the kernel of a variable has compiled in."""
+        """Return the constants of the kernel of a variable."""
         index = variable_index(self, variable)
         return (
             *(on_gpu(), self._rule(), self._hyperparameters(index)),

@@ -15,19 +15,20 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_optimizers.kernels import (
+    Betas,
     assign,
     bias_correction,
     norms,
     read,
+    scalar,
     update_moments,
 )
 
 
 class LayerwiseHyperparameters(NamedTuple):
-    """The constants of a variable's step."""
+    """The numbers of a variable's step; in a kernel, scalars of float64."""
 
-    beta_1: float
-    beta_2: float
+    betas: Betas
     epsilon: float
     weight_decay: float
     lower_bound: float | None = None
@@ -42,19 +43,20 @@ class Corrections(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What distinguishes layerwise optimizers; equal rules share one kernel.
+    """What distinguishes layerwise optimizers.
 
     `directions(hyperparameters, weight, gradient, m, v, corrections)` returns
     those that the step goes along, each by its share of the learning rate;
     that of m^ comes first. It gets whole tensors, or blocks of them.
-    `prepare(norm)` takes the float64 norm of the gradient; it returns a
+    `prepare(norm, limit)` takes the float64 norm of the gradient; it returns a
     function from blocks of the gradient to those to follow, or is None if that
     is the gradient itself.
     """
 
     directions: Callable[..., list[tf.Tensor]]
     shares: tuple[float, ...] = (1.0,)
-    prepare: Callable[[tf.Tensor], Callable] | None = None
+    prepare: Callable[..., Callable] | None = None
+    limit: float | None = None
 
 
 def layerwise_steps(
@@ -95,8 +97,9 @@ def layerwise_step(
     """
     w, old_m, old_v = (read(handle, gradient) for handle in (weight, m, v))
     follow, w_norm = _gradient_to_follow(gpu, rule, gradient, w)
-    betas = hyperparameters.beta_1, hyperparameters.beta_2
-    new_m, new_v = update_moments(*betas, follow(gradient), old_m, old_v)
+    new_m, new_v = update_moments(
+        hyperparameters.betas, follow(gradient), old_m, old_v
+    )
     state = (w, gradient, new_m, new_v)
 
     def along(w: tf.Tensor, g: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list:
@@ -111,18 +114,18 @@ def layerwise_step(
     for direction, share, rate in zip(
         along(*state), rule.shares, rates, strict=True
     ):
-        w -= rate * share * direction
+        w -= rate * scalar(share, w) * direction
     assign(m, new_m)
     assign(v, new_v)
     assign(weight, w)
 
 
 def corrections_at(
-    beta_1: float, beta_2: float, step: tf.Tensor
+    log_beta_1: float, log_beta_2: float, step: tf.Tensor
 ) -> Corrections:
     """Return those at a step, which counts from 1."""
-    root = tf.sqrt(bias_correction(beta_2, step))
-    return Corrections(1.0 / bias_correction(beta_1, step), 1.0 / root)
+    root = tf.sqrt(bias_correction(log_beta_2, step))
+    return Corrections(1.0 / bias_correction(log_beta_1, step), 1.0 / root)
 
 
 def momentum_ratio(
@@ -169,12 +172,11 @@ def _gradient_to_follow(
     gpu: bool, rule: Rule, gradient: tf.Tensor, w: tf.Tensor
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor | None]:
     """Return a function that prepares a gradient's block, and |w| if known."""
-    prepare = rule.prepare
-    if prepare is None:
+    if rule.prepare is None:
         return lambda block: block, None
     # Two norms cost hardly more than one.
     norm, w_norm = norms(lambda *blocks: blocks, gradient, w, gpu=gpu)
-    return prepare(norm), w_norm
+    return rule.prepare(norm, rule.limit), w_norm
 
 
 def _norms(
