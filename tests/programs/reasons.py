@@ -5,7 +5,6 @@ the beginnings of names of what a script has seen, or "replicas".
 """
 
 from .groups import PLACES
-from .models import TASKS
 from .rules import REFITTED, SHUFFLED, STATEFUL, version_of
 
 # That of nightly builds comes first.
@@ -76,13 +75,6 @@ REASONS = {
     "Sharpness-aware steps go where each replica's rows lead.": (
         lambda p: p["custom"] == "SAM",
         EVERYTHING,
-    ),
-    "An array that is as long as a replica's rows is taken for one of rows.": (
-        lambda p: (
-            p["returned"] == "by output"
-            and TASKS[p["task"]][1] * replicas_of(p) == p["batch"]
-        ),
-        ("fit * by output", "logs * by output"),
     ),
     "A set has another order in each process.": (
         lambda p: p["vocabulary"] == "set",

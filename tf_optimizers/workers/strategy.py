@@ -220,8 +220,10 @@ class SparseMultiWorkerMirroredStrategy(
             fn = own_rows(traced or fn, (args, kwargs or {}))
             outputs = self._run(run, fn, args, kwargs)
         else:
+            run_step = functools.partial(self._run, run, kwargs=kwargs)
             with step.noted():
-                outputs = self._run(run, step, args, kwargs)
+                outputs = run_step(step, args)
+                step.find_out(run_step, args)
             outputs, alike = step.finish(self, outputs)
         self._scalars = ScalarsOfRun(self, outputs, alike)
         return outputs

@@ -41,6 +41,61 @@ def test_own_steps_equal_one_process(ours, name):
     assert cases.error(logs, expected_logs) < 1e-5
 
 
+class ReturnsArrays(own_steps.Guide):
+    """Returns means of two columns, and of each row."""
+
+    rows: int | None = None  # A number that it takes only.
+
+    def train_step(self, data):
+        x, y = data
+        x = tf.ensure_shape(x, (self.rows, 4))
+        error = (y - self(x)) ** 2
+        return {
+            "columns": keras.ops.mean(error, 0),
+            "rows": keras.ops.mean(error, 1),
+            "both": error,
+            **super().train_step(data),
+        }
+
+
+@pytest.mark.parametrize("batch", cases.with_long([4, 6], [6]))
+def test_arrays_of_as_many_elements_as_rows_are_told_apart(ours, batch):
+    """With 4 rows, a replica of two has as many columns."""
+    x, y = (
+        np.concatenate([part, part])[:12] for part in (own_steps.X, own_steps.Y)
+    )
+
+    def fit():
+        keras.utils.set_random_seed(1)
+        model = own_steps.compiled(ReturnsArrays())
+        history = model.fit(
+            x, y, batch_size=batch, shuffle=False, verbose=0, epochs=2
+        )
+        return history.history
+
+    expected = fit()
+    with ours.scope():
+        found = fit()
+    assert np.shape(expected["columns"]) == (2, 2)
+    assert np.shape(expected["rows"]) == (2, batch)
+    for name, values in expected.items():
+        assert np.shape(found[name]) == np.shape(values), name
+        np.testing.assert_allclose(found[name], values, rtol=1e-5)
+
+
+def test_array_that_may_have_an_element_for_each_row_is_named(ours):
+    with ours.scope():
+        model = own_steps.compiled(ReturnsArrays())
+    model.rows = 2
+    x, y = (part[:4] for part in (own_steps.X, own_steps.Y))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"`train_step` returns must") as error:
+        model.fit(x, y, batch_size=4, verbose=0)
+    assert "a replica has 2 rows" in str(error.value)
+    assert "Return a number" in str(error.value)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
 class Keeps(keras.metrics.Metric):
     """Keeps a maximum, which no sum over replicas is."""
 

@@ -1,12 +1,14 @@
 """Runs steps of Keras models, and reduces what they return.
 
 numbers        count by the replica's rows: Keras takes their mean
-arrays         likewise, or are joined if they have an element for each row
+arrays         likewise, or are joined if they have an element for each row,
+               for any number of rows
 metrics        become what they are over the rows of all replicas
 predictions    are those of rows that are the replica's
 """
 
 import contextlib
+import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +41,7 @@ from tf_optimizers.workers.steps.share import (
     replica,
     share_of,
     take_or_leave,
+    trace_with_rows,
 )
 
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -111,7 +114,7 @@ class Step:
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
-        self._is_training = kind == "train_step"
+        self._kind = kind
         # Only what the user has written is converted by AutoGraph.
         self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
@@ -119,10 +122,14 @@ class Step:
         self._found: dict[int, tuple[Any, int]] = {}
         self._means: list[int] = []
         self._joined: set[int] = set()
+        # Of fixed rows: arrays that have, or may have, an element for each.
+        self._fixed_rows: int | None = None
+        self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
+        self._unsure: set[int] = set()
 
     @_as_it_is
-    def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Return what a replica's step does, and its metrics' variables."""
+    def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor], tf.Tensor]:
+        """Return what a replica's step does, metrics' variables, its weight."""
         share = share_of(batch, self._rows, self._kept)
         batch = empty_without_rows(batch, self._rows)
         results: list[Any] = []
@@ -133,7 +140,7 @@ class Step:
             updated=updated,
             note_metric=self._note,
             is_keras=self._is_keras,
-            is_training=self._is_training,
+            is_training=self._kind == "train_step",
             weights=PutBack(),
             scaled=set(),
         ):
@@ -154,14 +161,21 @@ class Step:
             updated.values(),
             [(names[i], outputs[i]) for i in others if i not in found],
         )
-        arrays = [i for i in others if self._is_array(outputs[i])]
         rows = count_rows(batch)  # A number or None, as in shapes.
-        rows = rows if isinstance(rows, int) else None
-        self._joined = {i for i in arrays if outputs[i].shape[0] == rows}
+        self._fixed_rows = rows = rows if isinstance(rows, int) else None
+        arrays = self._arrays = {
+            i: (names[i], outputs[i].shape)
+            for i in others
+            if self._is_array(outputs[i])
+        }
+        as_long = {i for i, (_, shape) in arrays.items() if shape[0] == rows}
+        self._joined, self._unsure = (
+            (as_long, set()) if rows is None else (set(), as_long)
+        )
         self._means = [
             i
-            for i in arrays
-            if i not in self._joined and outputs[i].shape.is_fully_defined()
+            for i, (_, shape) in arrays.items()
+            if i not in as_long and shape.is_fully_defined()
         ]
         state = [
             *map(tf.convert_to_tensor, self._variables()),
@@ -171,7 +185,8 @@ class Step:
             is_of_rows = i in self._joined
             as_returned = _predicted if is_of_rows else self._as_returned
             outputs[i] = as_returned(share, outputs[i])
-        return tf.nest.pack_sequence_as(returned, outputs), state
+        packed = tf.nest.pack_sequence_as(returned, outputs)
+        return packed, state, share.weight
 
     def _is_array(self, value: Any) -> bool:
         """Tell whether a step that does not predict returns an array."""
@@ -199,6 +214,49 @@ class Step:
         self._undo.callback(vars(metric).pop, "result")
         vars(metric)["result"] = result
 
+    def find_out(self, run: Callable[["Step", Any], Any], args: Any) -> None:
+        """Find out which arrays have an element for each row, if unsure.
+
+        A replica of two rows may have returned the means of two columns. So
+        the step is traced with a row more, and is not run.
+
+        Args:
+            run: Runs a step in all replicas.
+            args: Of this step, each replica's.
+
+        Raises:
+            ValueError: If that does not tell.
+        """
+        rows = self._fixed_rows
+        if not self._unsure or rows is None:
+            return
+        other = copy.copy(self)
+        problem = None
+        try:
+            trace_with_rows(functools.partial(other._run_by, run), args, rows)
+        except Exception as error:  # Of the user's own code, of whatever kind.
+            problem = error
+        for i in self._unsure:
+            name, shape = self._arrays[i]
+            found = None if problem else other._arrays.get(i, (name, None))[1]
+            length = found[0] if found is not None else None
+            if length not in (rows, rows + 1):
+                raise ValueError(
+                    f"An array that `{self._kind}` returns must have an "
+                    "element for each row, or one length for any number of "
+                    f"rows. Received: `{name or 'an array'}` of shape {shape} "
+                    f"where a replica has {rows} rows, and "
+                    f"{problem or f'the shape {found}'} where it has "
+                    f"{rows + 1}. Return a number, or a result of a metric; or "
+                    "use global batches of another size."
+                ) from problem
+            if length == rows + 1:
+                self._joined.add(i)
+
+    def _run_by(self, run: Callable[["Step", Any], Any], args: Any) -> Any:
+        self._rows = rows_of(args)
+        return run(self, args)
+
     @_as_it_is
     def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
         """Return the outputs, and those among them that are alike everywhere.
@@ -207,8 +265,8 @@ class Step:
             strategy: The strategy, outside of its replicas.
             outputs: What it has returned of all replicas.
         """
-        returned, state = outputs
-        if not (self._found or self._means or self._joined):
+        returned, state, weight = outputs
+        if not (self._found or self._means or self._joined or self._unsure):
             return returned, []
         beside = functools.partial(strategy.extended.reduce_beside, "SUM")
         sums = reduce_together(strategy, beside, state)
@@ -218,7 +276,15 @@ class Step:
             for variable, value in zip(variables, sums, strict=False)
         }
         flat = tf.nest.flatten(returned)
-        of_all = {i: strategy.gather(flat[i], axis=0) for i in self._joined}
+        run = functools.partial(tf.distribute.Strategy.run, strategy)
+        of_all = {}
+        for i in self._joined:
+            if i in self._unsure:
+                flat[i] = run(_predicted_by, (weight, flat[i]))
+            of_all[i] = strategy.gather(flat[i], axis=0)
+        for i in self._unsure - self._joined:
+            parts = beside(run(_times, (weight, flat[i])))
+            of_all[i] = strategy.experimental_local_results(parts)[0]
         of_all |= zip(self._means, sums[len(variables) :], strict=True)
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
@@ -227,9 +293,7 @@ class Step:
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
             # As replicas return it; the strategy's own `run` would count it.
-            flat[i] = tf.distribute.Strategy.run(
-                strategy, tf.identity, (value,)
-            )
+            flat[i] = run(tf.identity, (value,))
         alike = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), alike
 
@@ -277,3 +341,7 @@ def _is_on_read(variable: Any) -> bool:
 
 def _predicted(share: Share, value: Any) -> Any:
     return take_or_leave(value, share.has_rows)
+
+
+def _predicted_by(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    return take_or_leave(value, weight > 0)

@@ -232,3 +232,30 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
         ),
         batch,
     )
+
+
+def trace_with_rows(
+    function: Callable[[Any], object], batch: Any, rows: int
+) -> None:
+    """Trace a function for parts of one row more; it never runs.
+
+    Args:
+        function: Called with the batch, outside of replicas.
+        batch: The parts of all replicas of this worker.
+        rows: How many all parts have.
+    """
+
+    def longer(tensor: tf.Tensor) -> tf.TensorSpec:
+        shape = tensor.shape.as_list()
+        shape[:1] = [rows + 1] if shape[:1] == [rows] else shape[:1]
+        return tf.TensorSpec(shape, tensor.dtype)
+
+    def call(*tensors: tf.Tensor) -> None:
+        function(
+            tf.nest.pack_sequence_as(batch, tensors, expand_composites=True)
+        )
+
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    tf.function(call, autograph=False).get_concrete_function(
+        *map(longer, tensors)
+    )
