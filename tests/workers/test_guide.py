@@ -206,6 +206,10 @@ def test_different_seeds_are_an_error_that_names_them(results):
             assert "must shuffle shared data alike" in message
         expected = "the seeds [[3, 0]] on worker 0, [[3, 1]] on worker 1"
         assert expected in messages["shuffle"]
+        remedy = (
+            "let all workers shuffle there, not each in a branch of its own"
+        )
+        assert remedy in messages["branches"]
 
 
 @pytest.mark.long
@@ -391,8 +395,13 @@ def test_optimizer_of_a_loop_may_be_made_and_built_anywhere(long_results, name):
 
 def test_workers_that_draw_different_rows_are_told_so(results):
     for result in results:
-        for kind, message in result["compared"]["differ"].items():
+        messages = result["compared"]["differ"]
+        for kind, message in messages.items():
             assert "All workers must draw the same batches" in message, kind
+        for workers in (1, 2):
+            message = messages[f"callback, {workers}"]
+            assert "Python's or NumPy's generator, as in a callback" in message
+            assert "give what draws a seed or a generator of its own" in message
 
 
 def test_who_has_looked_at_data_before_sees_what_others_do(looked):

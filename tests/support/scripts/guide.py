@@ -650,6 +650,12 @@ def seeds():
         "shuffle": message_of(lambda: distribute(own)),
         "not shared": message_of(lambda: distribute(own.with_options(options))),
     }
+    tf.random.set_seed(None)
+    if worker_of(strategy) == 0:
+        branched = pairs().shuffle(24).batch(6)
+    else:
+        branched = pairs().shuffle(24).batch(6)
+    messages["branches"] = message_of(lambda: distribute(branched))
     tf.random.set_seed(5)
     draw_alone(strategy)
     unseeded = pairs().shuffle(24).batch(6)
@@ -896,13 +902,20 @@ def compared():
     tf.random.set_seed(None)
     model = seeing_model(strategy)
 
-    def message(data):
+    def message(data, **kwargs):
         model.epochs = [[]]
-        return error_of_graph(lambda: model.fit(data, verbose=0))
+        return error_of_graph(lambda: model.fit(data, verbose=0, **kwargs))
 
     messages = {
         name: message(data) for name, data in drawn_alone(strategy).items()
     }
+    # Before the data permute their rows: no worker can know in time.
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: draw_alone(strategy)
+    )
+    for workers in (1, 2):
+        data = Shuffled(workers=workers)
+        messages[f"callback, {workers}"] = message(data, callbacks=[callback])
 
     def augment(x, y):
         return x + tf.random.uniform(tf.shape(x)), y

@@ -59,9 +59,9 @@ BY_HAND = (
 )
 _HINT = (
     "Workers may shuffle, filter or augment by random numbers of their own, or "
-    "one may have drawn some alone, from Python's or NumPy's generator, or by "
-    "looking at a batch: give what draws a seed or a generator of its own, and "
-    "let all workers draw. If each worker is to have "
+    "one may have drawn some alone, from Python's or NumPy's generator, as in "
+    "a callback, or by looking at a batch: give what draws a seed or a "
+    "generator of its own, and let all workers draw. If each worker is to have "
     "data of its own, set "
     "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
     "`distribute_datasets_from_function`. If all have the same rows, and what "
