@@ -41,7 +41,7 @@ def test_own_steps_equal_one_process(ours, name):
     assert cases.error(logs, expected_logs) < 1e-5
 
 
-class ReturnsArrays(own_steps.Guide):
+class ReturnsArrays(custom_steps.Guide):
     """Returns means of two columns, and of each row."""
 
     rows: int | None = None  # A number that it takes only.
@@ -62,12 +62,13 @@ class ReturnsArrays(own_steps.Guide):
 def test_arrays_of_as_many_elements_as_rows_are_told_apart(ours, batch):
     """With 4 rows, a replica of two has as many columns."""
     x, y = (
-        np.concatenate([part, part])[:12] for part in (own_steps.X, own_steps.Y)
+        np.concatenate([part, part])[:12]
+        for part in (custom_steps.X, custom_steps.Y)
     )
 
     def fit():
         keras.utils.set_random_seed(1)
-        model = own_steps.compiled(ReturnsArrays())
+        model = custom_steps.compiled(ReturnsArrays())
         history = model.fit(
             x, y, batch_size=batch, shuffle=False, verbose=0, epochs=2
         )
@@ -85,9 +86,9 @@ def test_arrays_of_as_many_elements_as_rows_are_told_apart(ours, batch):
 
 def test_array_that_may_have_an_element_for_each_row_is_named(ours):
     with ours.scope():
-        model = own_steps.compiled(ReturnsArrays())
+        model = custom_steps.compiled(ReturnsArrays())
     model.rows = 2
-    x, y = (part[:4] for part in (own_steps.X, own_steps.Y))
+    x, y = (part[:4] for part in (custom_steps.X, custom_steps.Y))
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"`train_step` returns must") as error:
         model.fit(x, y, batch_size=4, verbose=0)
