@@ -1,51 +1,37 @@
 """The functions that docs/architecture.md names exist, and run in its order."""
 
 import ast
-import io
 import pathlib
-import re
 import sys
 import threading
-import tokenize
 
+import flow_lines
 import keras
 import pytest
 import tensorflow as tf
+from flow_lines import LINK, code_lines
 
 import tf_optimizers as tfo
 
 ROOT = pathlib.Path(tfo.__file__).parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./(tf_optimizers/[\w/]+\.py)\)")
+TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
 # The most lines of code in a file, without comments and docstrings: what a
 # reader can keep in mind. A limit on all lines would cut classes in pieces, and
 # what is said about them.
 LONGEST = 300
 
-# The most files that a reader should need to follow a gradient.
+# The optimizer of a flow, and the most lines that it may take to read.
 FLOWS = {
-    "Lamb": (lambda: tfo.Lamb(0.1), 7),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 10),
-    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 6),
+    "Lamb": (lambda: tfo.Lamb(0.1), 951),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 2136),
+    "SparseLoCo": (
+        lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
+        2347,
+    ),
+    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 686),
+    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1173),
 }
-
-
-def links(text):
-    return [(path, name) for name, path in LINK.findall(text)]
-
-
-def steps(optimizer):
-    """Return the numbered functions of the flow of an optimizer."""
-    (section,) = re.findall(
-        rf"^### `{optimizer}`.*?(?=^##)", PAGE.read_text(), re.M | re.S
-    )
-    return [
-        link
-        for line in section.splitlines()
-        if re.match(r"\d+\. ", line)
-        for link in links(line)
-    ]
 
 
 def definitions(path):
@@ -63,21 +49,6 @@ def definitions(path):
 
     visit(ast.parse((ROOT / path).read_text()), "")
     return found
-
-
-def code_lines(text):
-    """Return the numbers of the lines that are neither blank nor said."""
-    code, said = set(), {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
-    said |= {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in said:
-            code.update(range(token.start[0], token.end[0] + 1))
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, documented) and ast.get_docstring(node):
-            first = node.body[0]
-            code.difference_update(range(first.lineno, first.end_lineno + 1))
-    return code
 
 
 def calls_of_a_step(make, strategy):
@@ -139,20 +110,90 @@ def test_no_file_has_more_code_than_a_reader_can_hold():
     assert {p: n for p, n in counts.items() if n > LONGEST} == {}
 
 
-@pytest.mark.parametrize("path, name", sorted(set(links(PAGE.read_text()))))
+@pytest.mark.parametrize("name, path", sorted(set(LINK.findall(TEXT))))
 def test_what_the_page_names_exists(path, name):
     assert name in definitions(path)
 
 
-@pytest.mark.parametrize("optimizer", FLOWS)
-def test_flow_is_followed_through_few_files(optimizer):
-    limit = FLOWS[optimizer][1]
-    assert 5 < len({path for path, _ in steps(optimizer)}) <= limit
+def test_no_flow_has_become_longer_to_read():
+    assert set(flow_lines.flows(ROOT)) == set(FLOWS)
+    counts = {
+        name: sum(flow_lines.count(ROOT, name).values()) for name in FLOWS
+    }
+    assert all(count > 300 for count in counts.values())
+    longer = {n: c for n, c in counts.items() if c > FLOWS[n][1]}
+    assert longer == {}, "See `python tools/flow_lines.py`."
+
+
+def test_what_is_to_be_read_is_found(tmp_path):
+    files = {
+        "docs/architecture.md": """
+### `Own`
+
+1. [`Base.apply`](../tf_optimizers/base.py)
+
+[`unused`](../tf_optimizers/base.py)
+
+## Words
+""",
+        "tf_optimizers/own.py": """
+from tf_optimizers.base import Base
+
+class Own(Base):
+    def _step(self):
+        super()._step()
+        self._other.send(unused)
+""",
+        "tf_optimizers/base.py": """
+from tf_optimizers.checks import check
+from tf_optimizers.sent import Sent
+
+LIMIT = 3  # Read.
+OTHER = 4
+
+class Base:
+    def apply(self):
+        'Step.'
+        check(LIMIT)
+
+        self._step()
+
+    def _step(self):
+        self._sent.send()
+
+def unused():
+    pass
+""",
+        "tf_optimizers/sent.py": """
+class Sent:
+    def send(self):
+        pass
+
+    def receive(self):
+        pass
+""",
+        "tf_optimizers/checks.py": """
+def check(value):
+    _raise(value)
+
+def _raise(value):
+    pass
+""",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert flow_lines.count(tmp_path, "Own") == {
+        "tf_optimizers/own.py": 3,
+        "tf_optimizers/base.py": 6,
+        "tf_optimizers/sent.py": 2,
+        "tf_optimizers/checks.py": 2,
+    }
 
 
 @pytest.mark.parametrize("optimizer", FLOWS)
 def test_flow_is_what_a_step_runs(optimizer, request):
-    if optimizer == "DGCMomentum":
+    if optimizer in ("DGCMomentum", "SparseLoCo", "ShardedState"):
         strategy = tfo.SparseMultiWorkerMirroredStrategy()
         assert strategy.num_replicas_in_sync == 2
     else:
@@ -160,7 +201,7 @@ def test_flow_is_what_a_step_runs(optimizer, request):
     called = calls_of_a_step(FLOWS[optimizer][0], strategy)
     listed = [
         (str(ROOT / path), definitions(path)[name])
-        for path, name in steps(optimizer)
+        for path, name in flow_lines.flows(ROOT)[optimizer]
     ]
     missing = [place for place in listed if place not in called]
     assert not missing
