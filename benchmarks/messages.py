@@ -31,6 +31,7 @@ from far_hosts import Loopback, far_groups
 
 import tf_optimizers as tfo
 from tf_optimizers.codes.entries import Entries
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.collectives import launcher
 
 SIZE, COUNT = 4_000_000, 4_000
@@ -51,7 +52,7 @@ class Gathering:
         entries = Entries(tf.ones([COUNT]), tf.constant(positions), SIZE)
 
         def replica() -> tf.Tensor:
-            (every,), _ = self.strategy.extended.exchange([entries], [])
+            (every,), _ = replicas_of(self.strategy).exchange([entries], [])
             return tf.size(every.values)
 
         self.gather = tf.function(

@@ -10,79 +10,154 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import strategy_of
+from tf_optimizers.codes.entries import Entries
 
 
-def is_sparse_multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether it is a `SparseMultiWorkerMirroredStrategy`."""
-    return getattr(strategy.extended, "is_sparse_multi_worker", False)
+class ReplicaGroup:
+    """The replicas of one of TensorFlow's strategies, which one process runs.
 
-
-def rank_among(count: int) -> int:
-    """Return the calling replica's rank among `count`.
-
-    Args:
-        count: How many replicas there are of its process, or of all.
-    """
-    context = tf.distribute.get_replica_context()
-    # All workers have equally many replicas, numbered worker by worker.
-    return tf.get_static_value(context.replica_id_in_sync_group) % count
-
-
-class Workers:
-    """The worker processes of a strategy.
+    A strategy whose workers exchange more has a subclass of this at
+    `strategy.extended.replica_group`. What replicas call, all must call, in
+    the same order.
 
     Args:
-        strategy: A `SparseMultiWorkerMirroredStrategy`, or any of one process.
+        strategy: The strategy.
 
     Attributes:
-        index: This process's index, from 0.
-        count: How many processes there are.
-        replicas: How many replicas all of them have.
-        local_replicas: How many replicas each of them has.
+        count: How many replicas there are.
+        packs_entries: Whether `exchange` encodes entries in few bits.
+        averages_statistics: Whether the strategy itself gives all replicas
+            the same variables before these are read.
     """
 
+    packs_entries = False
+    averages_statistics = False
+
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self.index, self.count = 0, 1
-        if is_sparse_multi_worker(strategy):
-            self.index = strategy.extended.worker_index
-            self.count = strategy.extended.workers
-        elif isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        self._strategy = strategy
+        self.count = strategy.num_replicas_in_sync
+
+    @property
+    def rank(self) -> int:
+        """The calling replica's number among all; those of a worker follow."""
+        context = tf.distribute.get_replica_context()
+        return tf.get_static_value(context.replica_id_in_sync_group)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The devices of this process's replicas."""
+        return self._strategy.extended.worker_devices
+
+    @property
+    def workers(self) -> int:
+        """How many processes there are."""
+        if isinstance(
+            self._strategy, tf.distribute.MultiWorkerMirroredStrategy
+        ):
             raise TypeError(
                 "The strategy must be a "
                 "`tfo.SparseMultiWorkerMirroredStrategy`, or one of a single "
-                f"process. Received: {type(strategy).__name__}, under which "
-                "Keras 3 does not `fit`."
+                f"process. Received: {type(self._strategy).__name__}, under "
+                "which Keras 3 does not `fit`."
             )
-        self.replicas = strategy.num_replicas_in_sync
-        self.local_replicas = self.replicas // self.count
-        self._strategy = strategy
+        return 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process warns and writes for all."""
-        return self.index == 0
+    def worker(self) -> int:
+        """This process's number among the workers; the first warns for all."""
+        return self.workers - 1
 
-    def gather(self, statement: Any) -> list[Any]:
-        """Return the statements of all workers, which JSON can hold.
+    @property
+    def has_owners(self) -> bool:
+        """Whether values can go to their owners, and back."""
+        return isinstance(self._strategy, tf.distribute.MirroredStrategy)
+
+    def sum(self, values: Any) -> Any:
+        """Return the sums over replicas of a nest, in each of them."""
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the sums over this process's replicas, in each of them."""
+        return self.sum(list(values))
+
+    def exchange(
+        self, entries: Sequence[Entries], values: Sequence[Any]
+    ) -> tuple[list[tf.IndexedSlices], list[Any]]:
+        """Return the entries of all replicas, and the sums of other values."""
+        sums = self.sum([*(each.slices() for each in entries), *values])
+        return sums[: len(entries)], sums[len(entries) :]
+
+    def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
+        """Send each replica its row of [N, ...]; return their rows for this.
+
+        Only where the group packs entries.
+        """
+        raise NotImplementedError
+
+    def sum_at_owners(
+        self, values: Sequence[tf.Tensor], owners: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """Return the sums over replicas; those of others mean nothing."""
+
+        def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
+            # One by one: several together are summed on all devices.
+            sums = [
+                strategy.extended.reduce_to(
+                    tf.distribute.ReduceOp.SUM, value, self.devices[owner]
+                )
+                for value, owner in zip(values, owners, strict=True)
+            ]
+            return [strategy.experimental_local_results(s)[0] for s in sums]
+
+        return _merge_call(merged, values)
+
+    def gather_from_owners(
+        self, values: Sequence[tf.Tensor], owners: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """Return what the owners have of values that all replicas have."""
+
+        def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
+            return [
+                strategy.experimental_local_results(value)[owner]
+                for value, owner in zip(values, owners, strict=True)
+            ]
+
+        return _merge_call(merged, values)
+
+    def agree(
+        self, subject: str, statement: Any, hint: str | None = None
+    ) -> list[Any]:
+        """Return what all workers state, outside of replicas.
 
         Every worker must call this equally often, in the same order.
+
+        Args:
+            subject: What the statement is about.
+            statement: What JSON can hold.
+            hint: What to do if a worker does not reach the subject.
         """
-        if self.count == 1:
-            return [statement]
-        return self._strategy.extended.gather_statements(
-            self._strategy,
-            "a backup",
-            statement,
-            "Pass `BackupAndRestore` to `fit` on every worker.",
-        )
+        del subject, hint
+        return [statement]
+
+    def check_same_optimizer(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> None:
+        """Raise unless all workers take the same first step."""
 
 
-def check_same_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise unless all workers take the same first step with an optimizer."""
-    strategy = strategy_of(optimizer)
-    if is_sparse_multi_worker(strategy):
-        strategy.extended.check_same_optimizer(strategy, optimizer, variables)
+def replicas_of(
+    strategy: tf.distribute.Strategy | None = None,
+) -> ReplicaGroup:
+    """Return what to ask of a strategy's replicas; by default, of this one."""
+    strategy = strategy or tf.distribute.get_strategy()
+    group = getattr(strategy.extended, "replica_group", None)
+    return ReplicaGroup(strategy) if group is None else group
+
+
+def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:
+    context = tf.distribute.get_replica_context()
+    return context.merge_call(merged, args=(list(values),))
 
 
 def average(strategy: Any, variables: Sequence[Any]) -> None:

@@ -28,6 +28,7 @@ from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import (
     bytes_of,
     is_elementwise,
@@ -186,7 +187,7 @@ class ShardedState(Wrapper):
         pieces = share_out(variables, replicas, is_elementwise(inner))
         owned = [(variables[piece.position], piece) for piece in pieces]
         warn_of_uneven(variables, loads_of(owned, replicas))
-        devices = strategy.extended.worker_devices
+        devices = replicas_of(strategy).devices
         if isinstance(inner, HostOptimizer):
             devices = [HOST] * len(devices)
         self._slots = Slots(strategy, variables, pieces, devices)

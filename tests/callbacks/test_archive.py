@@ -21,7 +21,7 @@ from tf_optimizers.callbacks.backup import files
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder, digest
 from tf_optimizers.callbacks.backup.state import State
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import replicas_of
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
@@ -359,14 +359,14 @@ def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):
 
 def test_stock_strategy_of_several_workers_is_refused():
     with pytest.raises(TypeError, match="SparseMultiWorkerMirroredStrategy"):
-        Workers(tf.distribute.MultiWorkerMirroredStrategy())
+        _ = replicas_of(tf.distribute.MultiWorkerMirroredStrategy()).worker
 
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_older_backups_are_deleted(tmp_path, kept):
     (tmp_path / "notes.txt").write_text("mine")
     archive, model = make_archive(tmp_path, optimizer="lamb")
-    archive = Archive(Folder(tmp_path), State(model), Workers(NONE), kept)
+    archive = Archive(Folder(tmp_path), State(model), replicas_of(NONE), kept)
     (tmp_path / "00000001.worker-0.npz.partial").write_bytes(b"killed")
     for epoch in range(4):
         archive.save({"epoch": epoch, "batch": 0})

@@ -19,7 +19,7 @@ from backups import (
 
 from tf_optimizers.callbacks.backup.backup_checks import find_not_finite
 from tf_optimizers.callbacks.backup.state import State
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import replicas_of
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -118,13 +118,13 @@ def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
 
 def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
     model = make_model(OPTIMIZERS["lamb"])
-    state, workers = State(model), Workers(NONE)
-    assert find_not_finite(state, state.values(), workers) is None
-    monkeypatch.setattr(workers, "gather", lambda mine: [mine, 3, 2])
+    state, group = State(model), replicas_of(NONE)
+    assert find_not_finite(state, state.values(), group) is None
+    monkeypatch.setattr(group, "agree", lambda _, mine, hint: [mine, 3, 2])
     expected = state.sections["lasting"][2].path
-    assert find_not_finite(state, state.values(), workers) == expected
+    assert find_not_finite(state, state.values(), group) == expected
     model.variables[1].assign(model.variables[1] * np.nan)
-    found = find_not_finite(state, state.values(), workers)
+    found = find_not_finite(state, state.values(), group)
     assert found == model.variables[1].path
 
 

@@ -20,7 +20,7 @@ from backups import (
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.files import Folder
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import ReplicaGroup
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -50,7 +50,8 @@ def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_refused(
 def test_all_workers_refuse_what_is_too_short_for_one(tmp_path, monkeypatch):
     model = make_small(tmp_path)
     monkeypatch.setattr(
-        *(Workers, "gather"), lambda _, mine: [mine, 3 if mine == 6 else mine]
+        *(ReplicaGroup, "agree"),
+        lambda _, subject, mine, hint: [mine, 3 if mine == 6 else mine],
     )
     with pytest.raises(ValueError, match="Received: 3 batches.*after 4"):
         fit(model, tmp_path)

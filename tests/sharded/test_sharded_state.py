@@ -14,8 +14,8 @@ from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
-from tf_optimizers.sharding import owner_exchange
 from tf_optimizers.sharding.ownership import bytes_of, loads_of, share_out
+from tf_optimizers.workers import worker_replicas
 from tf_optimizers.workers.extended import RPC_CHUNK_BYTES
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
@@ -559,7 +559,7 @@ def test_what_arrives_does_not_keep_its_message():
     @tf.function(autograph=False)
     def receive(sent):
         rows = tf.unstack(tf.reshape(sent + 1, [4, -1]), num=4)
-        weight.assign(owner_exchange._copied([rows[1][:1024]]))
+        weight.assign(worker_replicas._copied([rows[1][:1024]]))
 
     receive(tf.zeros([size]))
     held = allocated()

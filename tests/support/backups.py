@@ -10,7 +10,7 @@ import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder
 from tf_optimizers.callbacks.backup.state import State
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import replicas_of
 
 X, Y = np.random.default_rng(0).random((2, 60, 8)).astype("float32")
 OPTIMIZERS = {
@@ -152,7 +152,7 @@ def make_archive(
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
     folder = Folder(folder)
-    return Archive(folder, State(model), Workers(strategy), 2), model
+    return Archive(folder, State(model), replicas_of(strategy), 2), model
 
 
 def scramble(model, seed):

@@ -13,7 +13,7 @@ from tf_optimizers._compat.keras_internals import (
     micro_steps,
 )
 from tf_optimizers._compat.tensorflow_internals import update_each
-from tf_optimizers.replicas import rank_among
+from tf_optimizers.replicas import replicas_of
 
 
 def backend_variable(variable: Any) -> tf.Variable:
@@ -39,7 +39,7 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 def own_component(variable: Any) -> tf.Variable:
     """Return the calling replica's component of `variable`."""
     every = components(variable)
-    return every[rank_among(len(every))]
+    return every[replicas_of().rank % len(every)]
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:

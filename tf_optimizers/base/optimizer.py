@@ -43,7 +43,7 @@ from tf_optimizers.base.precision import (
     store_weight,
 )
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
-from tf_optimizers.replicas import check_same_optimizer
+from tf_optimizers.replicas import replicas_of
 
 
 @with_hooks
@@ -195,7 +195,8 @@ class Optimizer(keras.optimizers.Optimizer):
             if self.use_ema:
                 self._ema.note(grads, trainable_variables)
             if not self._is_agreed:
-                check_same_optimizer(self, trainable_variables)
+                group = replicas_of(strategy_of(self))
+                group.check_same_optimizer(self, trainable_variables)
                 self._is_agreed = True
         with tf.control_dependencies(last):
             super().apply(grads, trainable_variables)
@@ -238,11 +239,8 @@ class Optimizer(keras.optimizers.Optimizer):
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
         """Sum the gradients over replicas, make them dense and clip them."""
-        gradients = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, gradients
-        )
         return clip(
-            densify(gradients, variables),
+            densify(replicas_of().sum(gradients), variables),
             self.clipnorm,
             self.global_clipnorm,
             self.clipvalue,

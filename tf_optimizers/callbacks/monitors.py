@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.checks import check_integer
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
 
@@ -94,8 +94,8 @@ class Monitor(keras.callbacks.Callback):
             )
         self._calls, self._is_due, self._latest = 0, False, {}
         self._pending: tuple[int, Any] | None = None
-        workers = Workers(self.model.distribute_strategy)
-        if self.log_dir is not None and workers.is_first:
+        worker = replicas_of(self.model.distribute_strategy).worker
+        if self.log_dir is not None and worker == 0:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(

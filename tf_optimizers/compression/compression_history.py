@@ -10,7 +10,7 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
-from tf_optimizers.replicas import is_sparse_multi_worker
+from tf_optimizers.replicas import replicas_of
 
 
 class CompressionHistory:
@@ -61,11 +61,7 @@ class CompressionHistory:
         divides a sum evenly among all.
         """
         own = [i for i, each in residuals.items() if each.is_waiting()]
-        if not is_sparse_multi_worker(self._strategy):
-            return own
-        every = self._strategy.extended.gather_statements(
-            self._strategy, "what is held back", own
-        )
+        every = replicas_of(self._strategy).agree("what is held back", own)
         return sorted(set(itertools.chain(*every)))
 
     def stage(self, optimizer: Any) -> tf.Tensor:

@@ -48,6 +48,7 @@ from tf_optimizers.compression.sparsity_schedule import (
 )
 from tf_optimizers.compression.traffic import SentRows
 from tf_optimizers.compression.wire import Exchange, Wire
+from tf_optimizers.replicas import replicas_of
 
 
 class Compressor:
@@ -270,4 +271,4 @@ class Compressor:
         """Sum gradients over the replicas that share a residual."""
         if self.wire.devices == 1 or not gradients:
             return gradients
-        return tf.distribute.get_strategy().extended.sum_on_worker(gradients)
+        return replicas_of().sum_on_worker(gradients)

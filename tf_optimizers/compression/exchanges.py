@@ -22,6 +22,7 @@ from tf_optimizers.codes.entries import Entries, whole_bytes
 from tf_optimizers.compression.residual import Residual
 from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.wire import Exchange, Selection, Wire
+from tf_optimizers.replicas import replicas_of
 
 _DENSE = 8 * tf.float32.size  # Bits.
 
@@ -63,7 +64,7 @@ class GatheredExchange(Exchange):
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries, all of which are sent, and other gradients."""
         if not selections:
-            return [], self._exchange([], others)[1]
+            return [], replicas_of().exchange([], others)[1]
         positions = [self.wire.shares(s.positions, -1) for s in selections]
         values = [self.wire.shares(s.values) for s in selections]
         values = self.wire.rounded(values, positions)
@@ -74,7 +75,9 @@ class GatheredExchange(Exchange):
         ]
         entries = [part for part in parts if isinstance(part, Entries)]
         dense = [part for part in parts if not isinstance(part, Entries)]
-        gathered, sums = map(iter, self._exchange(entries, [*dense, *others]))
+        gathered, sums = map(
+            iter, replicas_of().exchange(entries, [*dense, *others])
+        )
         sent = [
             tf.cast(self.wire.joined(value, count), tf.float32)
             for value, count in zip(values, self.counts, strict=True)
@@ -101,19 +104,6 @@ class GatheredExchange(Exchange):
         values = tf.cast(values, tf.float32)
         places = tf.maximum(positions, 0)[:, tf.newaxis]
         return tf.reshape(tf.scatter_nd(places, values, [size]), shape)
-
-    def _exchange(
-        self, entries: Sequence[Entries], others: Sequence[Gradient]
-    ) -> tuple[list[tf.IndexedSlices], list[Gradient]]:
-        slices = [e.slices() for e in entries]
-        if not self.wire.is_packed:
-            sums = tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, [*slices, *others]
-            )
-            return sums[: len(slices)], sums[len(slices) :]
-        extended = tf.distribute.get_strategy().extended
-        gathered, sums = extended.exchange(entries, others)
-        return [e.slices() for e in gathered], sums
 
 
 # So many times the bytes of shards must the gathered ones be, a message

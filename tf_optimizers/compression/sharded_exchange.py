@@ -31,7 +31,7 @@ from tf_optimizers.codes.entries import (
 from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
 from tf_optimizers.compression.wire import Exchange, Selection
-from tf_optimizers.replicas import rank_among
+from tf_optimizers.replicas import replicas_of
 
 
 class ShardedExchange(Exchange):
@@ -82,11 +82,10 @@ class ShardedExchange(Exchange):
             [tf.maximum(s.positions, 0) for s in selections]
         )
         entries, fitting = self._fit(selections, addresses)
-        extended = tf.distribute.get_strategy().extended
-        replicas = self.wire.replicas
-        words = extended.all_to_all(pack_entries([entries], replicas))
+        group, replicas = replicas_of(), self.wire.replicas
+        words = group.all_to_all(pack_entries([entries], replicas))
         own = self.shards.largest_sums(*self._received(words, entries))
-        received, sums = extended.exchange(own, others)
+        received, sums = group.exchange(own, others)
         values = tf.concat(
             [tf.reshape(part.values, [replicas, -1]) for part in received], 1
         )
@@ -151,7 +150,7 @@ class ShardedExchange(Exchange):
         """Return this replica's, one after another, of its worker's rows."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
-        return tf.reshape(rows[:, rank_among(devices)], [-1])
+        return tf.reshape(rows[:, replicas_of().rank % devices], [-1])
 
     def _received(
         self, words: tf.Tensor, entries: Entries

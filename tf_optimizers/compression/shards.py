@@ -111,7 +111,7 @@ class Shards(NamedTuple):
         )
         return [Entries(*part) for part in parts]
 
-    def every_address(self, sums: Sequence[Entries]) -> tf.Tensor:
+    def every_address(self, sums: Sequence[tf.IndexedSlices]) -> tf.Tensor:
         """Return the addresses of all shards' sums, int64 [N, all sums].
 
         Args:
@@ -119,7 +119,7 @@ class Shards(NamedTuple):
                 another.
         """
         groups = [
-            tf.reshape(part.positions, [self.replicas, -1]) + first
+            tf.reshape(part.indices, [self.replicas, -1]) + first
             for part, first in zip(
                 sums, self.first_groups[:-1].tolist(), strict=True
             )

@@ -14,7 +14,7 @@ from tf_optimizers.base.exclusions import names_apart
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.checks import check_integer
 from tf_optimizers.compression.wire import Wire
-from tf_optimizers.replicas import rank_among
+from tf_optimizers.replicas import replicas_of
 
 
 def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class SentRows:
         self._expected.discard(index)
         self._is_known = True
         is_sparse = self.is_sparse(index, gradient)
-        if not is_sparse or rank_among(len(components(variable))):
+        if not is_sparse or replicas_of().rank % len(components(variable)):
             return
         if index not in self._bytes:
             with tf.init_scope(), tf.device(own_component(variable).device):

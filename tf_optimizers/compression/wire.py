@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers.codes.entries import CODES, narrow_indices, packed_bits
 from tf_optimizers.codes.positions import position_dtype
-from tf_optimizers.replicas import is_sparse_multi_worker, rank_among
+from tf_optimizers.replicas import replicas_of
 
 # The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000
@@ -35,12 +35,11 @@ class Wire(NamedTuple):
     @classmethod
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
         """Return the wire of a strategy."""
-        is_packed = is_sparse_multi_worker(strategy)
-        replicas = strategy.num_replicas_in_sync
-        workers = strategy.extended.workers if is_packed else 1
+        group = replicas_of(strategy)
         # On a single worker there is no slow network to compress for.
-        devices = replicas // workers if workers > 1 else 1
-        return cls(replicas, dtype, is_packed, devices)
+        is_shared = group.packs_entries and group.workers > 1
+        devices = len(group.devices) if is_shared else 1
+        return cls(group.count, dtype, group.packs_entries, devices)
 
     @property
     def carrier_dtype(self) -> tf.DType:
@@ -79,7 +78,7 @@ class Wire(NamedTuple):
         """Return this replica's part."""
         if self.devices == 1:
             return tf.reshape(shares, [-1])
-        return shares[rank_among(self.devices)]
+        return shares[replicas_of().rank % self.devices]
 
     def joined(self, shares: tf.Tensor, count: int) -> tf.Tensor:
         """Return what `count` selected were, of `shares`."""

@@ -16,7 +16,7 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
     check_common,
     check_layers,
 )
-from tf_optimizers.replicas import Workers, is_sparse_multi_worker
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, steppers
 
 # With fewer, much is still held back at the end of a run.
@@ -115,8 +115,8 @@ class EnoughRounds(keras.callbacks.Callback):
 
     def _check(self, rounds: int) -> None:
         self._is_checked = True
-        is_first = Workers(self.model.distribute_strategy).is_first
-        if rounds < _ENOUGH and is_first:
+        worker = replicas_of(self.model.distribute_strategy).worker
+        if rounds < _ENOUGH and worker == 0:
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with sync_every="
@@ -133,7 +133,7 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     A step that was traced before a layer was frozen still changes them. Our
     strategy makes them common itself, with all that steps assign.
     """
-    if is_sparse_multi_worker(model.distribute_strategy):
+    if replicas_of(model.distribute_strategy).averages_statistics:
         return []
     return [
         variable

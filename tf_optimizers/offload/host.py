@@ -18,7 +18,7 @@ from tf_optimizers.base.components import components
 from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.kernels import assign, compiled, read
-from tf_optimizers.replicas import rank_among
+from tf_optimizers.replicas import replicas_of
 
 # In this worker process: the enclosing scope says which job and task that is.
 HOST = "/CPU:0"
@@ -73,14 +73,11 @@ class Host:
 
     def once(self, key: str, function: Callable) -> Any:
         """Call `function` on this worker's first replica; return it to all."""
-        strategy = tf.distribute.get_strategy()
-        if (
-            tf.distribute.in_cross_replica_context()
-            or strategy.num_replicas_in_sync == 1
-        ):
+        group = replicas_of()
+        if tf.distribute.in_cross_replica_context() or group.count == 1:
             return function()
-        count = len(strategy.extended.worker_devices)
-        replica = rank_among(count)
+        count = len(group.devices)
+        replica = group.rank % count
         if replica == 0:
             self._results[key] = function()
         result = self._results[key]

@@ -9,7 +9,7 @@ from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.offload.host_optimizer import HostOptimizer
-from tf_optimizers.replicas import is_sparse_multi_worker
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import is_wrapper
 
 
@@ -34,9 +34,7 @@ def check_shared(
     inner: Any, strategy: tf.distribute.Strategy, variables: list[Any]
 ) -> None:
     """Refuse what cannot be shared out among several replicas."""
-    if not isinstance(
-        strategy, tf.distribute.MirroredStrategy
-    ) and not is_sparse_multi_worker(strategy):
+    if not replicas_of(strategy).has_owners:
         raise ValueError(
             "`ShardedState` must be under `MirroredStrategy` or "
             "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "

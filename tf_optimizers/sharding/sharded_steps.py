@@ -20,9 +20,8 @@ from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.gradients import clip_factor
 from tf_optimizers.base.inner import InnerSteps
 from tf_optimizers.base.precision import master_weight, refreshed
-from tf_optimizers.kernels import compiled, scaled
-from tf_optimizers.replicas import Workers, rank_among
-from tf_optimizers.sharding.owner_exchange import exchange_of, total_squares
+from tf_optimizers.kernels import compiled, norm, scaled
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
@@ -67,13 +66,12 @@ class ShardedSteps:
             self._pieces_of.setdefault(piece.position, []).append(piece)
         self._shared = slots.shared
         self._stepped: set[int] = set()  # By the step that was traced last.
-        self._replicas = strategy.num_replicas_in_sync
-        self._exchange = exchange_of(strategy)
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
             self._averages = WholeAverages(optimizer)
-        devices = strategy.extended.worker_devices
-        first = Workers(strategy).index * len(devices)
+        self._group = replicas_of(strategy)
+        devices = self._group.devices
+        first = self._group.worker * len(devices)
         self._copies = {
             piece: Copy(
                 variable=self._variables[piece.position],
@@ -93,14 +91,14 @@ class ShardedSteps:
             gradients: This replica's, dense.
             positions: Those of the variables, of which one may have several.
         """
-        inner, rank = self._optimizer, rank_among(self._replicas)
+        inner, rank = self._optimizer, self._group.rank
         updates = micro_steps(inner) // (inner.gradient_accumulation_steps or 1)
         sent = [
             (group, piece)
             for group, position in enumerate(positions)
             for piece in self._pieces_of[position]
         ]
-        sums = self._exchange.sum_at_owners(
+        sums = self._group.sum_at_owners(
             [_rows_of(gradients[group], piece) for group, piece in sent],
             [piece.owner for _, piece in sent],
         )
@@ -195,7 +193,7 @@ class ShardedSteps:
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
         norms = tf.sqrt(
-            total_squares([each.total for each in owned], groups, count)
+            _total_squares([each.total for each in owned], groups, count)
         )
         factors = clip_factor(norms, limit)
         clipped = []
@@ -266,7 +264,7 @@ class ShardedSteps:
             self._pieces_of[stepped if position is None else position][0].owner
             for _, position in self._shared
         ]
-        news = self._exchange.gather(values, owners)
+        news = self._group.gather_from_owners(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
             # Owners have stepped their weights, or copies of some rows.
@@ -279,6 +277,26 @@ class ShardedSteps:
         for piece in weights:
             if not piece.is_whole:
                 self._copies[piece].free()
+
+
+def _total_squares(
+    values: Sequence[tf.Tensor], groups: Sequence[int], count: int
+) -> tf.Tensor:
+    """Return sums of squares of what all replicas have, by group, in float64.
+
+    Args:
+        values: What this replica has.
+        groups: The group of each, less than `count`.
+        count: How many groups there are.
+    """
+    # In float32, squares of what is larger than 2e19 would be infinite.
+    squares = [tf.square(norm(value)) for value in values]
+    by_group: list[list[tf.Tensor]] = [[] for _ in range(count)]
+    for group, square in zip(groups, squares, strict=True):
+        by_group[group].append(square)
+    zero = tf.zeros([], tf.float64)
+    own = tf.stack([tf.add_n([zero, *group]) for group in by_group])
+    return replicas_of().sum(own)
 
 
 def _refuse_change(*args: Any, **kwargs: Any) -> None:

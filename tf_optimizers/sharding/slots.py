@@ -10,7 +10,7 @@ from tf_optimizers._compat.keras_internals import variable_key
 from tf_optimizers._compat.owned import OwnedVariable, Rows, owned_variable
 from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import creator_scope
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import Piece
 
 _ADD = "add_variable_from_reference"
@@ -99,7 +99,7 @@ class Slots:
             self.shared.append((variable, position))
             return variable
         held: list[Rows | None] = [None] * len(self._devices)
-        first = Workers(self._strategy).index * len(held)
+        first = replicas_of(self._strategy).worker * len(held)
         for piece in pieces:
             if 0 <= piece.owner - first < len(held):
                 held[piece.owner - first] = piece.rows

@@ -1,4 +1,4 @@
-"""Runs replicas of workers, and what optimizers and data ask of them."""
+"""Runs replicas of workers, and what data and steps ask of them."""
 
 import functools
 import itertools
@@ -7,15 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.codes.entries import Entries
 from tf_optimizers.workers._compat.coordination import joined_cluster
 from tf_optimizers.workers._compat.distribution import (
     CollectiveKeys,
     regroup,
     select_replica,
 )
-from tf_optimizers.workers.agreement.same_training import check_same_optimizer
-from tf_optimizers.workers.agreement.statements import gather_statements
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
@@ -26,6 +23,7 @@ from tf_optimizers.workers.collectives.runs import (
     in_every_replica,
 )
 from tf_optimizers.workers.collectives.variables import VariablesExtended
+from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
 # More than workers: the inner channel of each takes one.
@@ -39,16 +37,10 @@ _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 class SparseExtended(VariablesExtended):
     """The extension of `MultiWorkerMirroredStrategy`.
 
-    A strategy does its work in such an object, which has no public name, and
-    optimizers ask it for exchanges: methods of a replica, in graphs and in
-    eager mode.
+    A strategy does its work in such an object, which has no public name.
     """
 
-    is_sparse_multi_worker = True  # See `is_sparse_multi_worker`.
     number: int  # Of the strategies of this process, in order, from 1.
-    # What optimizers ask of all workers, of which they import nothing.
-    gather_statements = staticmethod(gather_statements)
-    check_same_optimizer = staticmethod(check_same_optimizer)
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -124,7 +116,7 @@ class SparseExtended(VariablesExtended):
         )
         # Groups of different devices need keys of their own.
         key = far + (1 << 24) + self.worker_index
-        self._worker_channel = self._make_collectives(
+        self.worker_channel = self._make_collectives(
             CollectiveKeys(group_key_start=key), len(self.worker_devices)
         )
 
@@ -234,27 +226,10 @@ class SparseExtended(VariablesExtended):
 
         return context.merge_call(call_all, args=(args,))
 
-    def exchange(
-        self, entries: Sequence[Entries], values: Sequence[Any]
-    ) -> tuple[list[Entries], list[Any]]:
-        """Return the entries of all replicas, and the sums of other values."""
-        return self.in_replica(
-            self.channel.exchange, list(entries), list(values)
-        )
-
-    def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send every replica a row of [N, ...]; return those that came."""
-        return self.in_replica(self.channel.all_to_all, rows)
-
-    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum tensors over the replicas of this process, in each of them.
-
-        A replica's public `all_reduce` covers the replicas of all workers.
-        """
-        total = tf.distribute.ReduceOp.SUM
-        return self.in_replica(
-            self._worker_channel.all_reduce, total, list(values)
-        )
+    @property
+    def replica_group(self) -> WorkerReplicas:
+        """What optimizers ask of these replicas; see `replicas_of`."""
+        return WorkerReplicas(self._container_strategy())
 
     @property
     def channels(self) -> list[SparseCollectiveAllReduce]:

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
 from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
-from tf_optimizers.replicas import is_sparse_multi_worker
 from tf_optimizers.workers._compat.batches import (
     asks_for_xla,
     mark_steps,
@@ -55,6 +54,7 @@ from tf_optimizers.workers.steps.returned import (
 )
 from tf_optimizers.workers.steps.share import own_rows, replica
 from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
+from tf_optimizers.workers.worker_replicas import is_ours
 
 
 class SparseMultiWorkerMirroredStrategy(
@@ -138,9 +138,9 @@ class SparseMultiWorkerMirroredStrategy(
         end_when_asked()
         agree_on_overflow()  # Of gradients that have been weighed.
         weigh_uneven_batches()
-        adopt_optimizers_of_keras(is_sparse_multi_worker, check_made_inside)
-        build_from_specs(is_sparse_multi_worker)
-        mark_steps(is_sparse_multi_worker)
+        adopt_optimizers_of_keras(is_ours, check_made_inside)
+        build_from_specs(is_ours)
+        mark_steps(is_ours)
         share_generators(peek_at_shared)
         watch_state()
         self._reading = Reading(self)

@@ -18,10 +18,10 @@ from real_workers import report
 from tensorflow.python.eager import context
 
 import tf_optimizers as tfo
-from tf_optimizers.sharding import owner_exchange
+from tf_optimizers.workers import worker_replicas
 
 # Variables of these small models, too, are cut, and take several messages.
-owner_exchange.MESSAGE_BYTES = 256
+worker_replicas.MESSAGE_BYTES = 256
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]

@@ -13,7 +13,12 @@ import tf_optimizers as tfo
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
-from tf_optimizers.workers.collectives.launcher import Group, levels, ranks_in
+from tf_optimizers.workers.collectives.launcher import (
+    Group,
+    KeyedLauncher,
+    levels,
+    ranks_in,
+)
 from tf_optimizers.workers.collectives.progress import (
     _KINDS,
     DTYPES,
@@ -199,6 +204,39 @@ def test_ranks_follow_the_names_of_workers():
     assert [by_rank[rank] for rank in ranks_in(tasks, 1)] == list(range(12))
     assert ranks_in(tasks[:3], 2) == list(range(6))
     assert ranks_in(tasks, 2)[20:24] == [4, 5, 6, 7]
+
+
+def test_rows_come_by_replica_whatever_the_names_of_workers():
+    count, everyone = 12, range(12)
+    ranks = ranks_in([f"/job:worker/task:{i}" for i in everyone], 1)
+    assert ranks != sorted(ranks)
+    replica_at = {rank: replica for replica, rank in enumerate(ranks)}
+
+    def launcher(run):
+        own = object.__new__(KeyedLauncher)
+        own._group_size, own._ranks, own._has_at_once = count, ranks, False
+        own._run = run
+        return own
+
+    def send(kind, rows, *_):
+        sent.append(rows.numpy())
+        return rows
+
+    sent = []
+    for replica in everyone:
+        rows = tf.constant([[100 * replica + to, 0] for to in everyone])
+        launcher(send).all_to_all(rows, None)
+    for replica in everyone:
+        # As TensorFlow does: by ranks.
+        received = [sent[replica_at[r]][ranks[replica]] for r in everyone]
+        every = launcher(lambda *_, came=received: tf.constant(came))
+        rows = every.all_to_all(tf.zeros([count, 2], tf.int32), None)
+        wanted = [[100 * other + replica, 0] for other in everyone]
+        assert rows.numpy().tolist() == wanted
+    by_rank = tf.constant([[100 * replica_at[r], 1] for r in everyone])
+    every = launcher(lambda *_: tf.reshape(by_rank, [-1]))
+    rows = every.gather(tf.zeros([1, 2], tf.int32), None)
+    assert rows.numpy().tolist() == [[100 * r, 1] for r in everyone]
 
 
 @pytest.mark.parametrize("count", [2, 16, 63, 67])

@@ -18,11 +18,12 @@ from tf_optimizers.callbacks.backup.backup_checks import (
     check_weights,
     find_alike,
     find_not_finite,
+    gather,
 )
 from tf_optimizers.callbacks.backup.files import DamagedError, Folder
 from tf_optimizers.callbacks.backup.resuming import Reader
 from tf_optimizers.callbacks.backup.state import State, Values, shares
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import ReplicaGroup
 
 # The errors that files cause; any other is a bug.
 _TROUBLE = (OSError, DamagedError)
@@ -35,14 +36,14 @@ class Archive:
     """
 
     def __init__(
-        self, folder: Folder, state: State, workers: Workers, backups: int
+        self, folder: Folder, state: State, group: ReplicaGroup, backups: int
     ) -> None:
         self._folder = folder
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # generations, newest first
         self._known: set[int] | None = None  # All that this run has found.
-        self._workers = workers
+        self._group = group
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder and can write to it."""
@@ -67,8 +68,8 @@ class Archive:
             position: Where in the run it is made, and with which rates.
         """
         values = self._state.values()
-        check_finite(self._state, values, self._workers)
-        alike = find_alike(values, self._workers)
+        check_finite(self._state, values, self._group)
+        alike = find_alike(values, self._group)
         check_weights(self._state, alike)
         received = self._together(
             lambda: [
@@ -87,12 +88,12 @@ class Archive:
             )
         parts = self._together(
             lambda: self._folder.write_part(
-                generation, self._workers.index, self._own(values, alike)
+                generation, self._group.worker, self._own(values, alike)
             )
         )
         content = {
             **position,
-            "replicas": self._workers.replicas,
+            "replicas": self._group.count,
             "alike": sorted(alike),
             "parts": parts,
             "seeds": [seed for *_, seed in received],
@@ -116,7 +117,7 @@ class Archive:
             )
             if not errors:
                 self._whole = [generation]
-                if damage and self._workers.is_first:
+                if damage and self._group.worker == 0:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
                         f"Restoring the one before it, {generation:08}.",
@@ -139,8 +140,8 @@ class Archive:
     def restore(self, content: dict[str, Any], section: str) -> None:
         """Restore one section of the state from what `newest` returned."""
         self._state.check(content, section)
-        count, local = self._workers.count, self._workers.local_replicas
-        first = self._workers.index * local
+        count, local = self._group.workers, len(self._group.devices)
+        first = self._group.worker * local
         with ExitStack() as files:
             reader = Reader(self._folder, content, files)
             for i, variable in enumerate(self._state.sections[section]):
@@ -161,7 +162,7 @@ class Archive:
     def restore_seed(self, content: dict[str, Any]) -> None:
         """Restore this worker's state of Keras's global seed generator."""
         seeds = content.get("seeds", [])  # Backups of 0.1.0 have none.
-        own = seeds[self._workers.index :][:1]
+        own = seeds[self._group.worker :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
 
@@ -172,9 +173,9 @@ class Archive:
         Returns False if the last backup is kept.
         """
         values = self._state.values()
-        path = find_not_finite(self._state, values, self._workers)
+        path = find_not_finite(self._state, values, self._group)
         is_kept = path is not None and bool(self._whole)
-        if self._workers.is_first and is_kept:
+        if self._group.worker == 0 and is_kept:
             warnings.warn(
                 "Backups are deleted when a run ends with finite variables. "
                 f"Received NaN or inf in {path}. The last backup, "
@@ -183,7 +184,7 @@ class Archive:
                 "`clipnorm`, and check the data.",
                 stacklevel=2,
             )
-        elif self._workers.is_first:
+        elif self._group.worker == 0:
             self._clear()
         return not is_kept
 
@@ -213,23 +214,23 @@ class Archive:
             if name not in alike:
                 # A process has a plain variable once, for all its replicas.
                 if len(parts) == 1:
-                    parts = parts * self._workers.local_replicas
+                    parts = parts * len(self._group.devices)
                 arrays |= {f"{name}.{i}": part for i, part in enumerate(parts)}
-            elif self._workers.is_first:
+            elif self._group.worker == 0:
                 arrays[name] = parts[0]
         return arrays
 
     def _commit(
         self, generation: int, content: dict[str, Any], kept: Sequence[int]
     ) -> None:
-        if self._workers.is_first:
+        if self._group.worker == 0:
             self._folder.commit(generation, content)
             self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
         """Check a backup, and this worker's share of its parts."""
         parts = self._folder.content(generation)["parts"]
-        for part in range(self._workers.index, len(parts), self._workers.count):
+        for part in range(self._group.worker, len(parts), self._group.workers):
             self._folder.check_part(generation, part, parts[part])
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
@@ -251,8 +252,8 @@ class Archive:
         try:
             result = action()
         except _TROUBLE as caught:
-            error = f"{caught} (worker {self._workers.index})"
-        outcomes = self._workers.gather([result, error])
+            error = f"{caught} (worker {self._group.worker})"
+        outcomes = gather(self._group, [result, error])
         return (
             [result for result, _ in outcomes],
             [error for _, error in outcomes if error is not None],

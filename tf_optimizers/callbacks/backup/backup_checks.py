@@ -11,7 +11,7 @@ from typing import Any
 from tf_optimizers.callbacks.backup.files import Folder
 from tf_optimizers.callbacks.backup.state import State, Values
 from tf_optimizers.checks import check_integer
-from tf_optimizers.replicas import Workers, digests
+from tf_optimizers.replicas import ReplicaGroup, digests
 
 
 def check_folder(path: Any) -> str:
@@ -54,12 +54,18 @@ def check_name(value: Any) -> str | None:
     return value
 
 
-def find_alike(values: Values, workers: Workers) -> set[str]:
+def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
+    """Return what all workers state, which JSON can hold."""
+    hint = "Pass `BackupAndRestore` to `fit` on every worker."
+    return group.agree("a backup", statement, hint)
+
+
+def find_alike(values: Values, group: ReplicaGroup) -> set[str]:
     """Return the names of what is equal on all replicas."""
-    if workers.replicas == 1:
+    if group.count == 1:
         return set(values)
     mine = {name: digests(parts) for name, parts in values.items()}
-    everyone = workers.gather(mine)
+    everyone = gather(group, mine)
     return {
         name
         for name in values
@@ -68,17 +74,17 @@ def find_alike(values: Values, workers: Workers) -> set[str]:
 
 
 def find_not_finite(
-    state: State, values: Values, workers: Workers
+    state: State, values: Values, group: ReplicaGroup
 ) -> str | None:
     """Return the path of the first variable with NaN or inf on any worker."""
-    found = workers.gather(state.first_not_finite(values))
+    found = gather(group, state.first_not_finite(values))
     first = min((i for i in found if i is not None), default=None)
     return None if first is None else state.sections["lasting"][first].path
 
 
-def check_finite(state: State, values: Values, workers: Workers) -> None:
+def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
     """Refuse to back up a run that has diverged."""
-    path = find_not_finite(state, values, workers)
+    path = find_not_finite(state, values, group)
     if path is not None:
         raise RuntimeError(
             "A variable must be finite to be backed up. Received NaN or inf "

@@ -15,6 +15,7 @@ from tf_optimizers.callbacks.backup.backup_checks import (
     check_folder,
     check_frequency,
     check_name,
+    gather,
     warnings_of_lengths,
     warnings_of_others,
 )
@@ -29,7 +30,7 @@ from tf_optimizers.callbacks.backup.resuming import (
 )
 from tf_optimizers.callbacks.backup.state import State
 from tf_optimizers.checks import check_boolean
-from tf_optimizers.replicas import Workers
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
@@ -168,11 +169,12 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "updates, before `fit` and in the strategy's scope."
             )
         state = State(model)
-        self._workers = Workers(model.distribute_strategy)
+        self._group = replicas_of(model.distribute_strategy)
+        self._is_first = self._group.worker == 0
         ended = _ENDED[os.path.realpath(self.backup_dir)]
         folder = Folder(self.backup_dir, self.name or f"fit {ended + 1}")
         backups = 2 if self.double_checkpoint else 1
-        self._archive = Archive(folder, state, self._workers, backups)
+        self._archive = Archive(folder, state, self._group, backups)
         self._archive.check_shared()
         self._rates = Rates(state)
         self._unsaved, self._skip, self._is_of_longer_run = 0, None, False
@@ -240,7 +242,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _restore(self, content: dict[str, Any]) -> None:
         params = self.params or {}  # A custom training loop sets none.
-        for batches in self._workers.gather(params.get("steps")):
+        for batches in gather(self._group, params.get("steps")):
             if batches is not None:
                 check_batches(batches, content["batch"])
         if content["batch"] < self._steps:
@@ -276,7 +278,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         start_at_epoch(self.model, None)
 
     def _warn(self, message: str) -> None:
-        if self._workers.is_first:
+        if self._is_first:
             warnings.warn(message, stacklevel=4)
 
     @property

@@ -53,7 +53,6 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         first_replica: int,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
-        self._places = list(ranks)
         group_key = collective_keys.get_group_key(self._devices)
         # There is no argument for them.
         self._launchers = [
@@ -185,7 +184,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         options: Any,
         layout: int = 0,
     ) -> tf.Tensor:
-        """Concatenate tensors of one shape along the first axis, by ranks.
+        """Concatenate tensors of one shape along the first axis, by replica.
 
         The public `all_gather` allows tensors of different shapes, and takes
         two collectives for that. Replicas that pass another `layout`, of 32
@@ -197,10 +196,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     def all_to_all(
         self, tensor: tf.Tensor, replica_id: int, options: Any
     ) -> tf.Tensor:
-        """Send every replica a row of [N, ...]; return those that came.
-
-        Rows are in the order of ranks, as in `all_gather`.
-        """
+        """Send each replica its row of [N, ...]; return their rows for this."""
         return self._launchers[replica_id].all_to_all(tensor, options)
 
     def progress(self) -> list[list[int]]:
@@ -220,11 +216,6 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     def device(self, replica_id: int) -> str:
         """The device of a local replica; no public accessor."""
         return self._devices[replica_id]
-
-    @property
-    def places(self) -> list[int]:
-        """Of each replica, that in what a collective returns."""
-        return self._places
 
     @property
     def replicas(self) -> int:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.workers._compat.distribution import CollectiveReplicaLauncher
@@ -134,20 +135,13 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(total, _shape(tensor))
 
     def _all_gather(self, input_tensor: Any, options: Any) -> tf.Tensor:
-        # All of TensorFlow's own gathers lead through here, and take what
-        # comes to be in the order of replicas, by their numbers.
-        gathered = self.gather(input_tensor, options)
-        if self._ranks == sorted(self._ranks):
-            return gathered
-        shape, size = tf.shape(gathered), len(self._ranks)
-        parts = tf.concat([[size, shape[0] // size], shape[1:]], 0)
-        parts = tf.reshape(gathered, parts)
-        return tf.reshape(tf.gather(parts, self._ranks), shape)
+        # All of TensorFlow's own gathers lead through here.
+        return self.gather(input_tensor, options)
 
     def gather(
         self, input_tensor: Any, options: Any, layout: int = 0
     ) -> tf.Tensor:
-        """Concatenate tensors along the first axis, in the order of ranks.
+        """Concatenate tensors along the first axis, by replica.
 
         See `instance_key` for the layout.
         """
@@ -166,17 +160,27 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         shape = tf.concat([[self._group_size * shape[0]], shape[1:]], 0)
         if may_be_empty:
             gathered = gathered[: self._group_size * size]
-        return tf.reshape(gathered, shape)
+        return tf.reshape(self._in_order(gathered, self._ranks), shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send every replica a row; return the rows that came, by ranks.
+        """Send every replica its row; return the rows that came, by replica.
 
         TensorFlow has the collective, but no launcher or strategy uses it.
         """
+        by_rank = np.argsort(self._ranks).tolist()
         rows = tf.reshape(tensor, [self._group_size, -1])
         what = ALL_TO_ALL, _elements(rows), 0
-        received = self._run(ALL_TO_ALL, rows, what, options)
+        received = self._run(
+            ALL_TO_ALL, self._in_order(rows, by_rank), what, options
+        )
+        received = self._in_order(received, self._ranks)
         return tf.reshape(received, _shape(tensor))
+
+    def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+        """Return equally long rows in another order, flat or as they came."""
+        if order == sorted(order):  # As of up to ten workers.
+            return rows
+        return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 
     def _gather_at_once(
         self, flat: tf.Tensor, what: tuple[str, Any, int], options: Any

@@ -22,13 +22,13 @@ from tf_optimizers._compat.keras_internals import layers_of, path_of
 from tf_optimizers.replicas import (
     average,
     digests,
-    is_sparse_multi_worker,
     local_copies,
 )
 from tf_optimizers.workers.agreement.statements import (
     check_alike,
     gather_statements,
 )
+from tf_optimizers.workers.worker_replicas import is_ours
 
 _HINT = (
     "Steps have assigned variables on each replica, which become common to be "
@@ -227,9 +227,7 @@ def state_of(strategy: Any) -> CommonState:
 def _state_of_model(model: keras.Model) -> CommonState | None:
     """Return the state of a model's strategy, None if replicas have none."""
     strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1 or not is_sparse_multi_worker(
-        strategy
-    ):
+    if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):
         return None
     return state_of(strategy)
 
@@ -239,7 +237,7 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return
-    if is_sparse_multi_worker(context.strategy):
+    if is_ours(context.strategy):
         state_of(context.strategy).note(variable, is_training=is_training)
 
 

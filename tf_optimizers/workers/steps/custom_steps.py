@@ -17,10 +17,10 @@ from tf_optimizers._compat.keras_internals import (
     is_overwritten,
 )
 from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
-from tf_optimizers.replicas import is_sparse_multi_worker
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.share import Share, replica
+from tf_optimizers.workers.worker_replicas import is_ours
 from tf_optimizers.wrapped import wrapped_optimizers
 
 
@@ -66,7 +66,7 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
-    if context is None or not is_sparse_multi_worker(context.strategy):
+    if context is None or not is_ours(context.strategy):
         return
     check_made_inside(context.strategy, variables or ())
     if is_known:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
-from tf_optimizers.replicas import rank_among
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.batch_metadata import Counted, Rows
 from tf_optimizers.workers.steps.put_back import PutBack
 
@@ -104,7 +104,7 @@ def share_of(
         rows: What is known of all parts. If nothing is, replicas ask.
         kept: The variables of this worker's replicas.
     """
-    rank = rank_among(len(kept))
+    rank = replicas_of().rank % len(kept)
     if rows is not None:
         return Share(rows.own[rank], rows.total, kept[rank])
     counted = count_rows(batch)
@@ -169,7 +169,7 @@ class Loop:
 
 
 def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
-    return rows.own[rank_among(len(rows.own))], rows.total
+    return rows.own[replicas_of().rank % len(rows.own)], rows.total
 
 
 def own_rows(function: Callable, arguments: Any) -> Callable:

@@ -26,10 +26,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.replicas import is_sparse_multi_worker
 from tf_optimizers.workers._compat.batches import hook_batches, merge_mask
 from tf_optimizers.workers.steps import custom_steps
 from tf_optimizers.workers.steps.share import replica
+from tf_optimizers.workers.worker_replicas import is_ours
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
@@ -216,7 +216,7 @@ def _is_replica_of_ours() -> bool:
     """Tell whether this is one of several replicas of our strategy."""
     strategy = tf.distribute.get_strategy()
     return (
-        is_sparse_multi_worker(strategy)
+        is_ours(strategy)
         and strategy.num_replicas_in_sync > 1
         and not tf.distribute.in_cross_replica_context()
     )

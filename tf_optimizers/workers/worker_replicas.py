@@ -1,0 +1,248 @@
+"""What optimizers ask of the replicas of all workers.
+
+State that is shared out has owners. Each replica has a row of what it owns,
+filled up to the longest:
+
+    replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
+    replica 1   [a b | c .]                   1: sums of c .
+
+and gathers its row of new weights to all. Values of several dtypes, and more
+than `MESSAGE_BYTES`, take several messages.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.codes.entries import Entries
+from tf_optimizers.replicas import ReplicaGroup, replicas_of
+from tf_optimizers.workers.agreement.same_training import check_same_optimizer
+from tf_optimizers.workers.agreement.statements import (
+    START_ALIKE,
+    gather_statements,
+)
+
+# Larger ones take longer, since the system clears such memory each time, and
+# smaller ones take more round trips.
+MESSAGE_BYTES = 1 << 24
+
+
+class WorkerReplicas(ReplicaGroup):
+    """The replicas of a `SparseMultiWorkerMirroredStrategy`."""
+
+    packs_entries = averages_statistics = has_owners = True
+
+    @property
+    def workers(self) -> int:
+        """How many processes there are."""
+        return self._strategy.extended.workers
+
+    @property
+    def worker(self) -> int:
+        """This process's number among the workers."""
+        return self._strategy.extended.worker_index
+
+    def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the sums over this process's replicas, in each of them."""
+        extended, total = self._strategy.extended, tf.distribute.ReduceOp.SUM
+        return extended.in_replica(
+            extended.worker_channel.all_reduce, total, list(values)
+        )
+
+    def exchange(
+        self, entries: Sequence[Entries], values: Sequence[Any]
+    ) -> tuple[list[tf.IndexedSlices], list[Any]]:
+        """Return the entries of all replicas, and the sums of other values."""
+        extended = self._strategy.extended
+        gathered, sums = extended.in_replica(
+            extended.channel.exchange, list(entries), list(values)
+        )
+        return [each.slices() for each in gathered], sums
+
+    def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
+        """Send each replica its row of [N, ...]; return their rows for this."""
+        extended = self._strategy.extended
+        return extended.in_replica(extended.channel.all_to_all, rows)
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return the rows of all replicas, equally many of each."""
+        extended = self._strategy.extended
+        return extended.in_replica(extended.channel.all_gather, rows)
+
+    def sum_at_owners(
+        self, values: Sequence[tf.Tensor], owners: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """Return the sums over replicas; those of others mean nothing."""
+
+        def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
+            words = _as_words(_rows(message, message.rows, values))
+            received = _from_words(self.all_to_all(words), message.dtype)
+            total = tf.add_n(tf.unstack(received, num=self.count))
+            return [(message.rows[self.rank], total)]
+
+        return self._send_all(send, values, owners)
+
+    def gather_from_owners(
+        self, values: Sequence[tf.Tensor], owners: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """Return what the owners have of values that all replicas have."""
+
+        def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
+            own = message.rows[self.rank]
+            words = self.gather(_as_words(_rows(message, [own], values)))
+            received = _from_words(words, message.dtype)
+            rows = tf.unstack(received, num=self.count)
+            return list(zip(message.rows, rows, strict=True))
+
+        return self._send_all(send, values, owners)
+
+    def _send_all(
+        self,
+        send: Callable[["Message"], list[tuple[list["Part"], tf.Tensor]]],
+        values: Sequence[tf.Tensor],
+        owners: Sequence[int],
+    ) -> list[tf.Tensor]:
+        """Return values, with what came instead of what was sent of them."""
+        came: dict[int, list[tf.Tensor]] = {}
+        last: list[list[tf.Tensor]] = [[], []]
+        for message in messages(values, owners, self.count):
+            # Two at a time, so that they do not take the memory of all.
+            with tf.control_dependencies(last[-2]):
+                received = send(message)
+            last.append([row for _, row in received])
+            for parts, row in received:
+                ends = itertools.accumulate(part.size for part in parts)
+                for part, end in zip(parts, ends, strict=True):
+                    came.setdefault(part.position, []).append(
+                        row[end - part.size : end]
+                    )
+        return [
+            tf.reshape(_copied(came[i]), value.shape) if i in came else value
+            for i, value in enumerate(values)
+        ]
+
+    def agree(
+        self, subject: str, statement: Any, hint: str | None = None
+    ) -> list[Any]:
+        """Return what all workers state, outside of replicas."""
+        return gather_statements(
+            self._strategy, subject, statement, hint or START_ALIKE
+        )
+
+    def check_same_optimizer(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> None:
+        """Raise unless all workers take the same first step."""
+        check_same_optimizer(self._strategy, optimizer, variables)
+
+
+def is_ours(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether it is a `SparseMultiWorkerMirroredStrategy`."""
+    return isinstance(replicas_of(strategy), WorkerReplicas)
+
+
+class Part(NamedTuple):
+    """Some elements of a value, which are counted flat."""
+
+    position: int  # Of the value.
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.stop - self.start
+
+
+class Message(NamedTuple):
+    """What travels at once: of each replica, some of what it owns."""
+
+    dtype: tf.DType
+    rows: list[list[Part]]  # Filled up to one length.
+    length: int
+
+
+def messages(
+    values: Sequence[Any], owners: Sequence[int], replicas: int
+) -> list[Message]:
+    """Return the messages that carry values to or from their owners."""
+    found = []
+    for dtype, group in _by_dtype(values).items():
+        most = MESSAGE_BYTES // (replicas * dtype.size)
+        owned: list[list[tuple[int, int]]] = [[] for _ in range(replicas)]
+        for i in group:
+            owned[owners[i]].append((i, values[i].shape.num_elements()))
+        cut = [_cut(sizes, most) for sizes in owned]
+        for rows in itertools.zip_longest(*cut, fillvalue=[]):
+            length = max(sum(part.size for part in row) for row in rows)
+            # Halves travel in words of 32 bits.
+            length += length % 2 if dtype.size == 2 else 0
+            found.append(Message(dtype, list(rows), length))
+    return found
+
+
+def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
+    """Cut values, of which positions and sizes are passed, into rows."""
+    rows: list[list[Part]] = []
+    room = 0
+    for position, size in sizes:
+        start = 0
+        while start < size:
+            if not room:
+                rows.append([])
+                room = most
+            stop = min(start + room, size)
+            rows[-1].append(Part(position, start, stop))
+            room -= stop - start
+            start = stop
+    return rows
+
+
+def _by_dtype(values: Sequence[Any]) -> dict[tf.DType, list[int]]:
+    """Return the positions of the values of each dtype."""
+    groups: dict[tf.DType, list[int]] = {}
+    for i, value in enumerate(values):
+        groups.setdefault(value.dtype, []).append(i)
+    return groups
+
+
+def _rows(
+    message: Message, rows: Sequence[list[Part]], values: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Return some rows of a message, in one copy."""
+    flat = []
+    for row in rows:
+        flat += [
+            tf.reshape(values[part.position], [-1])[part.start : part.stop]
+            for part in row
+        ]
+        gap = message.length - sum(part.size for part in row)
+        flat.append(tf.zeros([gap], message.dtype))
+    return tf.reshape(tf.concat(flat, 0), [len(rows), message.length])
+
+
+def _copied(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return parts joined, in memory of their own.
+
+    A variable that is assigned a part alone would keep all of its message.
+    """
+    return tf.concat([*parts, tf.zeros([0], parts[0].dtype)], 0)
+
+
+def _as_words(rows: tf.Tensor) -> tf.Tensor:
+    """Return rows as what collectives carry: they know no bfloat16."""
+    if rows.dtype.size != 2:
+        return rows
+    return tf.bitcast(
+        tf.reshape(rows, [rows.shape[0], rows.shape[1] // 2, 2]), tf.int32
+    )
+
+
+def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype.size != 2:
+        return words
+    return tf.reshape(
+        tf.bitcast(words, dtype), [tf.shape(words)[0], 2 * words.shape[1]]
+    )
