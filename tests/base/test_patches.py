@@ -8,6 +8,7 @@ import sys
 import cases
 import pytest
 
+from tf_optimizers._compat import patches
 from tf_optimizers._compat.patches import PATCHES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -47,6 +48,7 @@ def test_nothing_else_is_replaced():
         ("shuffles.py", "tf.random.shuffle = shuffle"),
     ]
     assert len(set(NAMES)) == len(NAMES) <= 25
+    assert list(patches.NAMES.values()) == NAMES  # No two have one key.
 
 
 @pytest.mark.parametrize("which", cases.with_long(["all", "each"], ["each"]))

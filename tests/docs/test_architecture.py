@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import sys
 import threading
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from flow_lines import LINK, code_lines
 
 import tf_optimizers as tfo
+from tf_optimizers.workers.steps import replica_now
 
 ROOT = pathlib.Path(tfo.__file__).parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
@@ -113,6 +115,26 @@ def test_no_file_has_more_code_than_a_reader_can_hold():
 @pytest.mark.parametrize("name, path", sorted(set(LINK.findall(TEXT))))
 def test_what_the_page_names_exists(path, name):
     assert name in definitions(path)
+
+
+def test_table_of_what_a_replica_does_names_who_uses_a_field():
+    folder = ROOT / "tf_optimizers" / "workers"
+    row = re.compile(r"^    (\w+) {2,}(.+?) {2,}(.+)$", re.M)
+    table = row.findall(replica_now.__doc__)
+    named = {
+        field: {*setting.split(", "), *reading.split(", ")}
+        for field, setting, reading in table[1:]
+    }
+    used = {field: set() for field in vars(type(replica_now.replica))}
+    for path in folder.rglob("*.py"):
+        text = path.read_text()
+        fields = re.findall(r"\breplica\.(\w+)", text)
+        for given in re.findall(r"\breplica\.set\((.*?)\):", text, re.S):
+            fields += re.findall(r"(\w+)=", given)
+        for field in fields:
+            used[field].add(path.stem)
+    fields = replica_now.replica.__annotations__
+    assert named == {field: used[field] for field in fields}
 
 
 def test_no_flow_has_become_longer_to_read():

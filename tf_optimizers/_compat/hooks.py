@@ -49,7 +49,7 @@ def build_from_specs(
 
         return build_without_batch
 
-    replace("_maybe_symbolic_build", without_batch)
+    replace("Model._maybe_symbolic_build", without_batch)
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:

@@ -195,7 +195,7 @@ PATCHES = (
     ),
     Patch(
         names=(
-            # That of `LossScaleOptimizer` has a row above: both are replaced.
+            # And, again, that of `LossScaleOptimizer`, which has a row above.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",
@@ -222,6 +222,13 @@ PATCHES = (
 )
 
 
+NAMES = {
+    ".".join(name.split(".")[-2:]): name
+    for patch in PATCHES
+    for name in patch.names
+}
+
+
 def check_names(feature: str) -> None:
     """Raise if a name is gone that a feature needs replaced.
 
@@ -239,21 +246,19 @@ def check_names(feature: str) -> None:
         )
 
 
-def replace(end: str, make: Callable[[Any], Any]) -> None:
-    """Put something in the place of all names of the table with an end.
+def replace(key: str, make: Callable[[Any], Any]) -> None:
+    """Put something in the place of a name of the table.
 
-    Who calls this does so once: `functools.cache`.
+    Who calls this does so once: `functools.cache`. What has been replaced may
+    be replaced again; the last comes first.
 
     Args:
-        end: Whole parts of a name, such as "CallbackList.set_model".
+        key: The last two parts of the name, such as "CallbackList.set_model".
         make: Called with the original; returns what takes its place.
     """
-    for patch in PATCHES:
-        for name in patch.names:
-            if name.endswith(f".{end}"):
-                owner, _, attribute = name.rpartition(".")
-                owner = pkgutil.resolve_name(owner)
-                setattr(owner, attribute, make(getattr(owner, attribute)))
+    owner, _, attribute = NAMES[key].rpartition(".")
+    owner = pkgutil.resolve_name(owner)
+    setattr(owner, attribute, make(getattr(owner, attribute)))
 
 
 def has_names(feature: str) -> bool:

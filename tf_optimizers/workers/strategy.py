@@ -47,12 +47,13 @@ from tf_optimizers.workers.steps.common_state import watch_state
 from tf_optimizers.workers.steps.custom_steps import check_made_inside
 from tf_optimizers.workers.steps.metric_reads import Reading
 from tf_optimizers.workers.steps.model_steps import Steps
+from tf_optimizers.workers.steps.replica_now import replica
 from tf_optimizers.workers.steps.returned import (
     ScalarsOfRun,
     fill_up_rows,
     gather_any,
 )
-from tf_optimizers.workers.steps.share import own_rows, replica
+from tf_optimizers.workers.steps.share import own_rows
 from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
 from tf_optimizers.workers.worker_replicas import is_ours
 

@@ -12,18 +12,23 @@ from keras.src.losses import loss as keras_losses
 
 from tf_optimizers._compat.patches import replace
 
-# Of names in the table of patches, by what hooks are called.
-_ENDS = {
-    "scale": "scale_loss_for_distribution",
-    "unscale": "unscale_loss_for_distribution",
-    "reduce": "reduce_weighted_values",
-    "average": "compute_average_loss",
-    "regularize": "scale_regularization_loss",
-    "moments": "_moments",
-    "apply": "apply",
-    "scale_loss": "scale_loss",
-    "update_mean": "Mean.update_state",
-    "assign": "assign",
+_OPTIMIZERS = [
+    name
+    for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    if hasattr(keras.optimizers, name)  # The last is of Keras 3.12.
+]
+# Of the table of patches, by what hooks are called.
+_KEYS = {
+    "scale": ["loss.scale_loss_for_distribution"],
+    "unscale": ["loss.unscale_loss_for_distribution"],
+    "reduce": ["loss.reduce_weighted_values"],
+    "average": ["nn.compute_average_loss"],
+    "regularize": ["nn.scale_regularization_loss"],
+    "moments": ["BatchNormalization._moments"],
+    "apply": [f"{name}.apply" for name in _OPTIMIZERS],
+    "scale_loss": [f"{name}.scale_loss" for name in _OPTIMIZERS[:2]],
+    "update_mean": ["Mean.update_state"],
+    "assign": ["Variable.assign"],
 }
 _STEPS = ("train_step", "test_step")
 
@@ -45,8 +50,9 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
             "update_mean": What adds to a `keras.metrics.Mean`.
             "assign": What changes a `keras.Variable`.
     """
-    for key, hook in hooks.items():
-        replace(_ENDS[key], functools.partial(_hooked, hook))
+    for name, hook in hooks.items():
+        for key in _KEYS[name]:
+            replace(key, functools.partial(_hooked, hook))
 
 
 def _hooked(hook: Callable, original: Callable) -> Callable:

@@ -209,7 +209,7 @@ def share_generators(peek: Callable[[Callable, Any], Any]) -> None:
             batches, and what makes an iterator that begins with these.
     """
     replace(
-        "peek_and_restore",
+        "generator_data_adapter.peek_and_restore",
         lambda original: functools.wraps(original)(
             functools.partial(peek, original)
         ),

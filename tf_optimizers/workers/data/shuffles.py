@@ -148,7 +148,7 @@ def replace_shuffles(
         return get_tf_dataset
 
     replace("shuffle_op._shuffle", seeding)
-    replace("get_tf_dataset", replacing)
+    replace("ArrayDataAdapter.get_tf_dataset", replacing)
 
 
 @contextlib.contextmanager

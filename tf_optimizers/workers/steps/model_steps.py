@@ -33,12 +33,12 @@ from tf_optimizers.workers.steps.metric_variables import (
     warn_if_made_of,
 )
 from tf_optimizers.workers.steps.put_back import PutBack
+from tf_optimizers.workers.steps.replica_now import replica
 from tf_optimizers.workers.steps.share import (
     Share,
     count_rows,
     empty_without_rows,
     make_kept,
-    replica,
     share_of,
     take_or_leave,
     trace_with_rows,

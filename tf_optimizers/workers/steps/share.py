@@ -1,8 +1,6 @@
 """Tracks a replica's share of a batch throughout a model's step."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.batch_metadata import Counted, Rows
-from tf_optimizers.workers.steps.put_back import PutBack
+from tf_optimizers.workers.steps.replica_now import replica
 
 
 class Share:
@@ -57,35 +55,6 @@ class Share:
         """What gives its sums the weight 1; 0 without rows."""
         own, total = self.rows
         return tf.math.divide_no_nan(total, own)
-
-
-class _Replica(threading.local):
-    """What a replica, which is a thread, does at the moment."""
-
-    share: Share | None = None
-    is_keras: bool = False  # Whether it runs Keras's own `train_step`.
-    is_training: bool = False  # Whether it runs any `train_step`.
-    weights: PutBack | None = None  # What a step assigns to them by itself.
-    scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
-    is_applying: bool = False  # Within an optimizer.
-    is_assigning: bool = False  # Within `keras.Variable.assign`.
-    results: list[Any] | None = None  # Of metrics, see `metric_results.py`.
-    loop: "Loop | None" = None  # What it runs that is no step of a model.
-    updated: dict[int, keras.Variable] = {}  # Those of metrics, by id.
-    note_metric: Callable | None = None  # Lets `results` have a metric's.
-
-    @contextlib.contextmanager
-    def set(self, **values: Any) -> Iterator[None]:
-        """Set attributes for a while."""
-        before = {name: getattr(self, name) for name in values}
-        self.__dict__.update(values)
-        try:
-            yield
-        finally:
-            self.__dict__.update(before)
-
-
-replica = _Replica()
 
 
 def make_kept(devices: int) -> list[tf.Variable]:

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tf_optimizers.workers._compat.batches import hook_batches, merge_mask
 from tf_optimizers.workers.steps import custom_steps
-from tf_optimizers.workers.steps.share import replica
+from tf_optimizers.workers.steps.replica_now import replica
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
