@@ -11,6 +11,8 @@ import tf_optimizers
 SUPPORT = pathlib.Path(__file__).parent
 SCRIPTS = SUPPORT / "scripts"
 PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
+# Several devices of a worker are logical CPUs, also where there is a GPU.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
 
 
@@ -43,7 +45,7 @@ def run(
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        env=environment(folder),
+        env=environment(folder) | (NO_GPU if devices > 1 else {}),
     ) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
