@@ -120,6 +120,10 @@ REASONS = {
         ),
         EVERYTHING,
     ),
+    "Likewise, `evaluate` skips an order.": (
+        lambda p: p["shuffle"] == "seeded" and p["steps"] == "repeat",
+        ("evaluate", "saved"),
+    ),
     "Each validation goes on where one that has read ahead has stopped.": (
         lambda p: p["validation"] == "generator",
         ("fit * val_", "logs * val_"),
