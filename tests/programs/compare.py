@@ -160,11 +160,15 @@ def changes(results):
 
 def _same(ones, others):
     return len(ones) == len(others) and all(
-        np.array_equal(one, other, equal_nan=True)
-        if np.issubdtype(np.asarray(one).dtype, np.inexact)
-        else np.array_equal(one, other)
+        np.array_equal(one, other, equal_nan=may_be_nan(one))
         for one, other in zip(ones, others, strict=True)
     )
+
+
+def may_be_nan(array):
+    """Return whether it is of floats, also of those that NumPy has not."""
+    dtype = np.asarray(array).dtype
+    return np.issubdtype(dtype, np.inexact) or dtype.name == "bfloat16"
 
 
 def differing_replicas(program, results):

@@ -40,6 +40,7 @@ from .rules import (
     RATELESS,
     RULES,
     SHUFFLED,
+    SUMS,
     is_allowed,
 )
 
@@ -821,9 +822,11 @@ def is_rateless(program):
 
 def optimizer_text(program):
     """Return the expression of an optimizer."""
-    rate = "0.0" if is_rateless(program) else "0.1"
+    # Sums over rows would diverge, and with them what rounding makes of them.
+    rate = "0.01" if program["loss"] in SUMS else "0.1"
     if program["rate"] == "schedule":
-        rate = "keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.7)"
+        rate = f"keras.optimizers.schedules.ExponentialDecay({rate}, 3, 0.7)"
+    rate = "0.0" if is_rateless(program) else rate
     arguments, inner = [], []
     if program["average"] != "none":
         arguments.append("use_ema=True")
@@ -996,11 +999,9 @@ def data_pipeline(program, ideal):
         lines.append(IN_MAP.format(batch=program["batch"]))
     # Where Keras looks for one row more, the next epoch has another order.
     is_counted = ideal or program["shuffle"] == "seeded"
-    if (
-        is_counted
-        and program["shuffle"] != "random filter"
-        and program["emptied"] != "filter"
-    ):
+    # Without a strategy of ours, it counts a step more, as one process does.
+    is_counted |= program["where"] == "elsewhere"
+    if is_counted and program["shuffle"] != "random filter":
         lines.append(counted(program))
     if program["steps"] == "repeat":
         lines.append("data = data.repeat()")
@@ -1032,12 +1033,13 @@ def emptied(program):
 
 
 def counted(program):
-    """Say how long data are: Keras makes a step more where it cannot know."""
+    """Say how long data are: Keras counts a step more where it cannot know."""
     batches, rest = program["batches"], program["rest"] > 0
     if "drop_remainder" in program["pipeline"]:
         rest = 0
     rows = program["batch"] * batches + program["rest"]
     count = rows // program["batch"] + (rest and rows % program["batch"] > 0)
+    count -= program["emptied"] == "filter"
     return (
         "\ndata = data.apply("
         f"tf.data.experimental.assert_cardinality({int(count)}))"

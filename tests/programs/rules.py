@@ -31,6 +31,8 @@ SHUFFLED = {
     *("shuffle", "before", "in map", "in flat_map", "random filter"),
     *("two", "np.random", "in interleave", "in files"),
 }
+# Losses that are sums over rows.
+SUMS = {"sum", "none"}
 # What also has the rate 0, since batches have other rows.
 RATELESS = {"policy": "FILE", "shared as": "its own"}
 # Actions that call `fit` again.
@@ -760,6 +762,12 @@ RULES = [
         "classes of a script",
     ),
     only(
+        *("loss", SUMS, "rates of their own are too large for sums"),
+        optimizer=but("MultiOptimizer"),
+        callbacks=but("LearningRateScheduler"),
+        actions=but("set rate"),
+    ),
+    only(
         *("loss", {"none"}, "Keras adds no number to a loss for each row"),
         custom={"none"},
         layers=but("ActivityRegularization", "Regularized"),
@@ -883,10 +891,6 @@ RULES = [
     only(
         *("optimizer", {"ScheduleFreeAdamW"}, "it reads what has no value yet"),
         family=but("no call"),
-    ),
-    only(
-        *("optimizer", {"Nadam"}, "Keras reads a product that it assigns"),
-        where=but("elsewhere"),
     ),
     only(
         *("accumulate", {2}, "files have the first replica's share"),

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from . import grammar, worker
+from . import compare, grammar, worker
 from .compare import judge
 
 RULE = "`x` must be 1. Received: x=2. Pass 1."
@@ -100,6 +100,23 @@ def test_known_reason_leaves_out_what_it_explains():
 def test_replicas_are_equal_to_the_bit():
     parted = result(local=1.0 + 1e-12)
     assert kind([result(), parted]) == "replicas differ"
+
+
+def test_numbers_that_are_none_are_equal_in_any_precision():
+    """NumPy has no bfloat16 of its own, of which nothing equals NaN."""
+    bfloat16 = np.array(keras.ops.zeros(1, "bfloat16")).dtype
+    none = [np.full(2, np.nan, dtype) for dtype in ("float32", bfloat16)]
+    assert compare._same(none, [array.copy() for array in none])
+    assert not compare._same(none, [np.zeros_like(array) for array in none])
+
+
+def test_layers_have_the_precision_that_a_script_sets():
+    worker.start_anew()
+    keras.config.set_floatx("float64")
+    try:
+        assert keras.layers.Dense(1).dtype_policy.name == "float64"
+    finally:
+        worker.start_anew()
 
 
 def test_state_differs_where_nothing_made_it_common():

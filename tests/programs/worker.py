@@ -72,8 +72,8 @@ def start_anew():
     # What is left, such as imports, is not looked through again: that would
     # take a third of the time.
     gc.freeze()
+    # It decides on the policy that layers have, which is forgotten now.
     keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
     Compressor.exchange_kind = None
     random.seed()
     np.random.seed()
