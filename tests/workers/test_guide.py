@@ -400,7 +400,7 @@ def test_workers_that_draw_different_rows_are_told_so(results):
             assert "All workers must draw the same batches" in message, kind
         for workers in (1, 2):
             message = messages[f"callback, {workers}"]
-            assert "Python's or NumPy's generator, as in a callback" in message
+            assert "generator, as in a callback, or by looking" in message
             assert "give what draws a seed or a generator of its own" in message
 
 
