@@ -81,12 +81,11 @@ class ReplicaGroup:
         """Return the sums over this process's replicas, in each of them."""
         return self.sum(list(values))
 
-    def exchange(
-        self, entries: Sequence[Entries], values: Sequence[Any]
-    ) -> tuple[list[tf.IndexedSlices], list[Any]]:
-        """Return the entries of all replicas, and the sums of other values."""
-        sums = self.sum([*(each.slices() for each in entries), *values])
-        return sums[: len(entries)], sums[len(entries) :]
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        """Return sums over replicas; for `Entries`, the slices of all."""
+        return self.sum(
+            [v.slices() if isinstance(v, Entries) else v for v in values]
+        )
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
         """Send each replica its row of [N, ...]; return their rows for this.

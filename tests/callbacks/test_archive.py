@@ -21,7 +21,7 @@ from tf_optimizers.callbacks.backup import files
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder, digest
 from tf_optimizers.callbacks.backup.state import State
-from tf_optimizers.replicas import replicas_of
+from tf_optimizers.replicas import ReplicaGroup, replicas_of
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
@@ -261,9 +261,10 @@ def test_worker_that_cannot_write_is_told_before_training(
 ):
     """Also if it is not the first, which writes most."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")
-    workers = archive._workers
-    workers.index, workers.count = 1, 2
-    workers.gather = lambda mine: [["mark", None], mine]
+    monkeypatch.setattr(ReplicaGroup, "worker", 1)
+    monkeypatch.setattr(
+        archive._group, "agree", lambda _, mine, hint: [["mark", None], mine]
+    )
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")

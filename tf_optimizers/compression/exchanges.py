@@ -64,7 +64,7 @@ class GatheredExchange(Exchange):
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries, all of which are sent, and other gradients."""
         if not selections:
-            return [], replicas_of().exchange([], others)[1]
+            return [], replicas_of().exchange(others)
         positions = [self.wire.shares(s.positions, -1) for s in selections]
         values = [self.wire.shares(s.values) for s in selections]
         values = self.wire.rounded(values, positions)
@@ -73,19 +73,11 @@ class GatheredExchange(Exchange):
             self._part(i, own(value), own(at), selections[i].shape)
             for i, (value, at) in enumerate(zip(values, positions, strict=True))
         ]
-        entries = [part for part in parts if isinstance(part, Entries)]
-        dense = [part for part in parts if not isinstance(part, Entries)]
-        gathered, sums = map(
-            iter, replicas_of().exchange(entries, [*dense, *others])
-        )
         sent = [
             tf.cast(self.wire.joined(value, count), tf.float32)
             for value, count in zip(values, self.counts, strict=True)
         ]
-        return sent, [
-            next(gathered if isinstance(part, Entries) else sums)
-            for part in [*parts, *others]
-        ]
+        return sent, replicas_of().exchange([*parts, *others])
 
     def _part(
         self,

@@ -85,7 +85,8 @@ class ShardedExchange(Exchange):
         group, replicas = replicas_of(), self.wire.replicas
         words = group.all_to_all(pack_entries([entries], replicas))
         own = self.shards.largest_sums(*self._received(words, entries))
-        received, sums = group.exchange(own, others)
+        came = group.exchange([*own, *others])
+        received, sums = came[: len(own)], came[len(own) :]
         values = tf.concat(
             [tf.reshape(part.values, [replicas, -1]) for part in received], 1
         )

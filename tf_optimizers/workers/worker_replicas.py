@@ -51,15 +51,18 @@ class WorkerReplicas(ReplicaGroup):
             extended.worker_channel.all_reduce, total, list(values)
         )
 
-    def exchange(
-        self, entries: Sequence[Entries], values: Sequence[Any]
-    ) -> tuple[list[tf.IndexedSlices], list[Any]]:
-        """Return the entries of all replicas, and the sums of other values."""
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        """Return sums over replicas; for `Entries`, the slices of all."""
         extended = self._strategy.extended
-        gathered, sums = extended.in_replica(
-            extended.channel.exchange, list(entries), list(values)
+        are_entries = [isinstance(value, Entries) for value in values]
+        others = [not is_one for is_one in are_entries]
+        entries, sums = extended.in_replica(
+            extended.channel.exchange,
+            list(itertools.compress(values, are_entries)),
+            list(itertools.compress(values, others)),
         )
-        return [each.slices() for each in gathered], sums
+        slices, rest = (each.slices() for each in entries), iter(sums)
+        return [next(slices if is_one else rest) for is_one in are_entries]
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
         """Send each replica its row of [N, ...]; return their rows for this."""

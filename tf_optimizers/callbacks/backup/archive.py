@@ -44,6 +44,7 @@ class Archive:
         self._whole: list[int] = []  # generations, newest first
         self._known: set[int] | None = None  # All that this run has found.
         self._group = group
+        self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
         """Raise unless all workers see the folder and can write to it."""
@@ -140,7 +141,7 @@ class Archive:
     def restore(self, content: dict[str, Any], section: str) -> None:
         """Restore one section of the state from what `newest` returned."""
         self._state.check(content, section)
-        count, local = self._group.workers, len(self._group.devices)
+        count, local = self._group.workers, self._local_replicas
         first = self._group.worker * local
         with ExitStack() as files:
             reader = Reader(self._folder, content, files)
@@ -214,7 +215,7 @@ class Archive:
             if name not in alike:
                 # A process has a plain variable once, for all its replicas.
                 if len(parts) == 1:
-                    parts = parts * len(self._group.devices)
+                    parts = parts * self._local_replicas
                 arrays |= {f"{name}.{i}": part for i, part in enumerate(parts)}
             elif self._group.worker == 0:
                 arrays[name] = parts[0]
