@@ -150,8 +150,8 @@ def replicas_of(
 ) -> ReplicaGroup:
     """Return what to ask of a strategy's replicas; by default, of this one."""
     strategy = strategy or tf.distribute.get_strategy()
-    group = getattr(strategy.extended, "replica_group", None)
-    return ReplicaGroup(strategy) if group is None else group
+    kind = getattr(strategy.extended, "replica_group", ReplicaGroup)
+    return kind(strategy)
 
 
 def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:

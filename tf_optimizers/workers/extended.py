@@ -40,6 +40,7 @@ class SparseExtended(VariablesExtended):
     A strategy does its work in such an object, which has no public name.
     """
 
+    replica_group = WorkerReplicas  # See `replicas_of`.
     number: int  # Of the strategies of this process, in order, from 1.
 
     @property
@@ -231,11 +232,6 @@ class SparseExtended(VariablesExtended):
             return regroup(tuple(results))
 
         return context.merge_call(call_all, args=(args,))
-
-    @property
-    def replica_group(self) -> WorkerReplicas:
-        """What optimizers ask of these replicas; see `replicas_of`."""
-        return WorkerReplicas(self._container_strategy())
 
     @property
     def channels(self) -> list[SparseCollectiveAllReduce]:
