@@ -218,8 +218,7 @@ def _rows(
     flat = []
     for row in rows:
         flat += [
-            tf.reshape(values[part.position], [-1])[part.start : part.stop]
-            for part in row
+            _flat(values[part.position])[part.start : part.stop] for part in row
         ]
         gap = message.length - sum(part.size for part in row)
         flat.append(tf.zeros([gap], message.dtype))
@@ -249,3 +248,9 @@ def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.reshape(
         tf.bitcast(words, dtype), [tf.shape(words)[0], 2 * words.shape[1]]
     )
+
+
+def _flat(value: tf.Tensor) -> tf.Tensor:
+    # By its size: TensorFlow 2.21's graph optimizer leaves out a reshape of
+    # [1, n] to [-1] between an assignment of unknown shape and a concatenation.
+    return tf.reshape(value, [value.shape.num_elements()])

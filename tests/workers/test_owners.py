@@ -1,0 +1,37 @@
+"""Owners of state exchange any pieces of variables."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+
+@pytest.fixture
+def optimized_graphs():
+    """Let TensorFlow rewrite graphs, as it does unless tests are short."""
+    options = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": False}
+    )
+    yield
+    tf.config.optimizer.set_experimental_options(options)
+
+
+def test_an_owner_may_have_one_row_of_a_matrix(ours, optimized_graphs):
+    """And a part of another variable, in the same message."""
+
+    def train():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.compile(tfo.ShardedState(keras.optimizers.SGD(0.1)), "mse")
+        rows = np.arange(16, dtype="float32").reshape(8, 2) / 16
+        model.fit(rows, rows[::-1], batch_size=4, verbose=0)
+        return model.get_weights()
+
+    expected = train()
+    with ours.scope():
+        weights = train()
+    for one, several in zip(expected, weights, strict=True):
+        np.testing.assert_allclose(several, one, rtol=0, atol=1e-6)
