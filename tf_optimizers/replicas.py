@@ -45,8 +45,11 @@ class ReplicaGroup:
 
     @property
     def devices(self) -> Sequence[str]:
-        """The devices of this process's replicas."""
-        return self._strategy.extended.worker_devices
+        """The devices of this process's replicas; "" without a strategy."""
+        try:
+            return self._strategy.extended.worker_devices
+        except RuntimeError:  # From TensorFlow's default strategy.
+            return [""]
 
     @property
     def workers(self) -> int:
