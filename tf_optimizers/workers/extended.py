@@ -188,13 +188,7 @@ class SparseExtended(VariablesExtended):
             part = parts[rank][tf.newaxis]
             return channel.all_gather(part, rank, options=None)
 
-        gathered = in_every_replica(gather, len(parts))
-        if tf.executing_eagerly():
-            return gathered[0]
-        # An error that follows from one would end what another is amid, and
-        # workers that receive from it would wait for ever.
-        with tf.control_dependencies(gathered):
-            return tf.identity(gathered[0])
+        return in_every_replica(gather, len(parts))[0]
 
     @functools.cached_property
     def background(self) -> BackgroundCall:

@@ -3,7 +3,6 @@
 import collections
 import itertools
 import re
-import time
 
 import numpy as np
 import pytest
@@ -52,31 +51,6 @@ def test_strategies_do_not_meet_in_collectives(strategies):
             tensor = tf.range(size + extra)
             total = summed(strategy, tensor)
             np.testing.assert_array_equal(total, 2 * tensor)
-
-
-def test_answer_is_there_once_all_replicas_of_a_worker_have_gathered(
-    strategies, monkeypatch
-):
-    """A check that fails then would end what other workers wait for."""
-    extended, done = strategies[0].extended, []
-
-    def noted(name, seconds=0.0):
-        def note(value):
-            time.sleep(seconds)
-            done.append(name)
-            return value
-
-        return lambda value: tf.numpy_function(
-            note, [value], value.dtype, stateful=False
-        )
-
-    def gather(part, rank, options):
-        return noted(rank, rank * 0.2)(part)
-
-    monkeypatch.setattr(extended.channel, "all_gather", gather)
-    ask = tf.function(lambda: noted("answer")(extended.ask(tf.constant([1]))))
-    ask()
-    assert done == [0, 1, "answer"]
 
 
 def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
