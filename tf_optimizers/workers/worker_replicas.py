@@ -251,6 +251,6 @@ def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
-    # By its size: TensorFlow 2.21's graph optimizer leaves out a reshape of
-    # [1, n] to [-1] between an assignment of unknown shape and a concatenation.
+    # Not to [-1]: TensorFlow 2.21's graph optimizer leaves that out here where
+    # a value is one row, [1, n].
     return tf.reshape(value, [value.shape.num_elements()])

@@ -8,6 +8,7 @@ from scripts import transport
 
 import tf_optimizers as tfo
 from tf_optimizers.codes.entries import Entries
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.collectives.message import (
     ROUND_BYTES,
     is_gathered,
@@ -244,7 +245,7 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
 
     def sums(tensor):
         total = tf.distribute.get_replica_context().all_reduce("SUM", tensor)
-        return total, *extended.sum_on_worker([tensor])
+        return total, *replicas_of().sum_on_worker([tensor])
 
     large = tf.ones([LARGE])
     step = tf.function(lambda: strategy.run(sums, (large,)))
