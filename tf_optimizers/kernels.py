@@ -44,7 +44,6 @@ def compiled(
     return lambda *tensors: kernel(tf.constant(numbers, tf.float64), *tensors)
 
 
-@functools.lru_cache(maxsize=4096)
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
     """Return constants with `float` in the place of each number, and these."""
     leaves = tf.nest.flatten(constants)

@@ -176,3 +176,21 @@ def test_optimizers_of_a_sweep_share_their_kernels(name, monkeypatch):
         assert np.abs(weights - first).max() > 1e-4, number
     compile_anew()
     np.testing.assert_array_equal(train(number), weights)
+
+
+def test_numbers_are_told_from_equal_constants_of_other_kinds():
+    """Python's True, 1 and 1.0 are equal."""
+    like = tf.zeros([2])
+
+    def kinds(*constants):
+        found = []
+
+        def note(*args):
+            found.extend(map(tf.is_tensor, args))
+
+        kernels.compiled(note, like, *constants)()
+        return found
+
+    assert kinds(True, 1.0) == [False, True]
+    assert kinds(1.0, 1) == [True, False]
+    assert kinds(1, 1) == [False, False]
