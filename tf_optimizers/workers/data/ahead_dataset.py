@@ -1,4 +1,4 @@
-"""Makes datasets on whose batches all workers agree one step ahead."""
+"""Makes distributed datasets with the iterator of `look_ahead.py`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,9 +18,9 @@ from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
-# How parts reach a worker's only replica, if that is on the host: they are
-# there. To make an iterator that brings them to devices, and to draw from it,
-# takes twice as long. The strategy's own methods take no such options.
+# If a worker's only replica is its host, batches need no copy to a device.
+# Creating and using an iterator that copies them would take twice as long.
+# Strategies accept these options only in the methods for datasets.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=(
@@ -30,22 +30,29 @@ _TO_THE_HOST = tf.distribute.InputOptions(
 
 
 class AheadDataset(DistributedDatasetsFromFunction):
-    """Batches on which all workers agree one step ahead."""
+    """A distributed dataset whose iterators look one batch ahead.
 
-    batches: int  # How many, or TensorFlow's constant for unknown, infinite.
+    Attributes:
+        batches: The number of batches, or TensorFlow's constant for an unknown
+            or infinite number.
+        endless: See `look_ahead`.
+        begin: See `look_ahead`.
+    """
+
+    batches: int
     _datasets: Any
-    endless: tf.data.Dataset | None  # What is drawn from, but in functions.
-    begin: Callable[[Callable], Any]  # Makes an iterator of an epoch, eagerly.
-    _last: tf.Variable | None = None
+    endless: tf.data.Dataset | None
+    begin: Callable[[Callable], Any]
+    _last: tf.Variable | None = None  # The summary of the last iterator.
 
     @property
     def cardinality(self) -> int:
-        """How many batches there are; what it draws from has no end."""
+        """The number of batches; the dataset that it draws from is endless."""
         return self.batches
 
     @property
     def element_spec(self) -> Any:
-        """The specification of a batch, without the note on it."""
+        """The type specification of a batch, without its note."""
         return spec_with_rows(self._element_spec)
 
     @property
@@ -58,7 +65,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def __iter__(self) -> AheadIterator:
-        """Return an iterator that knows nothing of its first batch."""
+        """Return an iterator; drawing its first batch waits for an exchange."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
             iterator.known = _variable_of_function(batch_digests.UNKNOWN)
@@ -70,17 +77,17 @@ class AheadDataset(DistributedDatasetsFromFunction):
             known = batch_digests.start(self._last)
             self._last = plain_variable(known, trainable=False)
         iterator.variable, iterator.known = self._last, self._last.handle
-        # TensorFlow does so, too: a function may be called before the
-        # variable is there, if ops are run asynchronously.
+        # As in TensorFlow's own iterators: with asynchronous ops, a function
+        # could otherwise run before the variable exists.
         async_wait()
         return iterator
 
     def map(self, *_: Any, **__: Any) -> None:
-        """Raise an error: `fit` calls this with `class_weight`."""
+        """Raise an error; `fit` calls this if it is given `class_weight`."""
         raise ValueError(
-            "`class_weight` and `map` need data before they are distributed. "
+            "`class_weight` and `map` need data that are not distributed yet. "
             "Received: a distributed dataset. Pass the `tf.data.Dataset` "
-            "itself to `fit`, which distributes it, or weights as the third "
+            "itself to `fit`, which distributes it; or weights as the third "
             "part of each batch."
         )
 
@@ -102,7 +109,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
 
 class AheadDatasetSpec(DistributedDatasetsFromFunctionSpec):
-    """The type of an `AheadDataset`: functions take it as an argument."""
+    """The type of an `AheadDataset`, as an argument of a `tf.function`."""
 
     value_type = property(lambda self: AheadDataset)
 
@@ -116,19 +123,21 @@ def look_ahead(
     endless: tf.data.Dataset | None = None,
     begin: Callable[[Callable], Any] = lambda make: make(),
 ) -> AheadDataset:
-    """Let a distributed dataset agree on every batch one step ahead.
+    """Make the iterators of a distributed dataset look one batch ahead.
 
-    Only TensorFlow makes such datasets, and offers no place to do so.
+    TensorFlow constructs the dataset and has no way to choose its class, so
+    this changes the class of the object.
 
     Args:
-        distributed: What `distribute_datasets_from_function` has returned for
-            datasets of pairs of an element and notes on it: see
-            `AheadIterator`.
-        batches: How many there are.
-        endless: What goes on when the dataset of this worker has ended. In a
-            function it does not do: that waits until its iterators are through.
-        begin: Called before an epoch with what makes an iterator, which it
-            returns.
+        distributed: The result of `distribute_datasets_from_function`, for
+            datasets of pairs (element, note); see `AheadIterator`.
+        batches: The number of batches, or TensorFlow's constant for an unknown
+            or infinite number.
+        endless: This worker's dataset, continued without end: used instead of
+            `distributed`'s own when an iterator is made eagerly. A function
+            would wait for an endless iterator to end.
+        begin: Called before an epoch with a function that makes an iterator.
+            Returns the iterator.
     """
     distributed.__class__ = AheadDataset
     distributed.batches, distributed.begin = batches, begin
@@ -141,22 +150,22 @@ def look_ahead(
 
 
 def dataset_of(distributed: Any) -> tf.data.Dataset:
-    """Return what this worker draws from, with what TensorFlow has added.
+    """Return this worker's dataset, as TensorFlow has sharded and rebatched it.
 
     Args:
-        distributed: What `experimental_distribute_dataset` has returned.
+        distributed: The result of `experimental_distribute_dataset`.
     """
     (dataset,) = distributed._cloned_datasets
     return dataset
 
 
 def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset that is not tuned, unless the user says so.
+    """Return a dataset without autotuning, unless the user has asked for it.
 
-    The thread that tunes sleeps for as long again as an iterator has lived, a
-    minute at most, and often does not hear that it may end (TensorFlow 2.21).
-    Who drops the iterator waits for it: an epoch would take up to twice its
-    time. Untuned, what is left to be tuned has a thread for each core.
+    The tuning thread sleeps for as long as its iterator has lived, at most a
+    minute, and often misses the signal to stop (TensorFlow 2.21). Deleting the
+    iterator waits for the thread, so an epoch could take twice its time.
+    Without tuning, `tf.data.AUTOTUNE` means a thread per core.
     """
     options = tf.data.Options()
     if dataset.options().autotune.enabled is None:
@@ -165,21 +174,21 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _leave_devices_untuned(iterator: Any) -> None:
-    """Let devices draw likewise; TensorFlow offers no options for these."""
+    """Disable autotuning in the iterators of devices, which take no options."""
     (worker,) = iterator._iterators
     made = worker._iterator
     for i, each in enumerate(getattr(made, "_device_iterators", ())):
-        # Nothing has been drawn yet.
+        # Nothing was drawn yet, so a new iterator loses nothing.
         with tf.device(made._devices[i]):
             made._device_iterators[i] = iter(_untuned(each._dataset))
 
 
 def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
-    """Return the handle of a variable that every call of a function makes."""
+    """Return the handle of a variable that each call of a function creates."""
     handle = tf.raw_ops.VarHandleOp(
         dtype=tf.int32,
         shape=[len(value)],
-        # TensorFlow takes a variable of this name for one that is not shared.
+        # With this name, TensorFlow shares the variable with nothing else.
         shared_name=anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))

@@ -1,13 +1,14 @@
-"""Notes the rows of each batch, and of the next, on a worker's elements.
+"""Adds notes to a worker's elements: the rows of each, and of a later one.
 
 With two replicas on a worker, which take turns, and three elements:
 
-    element            a        b        c        c'       c'
-    has one, rows      1, 4     1, 4     1, 2     0, 0     0, 0   ...
-    two later          1, 2     0, 0     0, 0     0, 0     0, 0
+    element                  a        b        c        c'       c'
+    is a part, rows          1, 4     1, 4     1, 2     0, 0     0, 0   ...
+    same, two elements on    1, 2     0, 0     0, 0     0, 0     0, 0
 
-c' is the first row of c. A worker whose data have ended goes on with it for as
-long as others have some, as few layers take a batch without rows.
+c' is the first row of c. When the data of a worker end, it continues with c'
+until the data of all workers have ended, since few layers accept a batch
+without rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# AutoGraph takes longer to read these functions than they take to run.
+# AutoGraph would take longer to convert these functions than they run.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -39,26 +40,26 @@ def note_next(
     is_endless: bool = False,
     may_lack: bool = False,
 ) -> tf.data.Dataset:
-    """Return parts of elements, with what their replicas have now and next.
+    """Return a dataset of parts, with notes on them and on the next batch.
 
-    A part comes when the one that is `replicas` later is there, too.
+    The dataset yields a part once the part `replicas` places later is known.
 
     Args:
-        dataset: That of a worker.
-        parts_of: Called with an element; returns its parts, of one type, each
+        dataset: A worker's dataset.
+        parts_of: Called with an element. Returns its parts, of one type, each
             with a note, an int32 vector.
-        replicas: How many draw parts, in turn.
-        end: The note on what comes after the last part.
-        is_endless: Whether to go on after that with the first row of the last
-            part, none of which counts.
+        replicas: The number of replicas that take parts in turn.
+        end: The note for positions after the last part.
+        is_endless: Whether to continue after the last part with its first row,
+            which does not count.
         may_lack: Whether the last batch may lack a part.
 
     Returns:
-        Parts, each with an int32 [1, 2, size of a note], which is in an
-        `Ending` if the last batch may lack one.
+        A dataset of pairs: a part, and an int32 [1, 2, size of a note], wrapped
+        in an `Ending` if the last batch may lack a part.
     """
-    # Each function that is mapped costs time, when it is traced, when an
-    # iterator is made, and in each step: so there are three.
+    # Every mapped function costs time: when it is traced, when an iterator is
+    # made, and in each step. So there are only three.
     spec: Any = None
 
     @_as_it_is
@@ -84,7 +85,7 @@ def note_next(
     @_as_it_is
     def open_first(state: Any, last: Any) -> Any:
         full, (box, has_rows, here), *others = state
-        # What there is to repeat a row of.
+        # The last part with rows, from which a row is repeated at the end.
         full = tf.cond(has_rows, lambda: box, lambda: full)
         first = tf.cond(
             has_rows,
@@ -104,14 +105,14 @@ def note_next(
 
 
 def has_rows(element: Any) -> tf.Tensor:
-    """Tell an element with rows from an empty one, which few layers take."""
+    """Return whether an element has rows; few layers accept one without."""
     rows = [rows_in(value) for value in tf.nest.flatten(element)]
     counts = [count for count in rows if count is not None]
     return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
 
 
 def _first_row(element: Any, spec: Any) -> Any:
-    """Return the first row, but of what must have some number all of them."""
+    """Return the first row, or all rows of values with a fixed number."""
     return tf.nest.map_structure(
         lambda value, kind: (
             value if rows_of_type(kind) else take_rows(value, 0, 1)
@@ -122,11 +123,12 @@ def _first_row(element: Any, spec: Any) -> Any:
 
 
 def _close(element: Any) -> tf.Tensor:
-    """Return one tensor that holds an element.
+    """Return one tensor that holds a copy of an element.
 
-    `Dataset.scan` keeps no `tf.experimental.Optional` (TensorFlow 2.21), but
-    it does keep what is in one. The element is copied: a step may write into
-    its tensors, which may be arrays of the user's, or files.
+    The state of a `Dataset.scan` cannot be a `tf.experimental.Optional`
+    (TensorFlow 2.21), but it can be the variant tensor of one. The copy is
+    necessary because a step may write into its tensors, which may be the user's
+    arrays or mapped files.
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
@@ -135,7 +137,7 @@ def _close(element: Any) -> tf.Tensor:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    # What a variant holds is never written to, and cannot be copied.
+    # Variants cannot be copied, and steps never write into them.
     is_variant = tensor.dtype == tf.variant
     return tensor if is_variant else tf.raw_ops.DeepCopy(x=tensor)
 
@@ -151,7 +153,7 @@ def _open(box: tf.Tensor, spec: Any) -> Any:
             output_shapes=[leaf.shape for leaf in specs],
         )
     )
-    # The others stand for None, in which there is nothing.
+    # Leaves of the type None have no tensor.
     values = [
         next(tensors) if isinstance(leaf, tf.TensorSpec) else None
         for leaf in leaves
@@ -160,15 +162,15 @@ def _open(box: tf.Tensor, spec: Any) -> Any:
 
 
 class Rows(NamedTuple):
-    """How many rows of a batch replicas have; scalars of int32.
+    """The numbers of rows that replicas have of a batch, as int32 scalars.
 
-    A replica whose part is empty holds a row all the same, since few layers
-    take none. It counts for nothing, and is not counted here. What is no batch
-    counts as one row.
+    A replica whose part is empty holds a padding row, since few layers accept
+    a batch without rows. That row is not included here. An element that is not
+    a batch counts as one row.
 
     Attributes:
-        total: Of all replicas. 0 of a batch that has no rows anywhere.
-        own: Of each replica of this worker, by its local rank.
+        total: The rows of all replicas; 0 if the batch has none.
+        own: The rows of each replica of this worker, by local rank.
     """
 
     total: tf.Tensor
@@ -176,7 +178,7 @@ class Rows(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A note on data of which the last batch may lack parts."""
+    """A note on data whose last batch may lack parts."""
 
     note: tf.Tensor
 
@@ -184,16 +186,16 @@ class Ending(NamedTuple):
 class Counted(PerReplica):
     """Each replica's part of a tensor of a batch, and the batch's rows.
 
-    `strategy.run` hands each replica its own part, and there is no public way
-    to tell it anything about the whole. All tensors say so, since users may
-    pass them in any order.
+    `strategy.run` gives each replica only its own part, and has no public way
+    to pass information on the whole batch. Every tensor carries it, since users
+    may pass tensors in any order.
 
-    Parts have a type that all share. They themselves may say more, such as that
-    this one has two rows. A step that were traced for that would not be the one
-    of a replica with one row.
+    All parts share one type. A part's own shape may be more specific, such as
+    two rows. A step traced for that shape could not be reused by a replica with
+    one row.
     """
 
-    may_lack = False  # Whether a part of a fixed size may be there for nothing.
+    may_lack = False  # Whether a part of a fixed size may be only padding.
 
     def __init__(
         self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
@@ -203,7 +205,7 @@ class Counted(PerReplica):
 
     @property
     def is_full(self) -> bool:
-        """Whether parts are known to have as many rows as they show."""
+        """Whether every part is known to have no padding."""
         if self._spec is None or self.may_lack:
             return False
         return all(rows_of_type(spec) for spec in self._spec._value_specs)
@@ -235,7 +237,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class Lacking(Counted):
-    """Parts of data that may end on some replicas before they do on others."""
+    """Parts of data that may end on some replicas earlier than on others."""
 
     may_lack = True
 
@@ -247,12 +249,12 @@ class LackingSpec(CountedSpec):
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
-    """Return a batch whose tensors say how many rows there are.
+    """Return a batch whose tensors carry the numbers of its rows.
 
     Args:
-        element: Each replica's part.
-        rows: Of these.
-        spec: The type of the batch, None if it is that of these parts.
+        element: A nest of `PerReplica`, each replica's part of every tensor.
+        rows: The rows of the parts.
+        spec: The type of the batch. None derives it from the parts.
     """
     leaves = tf.nest.flatten(element)
     if spec is None:
@@ -266,10 +268,10 @@ def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
 
 
 def spec_with_rows(spec: Any) -> Any:
-    """Return the specification of such batches: functions may ask for it.
+    """Return the type specification of a batch with rows.
 
     Args:
-        spec: That of parts and of notes on them.
+        spec: The specification of pairs (part, note).
     """
     parts, note = spec
     kind = LackingSpec if isinstance(note, Ending) else CountedSpec
@@ -278,12 +280,12 @@ def spec_with_rows(spec: Any) -> Any:
 
 
 def regroup(parts: Sequence[Any], rows: Rows) -> Any:
-    """Return a batch of which each replica of this worker has a part."""
+    """Return a batch made of a part for each replica of this worker."""
     return with_rows(regroup_values(parts, always_wrap=True), rows)
 
 
 def rows_of(arguments: Any) -> Rows | None:
-    """Return the rows of the batch among the arguments, None without one."""
+    """Return the rows of the first batch in the arguments, or None."""
     counted = [
         leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
     ]

@@ -1,8 +1,8 @@
-"""Looks one batch ahead, so that no step waits to hear of the next.
+"""Exchanges metadata of the next batch during a step, so that no step waits.
 
-Before every step TensorFlow asks all workers whether anybody has a batch, and
-the step waits for the answer. The iterator of these datasets asks during the
-step before, and for more than that.
+Before every step TensorFlow asks all workers whether any of them has a batch,
+and the step waits for the answer. This iterator exchanges that, and more,
+during the previous step.
 """
 
 import functools
@@ -24,23 +24,23 @@ from tf_optimizers.workers.data.batch_metadata import (
     with_rows,
 )
 
-# The op, in graphs, that asks about a batch at once, where nothing is known.
+# Names the graph op that exchanges the notes on an iterator's first batch.
 FIRST_BATCH = "first_batch"
 
 
 class AheadIterator(DistributedIterator):
-    """Draws elements that come with what is known of two batches.
+    """Draws batches of `Counted` from elements with notes on two batches.
 
-    An element's note is an int32 [1, 2, n]: of its batch and of the one after
-    that. The first entry is whether this replica has a part, the second how
-    many rows count. The notes of all replicas on the next batch are gathered
-    beside the step, and what they say together is kept in a variable. What has
-    been drawn is a batch of `Counted`.
+    An element's note is an int32 [1, 2, n]: a vector for its own batch, and one
+    for the next batch. The first entry says whether this replica has a part,
+    the second how many rows of it count. The notes of all replicas on the next
+    batch are gathered in parallel with the step, and their summary is kept in a
+    variable.
     """
 
-    variable: Any  # Kept alive by the iterator: it ends with its object.
-    known: tf.Tensor  # The handle of the variable.
-    is_argument: bool = False  # Of a function.
+    variable: Any  # This reference keeps the variable alive.
+    known: tf.Tensor  # The handle of the variable, which holds a summary.
+    is_argument: bool = False  # Whether a function got it as an argument.
 
     @property
     def _is_endless(self) -> bool:
@@ -74,18 +74,18 @@ class AheadIterator(DistributedIterator):
         )
 
     def _draw(self) -> tuple[tf.Tensor, Any]:
-        """Return how many replicas have a part, and the parts of these here.
+        """Return how many replicas have a part, and this worker's parts.
 
-        A replica without one has one of which no rows count.
+        A replica whose data have ended gets a part whose rows do not count.
         """
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
-            # A worker that waits here would not reach the step in which the
-            # others wait.
+            # If a step failed here, the other workers still wait in it. Record
+            # the failure before this worker waits for a batch.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
-        (notes,) = tf.nest.flatten(notes)  # Of an `Ending`, too.
+        (notes,) = tf.nest.flatten(notes)  # They may be in an `Ending`.
         this, following = zip(
             *(tf.unstack(note[0]) for note in notes.values), strict=True
         )
@@ -96,7 +96,7 @@ class AheadIterator(DistributedIterator):
         return known[0], after(check, batch)
 
     def _parts(self, iterator: Any) -> list[Any]:
-        """Return an element and its notes for each replica here."""
+        """Return an element and its note for each replica of this worker."""
         if not self._enable_get_next_as_optional:
             return iterator.get_next_as_list()
         return [
@@ -111,14 +111,14 @@ class AheadIterator(DistributedIterator):
     def _exchange(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Return what is known of this batch, after asking for the next.
+        """Return the summary of this batch, and start exchanging the next.
 
-        In a function, that is asked beside all that does not need it; eagerly,
-        in a thread.
+        In a function, TensorFlow runs the exchange in parallel with every op
+        that does not depend on it. Eagerly, a thread runs it.
 
         Args:
-            this: The notes of this worker's replicas on the batch.
-            following: Likewise, on the next.
+            this: The notes of this worker's replicas on this batch.
+            following: The notes of this worker's replicas on the next batch.
         """
         extended = self._strategy.extended
         ask = functools.partial(extended.ask_ahead, batch_digests.summarize)
@@ -136,9 +136,9 @@ class AheadIterator(DistributedIterator):
             )
 
         def ask_for_next() -> None:
-            # No worker asks at the end: the error that says so cancels whatever
-            # is under way, and what had been sent would stay behind, and be
-            # taken for part of the next exchange.
+            # At the end of the data no worker may exchange: the error at the
+            # end cancels pending ops, and messages already sent would be taken
+            # for part of a later exchange.
             with tf.device("CPU:0"):
                 later = tf.cond(
                     batch_digests.goes_on(known),
@@ -154,16 +154,17 @@ class AheadIterator(DistributedIterator):
         return known
 
     def wait(self) -> None:
-        """Wait for what is asked beside a step."""
+        """Wait for the exchange in the background to end."""
         background = self._strategy.extended.background
         background.wait()
         if not tf.executing_eagerly() and not self.is_argument:
-            # Later calls of the function do not come here.
+            # Later calls of the function do not wait here, so exchanges must
+            # not run in the background from now on.
             background.is_at_once = True
 
     @property
     def element_spec(self) -> Any:
-        """The specification of a batch, without the note on it."""
+        """The type specification of a batch, without its note."""
         return spec_with_rows(self._element_spec)
 
     @property
@@ -179,7 +180,7 @@ class AheadIterator(DistributedIterator):
 
 
 class AheadIteratorSpec(DistributedIteratorSpec):
-    """The type of an `AheadIterator`: functions take it as an argument."""
+    """The type of an `AheadIterator`, as an argument of a `tf.function`."""
 
     value_type = property(lambda self: AheadIterator)
 
@@ -207,19 +208,24 @@ class AheadIteratorSpec(DistributedIteratorSpec):
 
 
 def _raise_end() -> tf.Tensor:
-    """Raise what says that data have ended: here, those of another dataset."""
+    """Raise the error that ends an iteration, by drawing from an empty one."""
     nothing = iter(tf.data.Dataset.range(0))
     with tf.control_dependencies([nothing.get_next()]):
         return tf.constant(0)
 
 
 def after(check: Any, batch: Any) -> Any:
-    """Return a batch that is there once a check, or an op, is through."""
+    """Return a batch that is available only after a check has passed.
+
+    Args:
+        check: An op, a tensor, or None if there is nothing to wait for.
+        batch: A nest; leaves that are not tensors stay as they are.
+    """
     if tf.executing_eagerly() or check is None:
         return batch
 
     def wait(tensor: Any) -> Any:
-        if not tf.is_tensor(tensor):  # Such as no weights of samples.
+        if not tf.is_tensor(tensor):  # For example, no sample weights.
             return tensor
         with tf.device(tensor.device), tf.control_dependencies([check]):
             return tf.identity(tensor)

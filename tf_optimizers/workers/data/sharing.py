@@ -1,4 +1,4 @@
-"""Distributes data: to each replica its parts of batches, with notes."""
+"""Distributes data: gives each replica its parts of batches, with notes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,12 +27,12 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# Its methods, where the strategy's own call these functions.
+# The parent's methods: the strategy's own call the functions below.
 _TensorFlows = tf.distribute.Strategy
 
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
-    """Share the batches of a dataset among all replicas."""
+    """Split the batches of a dataset among all replicas."""
     generator = take_shared()
     if not _is_counted(strategy):
         return _TensorFlows.experimental_distribute_dataset(
@@ -44,7 +44,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         )
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
-            # TensorFlow adds empty batches where it splits those of files.
+            # Splitting the batches of files, TensorFlow adds empty ones.
             own = own.filter(_has_rows)
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options
@@ -69,20 +69,20 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
 def share_arguments(
     strategy: Any, args: Sequence[Any], seen: dict[int, tf.Variable]
 ) -> Sequence[Any]:
-    """Share a batch of plain arrays, which all workers have, among replicas.
+    """Split a batch of plain arrays, the same on all workers, among replicas.
 
-    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such a one,
-    and TensorFlow would hand all of it to every replica.
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches.
+    TensorFlow would give every replica the whole batch.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        args: What a step of a Keras model is called with.
-        seen: What is known of such batches of the model, by how many tensors
-            they have.
+        args: The arguments of a Keras model's step.
+        seen: By the number of tensors in a batch, the summary of the model's
+            last such batch, and the number of batches so far.
 
     Raises:
-        tf.errors.InvalidArgumentError: If batches differ between workers; in a
-            function, when it runs.
+        tf.errors.InvalidArgumentError: If batches differ between workers. A
+            function raises it when it runs.
     """
     leaves = tf.nest.flatten(args)
     if len(args) != 1 or any(
@@ -103,19 +103,19 @@ def share_arguments(
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
-    """Return a batch that is there once all workers are known to have it."""
+    """Return a batch that is available once all workers are known to agree."""
     tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
     size = len(tensors)
     with tf.device("CPU:0"):
         if size not in seen:
-            with tf.init_scope():  # The last number counts batches.
+            with tf.init_scope():  # The last element counts batches.
                 start = [*batch_digests.UNKNOWN, 0]
                 seen[size] = plain_variable(start, trainable=False)
         *before, number = tf.split(
             seen[size].read_value(), [len(batch_digests.UNKNOWN), 1]
         )
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
-        # Whoever makes batches may augment them.
+        # Augmentation may make equal rows differ between workers.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
         notes = extended.ask(batch_digests.note(rows, comparison, digests))
         known = batch_digests.summarize(notes, *before)
@@ -134,16 +134,16 @@ def _rows_of_all(batch: Any) -> tf.Tensor:
 
 
 def _places(extended: Any) -> range:
-    """Return the places of this worker's replicas in a global batch.
+    """Return which parts of a global batch this worker's replicas get.
 
-    Keras puts predictions in this order: the first replicas of all workers
-    come first.
+    Keras joins predictions in this order: first those of the first replica of
+    every worker.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 
 
 def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
-    """Return how what workers draw is compared."""
+    """Return how to compare the batches that workers draw."""
     if strategy.extended.workers == 1 or not strategy.compares_data:
         return Comparison.NOT
     return Comparison.SOME if has_random_maps(dataset) else Comparison.ALL
@@ -152,7 +152,7 @@ def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
 def distribute_from_function(
     strategy: Any, dataset_fn: Callable, options: Any
 ) -> Any:
-    """Distribute data that every worker creates for itself."""
+    """Distribute data that each worker creates for itself."""
     if not _is_counted(strategy):
         return _TensorFlows.distribute_datasets_from_function(
             strategy, dataset_fn, options
@@ -190,11 +190,11 @@ def _has_rows(*element: Any) -> tf.Tensor:
 
 
 def _may_lack(own: tf.data.Dataset, replicas: int) -> bool:
-    """Tell whether the last batch may lack a replica's part.
+    """Return whether the last batch may lack a replica's part.
 
     Args:
-        own: What replicas of this worker take elements of, in turn.
-        replicas: Their number.
+        own: A dataset whose elements the replicas of this worker take in turn.
+        replicas: The number of replicas of this worker.
     """
     elements = _count(own)
     if elements == tf.data.INFINITE_CARDINALITY:
@@ -203,7 +203,7 @@ def _may_lack(own: tf.data.Dataset, replicas: int) -> bool:
 
 
 def _is_counted(strategy: Any) -> bool:
-    """Tell whether replicas must know each other's rows."""
+    """Return whether replicas must know each other's rows."""
     return (
         strategy.num_replicas_in_sync > 1
         and tf.compat.v1.executing_eagerly_outside_functions()
@@ -227,13 +227,13 @@ def share_out(
     replicas: int,
     comparison: Comparison,
 ) -> tf.data.Dataset:
-    """Return some replicas' parts of a dataset's batches, in turn.
+    """Return a dataset of the parts that this worker's replicas take in turn.
 
     Args:
-        dataset: Of global batches, the same on all workers.
-        places: Of the replicas of this worker, among all.
-        replicas: The number of all.
-        comparison: How what workers draw is compared.
+        dataset: A dataset of global batches, the same on all workers.
+        places: Which parts of a batch the replicas of this worker get.
+        replicas: The number of replicas of all workers.
+        comparison: How to compare the batches that workers draw.
     """
 
     def parts_of(number: tf.Tensor, batch: Any) -> Any:
@@ -254,11 +254,11 @@ def share_out(
 def keep(
     dataset: tf.data.Dataset, replicas: int, **options: bool
 ) -> tf.data.Dataset:
-    """Return the elements of a dataset, which replicas here take in turn.
+    """Return a dataset's elements with notes; replicas take them in turn.
 
     Args:
-        dataset: That of this worker.
-        replicas: How many it has.
+        dataset: A dataset of this worker's own.
+        replicas: The number of replicas of this worker.
         **options: See `note_next`.
     """
     spec = dataset.element_spec
@@ -266,7 +266,7 @@ def keep(
     def add_note(*parts: Any) -> Any:
         element = parts if isinstance(spec, tuple) else parts[0]
         counts = map(rows_in, tf.nest.flatten(element))
-        # What is no batch counts alike everywhere.
+        # An element that is not a batch counts as one row on every replica.
         rows: Any = next((n for n in counts if n is not None), 1)
         return [(element, batch_digests.note(rows, Comparison.NOT))]
 

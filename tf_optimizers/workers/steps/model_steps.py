@@ -1,10 +1,11 @@
-"""Runs steps of Keras models, and reduces what they return.
+"""Runs steps of Keras models, and reduces their outputs.
 
-numbers        count by the replica's rows: Keras takes their mean
-arrays         likewise, or are joined if they have an element for each row,
-               for any number of rows
-metrics        become what they are over the rows of all replicas
-predictions    are those of rows that are the replica's
+output          what replicas return
+number          weighted by the replica's rows; Keras takes the mean
+array           weighted in the same way, or joined if it has an element for
+                each row, whatever the number of rows
+metric          the result over the rows of all replicas
+predictions     without the prediction of a padding row
 """
 
 import contextlib
@@ -58,7 +59,7 @@ class Steps:
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
         self._kept: list[tf.Variable] = []
-        # Of batches that are passed by hand, to train and to predict.
+        # The `seen` of `share_arguments`, for training and for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
         )
@@ -66,10 +67,10 @@ class Steps:
     def of(
         self, function: Callable, args: Any, kwargs: Any
     ) -> tuple["Step | None", Any]:
-        """Return a model's step to be run in place of a function, if it is one.
+        """Return the step to run in place of a function, and its arguments.
 
-        Also its arguments, as they are shared among replicas. Other functions
-        count rows by themselves.
+        The step is None if the function is not the step of a model. Otherwise
+        the arguments are split among replicas, if they were not yet.
         """
         found = step_of(function)
         if not found or self._strategy.num_replicas_in_sync == 1:
@@ -96,10 +97,10 @@ class Step:
     Args:
         function: Called with a replica's part of a batch.
         kind: See `step_of`.
-        as_returned: Called with the replica's share and each output that is no
-            result of a metric; returns what replicas return.
-        metrics: Those of the model.
-        rows: What is known of all replicas' rows, or None.
+        as_returned: Called with the replica's share, and with each output that
+            is not the result of a metric. Returns what the replica returns.
+        metrics: The metrics of the model.
+        rows: The rows of all replicas, or None if they are unknown.
         kept: See `share_of`.
     """
 
@@ -115,21 +116,27 @@ class Step:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
         self._kind = kind
-        # Only what the user has written is converted by AutoGraph.
+        # AutoGraph converts only the user's function.
         self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
         self._undo = contextlib.ExitStack()
         self._found: dict[int, tuple[Any, int]] = {}
         self._means: list[int] = []
         self._joined: set[int] = set()
-        # Of fixed rows: arrays that have, or may have, an element for each.
+        # If the number of rows is fixed, an array of that length is unsure: it
+        # may have an element for each row.
         self._fixed_rows: int | None = None
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._unsure: set[int] = set()
 
     @_as_it_is
     def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor], tf.Tensor]:
-        """Return what a replica's step does, metrics' variables, its weight."""
+        """Run a replica's step.
+
+        Returns:
+            Its outputs; tensors to sum over replicas, namely variables of
+            metrics and weighted arrays; and the weight of the replica.
+        """
         share = share_of(batch, self._rows, self._kept)
         batch = empty_without_rows(batch, self._rows)
         results: list[Any] = []
@@ -161,7 +168,7 @@ class Step:
             updated.values(),
             [(names[i], outputs[i]) for i in others if i not in found],
         )
-        rows = count_rows(batch)  # A number or None, as in shapes.
+        rows = count_rows(batch)
         self._fixed_rows = rows = rows if isinstance(rows, int) else None
         arrays = self._arrays = {
             i: (names[i], outputs[i].shape)
@@ -189,7 +196,7 @@ class Step:
         return packed, state, share.weight
 
     def _is_array(self, value: Any) -> bool:
-        """Tell whether a step that does not predict returns an array."""
+        """Return whether an output, not of a prediction, is a float array."""
         return (
             self._as_returned is _weigh
             and tf.is_symbolic_tensor(value)
@@ -199,33 +206,34 @@ class Step:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note which tensors are results of the metrics."""
+        """Record, in this context, which tensors are results of metrics."""
         with self._undo:
             for metric in self._metrics:
                 self._note(metric)
             yield
 
     def _note(self, metric: keras.metrics.Metric) -> None:
-        """Note the results of a metric, until the step ends."""
+        """Record the results of a metric until the step ends."""
         if "result" in vars(metric):
             return
         result = noted_result(metric, metric.result)
-        # Not `setattr`: Keras tracks what a metric has.
+        # `setattr` would have Keras track the function.
         self._undo.callback(vars(metric).pop, "result")
         vars(metric)["result"] = result
 
     def find_out(self, run: Callable[["Step", Any], Any], args: Any) -> None:
-        """Find out which arrays have an element for each row, if unsure.
+        """Find out which unsure arrays have an element for each row.
 
-        A replica of two rows may have returned the means of two columns. So
-        the step is traced with a row more, and is not run.
+        An array of two elements, from a replica with two rows, may hold the
+        means of two columns. So this traces the step with one more row, and
+        does not run it.
 
         Args:
-            run: Runs a step in all replicas.
-            args: Of this step, each replica's.
+            run: Runs a step on all replicas.
+            args: The arguments of this step, with every replica's part.
 
         Raises:
-            ValueError: If that does not tell.
+            ValueError: If an array still is unsure.
         """
         rows = self._fixed_rows
         if not self._unsure or rows is None:
@@ -234,7 +242,7 @@ class Step:
         problem = None
         try:
             trace_with_rows(functools.partial(other._run_by, run), args, rows)
-        except Exception as error:  # Of the user's own code, of whatever kind.
+        except Exception as error:  # The user's code may raise anything.
             problem = error
         for i in self._unsure:
             name, shape = self._arrays[i]
@@ -243,8 +251,8 @@ class Step:
             if length not in (rows, rows + 1):
                 raise ValueError(
                     f"An array that `{self._kind}` returns must have an "
-                    "element for each row, or one length for any number of "
-                    f"rows. Received: `{name or 'an array'}` of shape {shape} "
+                    "element for each row, or the same length for any number "
+                    f"of rows. Received: `{name or 'an array'}`, shape {shape} "
                     f"where a replica has {rows} rows, and "
                     f"{problem or f'the shape {found}'} where it has "
                     f"{rows + 1}. Return a number, or a result of a metric; or "
@@ -259,11 +267,11 @@ class Step:
 
     @_as_it_is
     def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
-        """Return the outputs, and those among them that are alike everywhere.
+        """Return the outputs, and those that are the same on all replicas.
 
         Args:
             strategy: The strategy, outside of its replicas.
-            outputs: What it has returned of all replicas.
+            outputs: What `__call__` returned, for all replicas.
         """
         returned, state, weight = outputs
         if not (self._found or self._means or self._joined or self._unsure):
@@ -289,10 +297,11 @@ class Step:
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
             result = keras.tree.flatten(metric.stateless_result(own))[place]
-            # If it is a variable.
+            # A result may be a variable itself.
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            # As replicas return it; the strategy's own `run` would count it.
+            # Make it a value of each replica. `strategy.run` would treat this
+            # as a call of the user's.
             flat[i] = run(tf.identity, (value,))
         alike = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), alike
@@ -304,10 +313,11 @@ class Step:
 
 
 def _weigh(share: Share, value: Any) -> Any:
-    """Return what has a number as its mean over replicas, by their rows.
+    """Return a number scaled so that its mean over replicas weighs their rows.
 
-    A variable that all replicas have alike is as it is, and one to which each
-    adds is the sum, as if it were read outside of the step.
+    A variable counts as if it were read outside of the step: a common value is
+    returned unscaled, and one to which replicas add becomes their sum. Values
+    that are not numbers are returned unchanged.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):
@@ -330,7 +340,7 @@ def _weigh(share: Share, value: Any) -> Any:
 
 
 def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Return a value times a weight; 0 without rows, even if it is NaN."""
+    """Return a value times a weight; 0 if the weight is 0, even for NaN."""
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
 
 

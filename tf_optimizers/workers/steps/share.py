@@ -1,4 +1,4 @@
-"""Tracks a replica's share of a batch throughout a model's step."""
+"""Computes a replica's share of the rows of a global batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from tf_optimizers.workers.steps.replica_now import replica
 
 
 class Share:
-    """How many rows a replica has of a batch, and how many all have.
+    """The numbers of rows that a replica, and all replicas, have of a batch.
 
-    A function that a step calls may be traced once, and called for other rows.
-    So there they are read from a variable.
+    A function that a step calls may be traced once and then be called for other
+    numbers. So it reads them from a variable.
 
     Args:
-        own: The replica's, 0 if its only row is there for the sake of layers.
-        total: Those of all replicas. If none has any, as of an empty batch,
-            all replicas count alike.
-        kept: The replica's variable.
+        own: The rows of the replica; 0 if it holds only a padding row.
+        total: The rows of all replicas. If it is 0, as for an empty batch, all
+            replicas count equally.
+        kept: The replica's variable, float32 [2], which keeps both numbers.
     """
 
     def __init__(self, own: Any, total: Any, kept: tf.Variable) -> None:
@@ -35,30 +35,30 @@ class Share:
 
     @property
     def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Its own rows, and those of all."""
+        """The rows of the replica and the rows of all replicas, float32."""
         is_here = tf.compat.v1.get_default_graph() is self._graph
         return tuple(tf.unstack(self._rows if is_here else self._kept))
 
     @property
     def has_rows(self) -> tf.Tensor:
-        """Whether it has any."""
+        """Whether the replica has rows."""
         return self.rows[0] > 0
 
     @property
     def weight(self) -> tf.Tensor:
-        """What its means count for in those over the batch."""
+        """The weight of the replica's means in means over the global batch."""
         own, total = self.rows
         return own / total
 
     @property
     def inverse(self) -> tf.Tensor:
-        """What gives its sums the weight 1; 0 without rows."""
+        """The inverse of `weight`; 0 without rows."""
         own, total = self.rows
         return tf.math.divide_no_nan(total, own)
 
 
 def make_kept(devices: int) -> list[tf.Variable]:
-    """Return the variables in which the replicas of this worker keep shares."""
+    """Return the variables in which this worker's replicas keep shares."""
     with tf.init_scope(), tf.device("CPU:0"):
         return [plain_variable([0.0, 0.0]) for _ in range(devices)]
 
@@ -69,9 +69,9 @@ def share_of(
     """Return the share of the replica that calls this.
 
     Args:
-        batch: The replica's part.
-        rows: What is known of all parts. If nothing is, replicas ask.
-        kept: The variables of this worker's replicas.
+        batch: The replica's part of the batch.
+        rows: The rows of all parts. If None, replicas sum their rows.
+        kept: The variables of this worker's replicas; see `make_kept`.
     """
     rank = replicas_of().rank % len(kept)
     if rows is not None:
@@ -84,7 +84,10 @@ def share_of(
 
 
 def count_rows(data: Any) -> Any:
-    """Return the rows of a batch, an int if they are known; None without."""
+    """Return the number of rows of a batch, or None if nothing has rows.
+
+    The number is an int if it is known statically, else a tensor.
+    """
     inputs = data[:1] if isinstance(data, list | tuple) else data
     for tensor in keras.tree.flatten(inputs):
         if isinstance(tensor, tf.SparseTensor):
@@ -101,30 +104,30 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class Loop:
-    """What is known of rows in a function that is no step of a model.
+    """The batches of a function that is not the step of a model.
 
     Args:
-        counted: All tensors that the function gets, of batches with rows.
-        others: Whether it gets other values that replicas have of their own.
+        counted: All `Counted` among the arguments of the function.
+        others: Whether other arguments also differ between replicas.
     """
 
     def __init__(self, counted: Sequence[Counted], others: bool) -> None:
         self._graph = tf.compat.v1.get_default_graph()
-        # Those of one batch have the same.
+        # All tensors of a batch share one `Rows`.
         self._rows = list(
             {id(each.rows): each.rows for each in counted}.values()
         )
         self.is_alike = not counted and not others
 
     def share_of(self, rows: Any) -> tuple[Any, Any] | None:
-        """Return the replica's rows of a batch, and those of all.
+        """Return the replica's rows of a batch, and the rows of all replicas.
 
         Args:
-            rows: How many the replica has. Of several batches, it is the one
-                of which it has so many.
+            rows: The number of rows that the replica has of the batch. It picks
+                the first batch with this number.
 
         Returns:
-            None if that is not known here.
+            A pair of int32 scalars, or None if they are not known here.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -142,13 +145,14 @@ def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def own_rows(function: Callable, arguments: Any) -> Callable:
-    """Return a function to which replicas pass rows of their own only.
+    """Return a function that removes padding rows from its arguments.
 
-    What is no model's step counts rows by itself.
+    It is for functions other than the step of a model, since those count rows
+    themselves.
 
     Args:
-        function: Called with each replica's part of the arguments.
-        arguments: A pair of positional ones and others.
+        function: Called on each replica with its part of the arguments.
+        arguments: A pair (positional arguments, keyword arguments).
     """
     leaves = tf.nest.flatten(arguments)
     counted = [leaf for leaf in leaves if isinstance(leaf, Counted)]
@@ -174,7 +178,10 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
 
 
 def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
-    """Return all rows of a value, or none, as of a size that is not fixed."""
+    """Return all rows of a value or none, as a dynamic number of rows.
+
+    A value that is not a batch is returned unchanged.
+    """
     rows = count_rows(value)
     if rows is None:
         return value
@@ -186,16 +193,16 @@ def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
-    """Return a replica's part, without a row if no replica has any.
+    """Return a replica's part, without its padding if no replica has rows.
 
-    One process would get none, either.
+    One process would get a batch without rows, too.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):
         return batch
     return tf.nest.map_structure(
         lambda value: (
-            value  # Of a fixed size.
+            value  # Its size is fixed.
             if isinstance(count_rows(value), int) and not is_eager
             else take_or_leave(value, rows.total > 0)
         ),
@@ -206,12 +213,12 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
 def trace_with_rows(
     function: Callable[[Any], object], batch: Any, rows: int
 ) -> None:
-    """Trace a function for parts of one row more; it never runs.
+    """Trace a function for parts with one more row, without running it.
 
     Args:
         function: Called with the batch, outside of replicas.
         batch: The parts of all replicas of this worker.
-        rows: How many all parts have.
+        rows: The number of rows of every part.
     """
 
     def longer(tensor: tf.Tensor) -> tf.TensorSpec:
