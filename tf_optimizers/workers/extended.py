@@ -188,7 +188,14 @@ class SparseExtended(VariablesExtended):
             part = parts[rank][tf.newaxis]
             return channel.all_gather(part, rank, options=None)
 
-        return in_every_replica(gather, len(parts))[0]
+        gathered = in_every_replica(gather, len(parts))
+        if tf.executing_eagerly():
+            return gathered[0]
+        # A check that fails on the result would otherwise cancel the gather of
+        # another local replica, and its peers on other workers would wait for
+        # it forever.
+        with tf.control_dependencies(gathered):
+            return tf.identity(gathered[0])
 
     @functools.cached_property
     def background(self) -> BackgroundCall:

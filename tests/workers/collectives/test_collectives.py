@@ -3,6 +3,7 @@
 import collections
 import itertools
 import re
+import time
 
 import numpy as np
 import pytest
@@ -51,6 +52,32 @@ def test_strategies_do_not_meet_in_collectives(strategies):
             tensor = tf.range(size + extra)
             total = summed(strategy, tensor)
             np.testing.assert_array_equal(total, 2 * tensor)
+
+
+def test_gathered_notes_wait_for_all_replicas_of_the_worker(
+    strategies, monkeypatch
+):
+    """A check of the notes would otherwise cancel a gather under way."""
+    extended, ended = strategies[0].extended, []
+
+    def noting(name, tensor, seconds=0.0):
+        def note(value):
+            time.sleep(seconds)
+            ended.append(name)
+            return value
+
+        return tf.numpy_function(note, [tensor], tensor.dtype)
+
+    monkeypatch.setattr(
+        extended.channel,
+        "all_gather",
+        lambda part, rank, options: noting(rank, part, 0.2 * rank),
+    )
+    # Unlike a `tf.function`, this graph runs only what its result needs, and
+    # in no other order.
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        session.run(noting("check", extended.ask(tf.constant([1]))))
+    assert ended == [0, 1, "check"]
 
 
 def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
