@@ -4,35 +4,27 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 
-import pytest
-import tensorflow as tf
 import yaml
 
+from tf_optimizers.launch.__main__ import make_parser, split
+from tf_optimizers.launch.cluster import find_place
 from tf_optimizers.workers.agreement.cluster import check_cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "launch.md").read_text()
 FAILURES = (ROOT / "docs" / "distribute.md").read_text()
-SLURM = {
-    "SLURM_PROCID": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-}
-# Stand-ins for what a node of Slurm has.
-COMMANDS = {
-    "scontrol": """
-        test "$*" = "show hostnames node[2,10]"
-        printf "node2\\nnode10"
-    """,
-    "srun": """
-        shift  # --kill-on-bad-exit
-        SLURM_PROCID=0 "$@"
-        SLURM_PROCID=1 "$@"
-    """,
-}
+MANIFESTS = ROOT / "docs" / "launch"
+# What a node of Slurm has; tasks run one after another.
+SRUN = """
+    shift  # --kill-on-bad-exit
+    export SLURM_STEP_NODELIST=node[2,10] SLURM_STEP_TASKS_PER_NODE="1(x2)"
+    SLURM_PROCID=0 "$@"
+    SLURM_PROCID=1 "$@"
+"""
 
 
 def block(name):
@@ -61,21 +53,16 @@ def test_tf_config_of_a_tfjob_is_taken(monkeypatch):
 
 
 def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
-    for name, body in COMMANDS.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\nset -eu\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / "srun").write_text(f"#!/bin/bash\nset -eu\n{SRUN}\n")
+    (tmp_path / "srun").chmod(0o755)
     (tmp_path / "python").symlink_to(sys.executable)
     (tmp_path / "train.py").write_text(
-        f"{block('cluster')}\nprint(os.environ['TF_CONFIG'])"
+        "import os; print(os.environ['TF_CONFIG'])"
     )
     output = subprocess.run(
         ["bash", "-c", block("slurm")],
         cwd=tmp_path,
-        env=os.environ
-        | {
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_JOB_NODELIST": "node[2,10]",
-        },
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         check=True,
         text=True,
@@ -83,59 +70,64 @@ def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
     ).stdout
     addresses = ["node2:12345", "node10:12345"]
     for index, text in enumerate(output.splitlines()):
+        text = text.removeprefix(f"[worker {index}] ")
         expected = {"worker": addresses}, "worker", index
         assert place(monkeypatch, text) == expected
     assert index == 1
 
 
-def test_kubernetes_manifest_gives_every_pod_its_place(monkeypatch):
-    service, job = yaml.safe_load_all(block("kubernetes"))
-    template = job["spec"]["template"]["spec"]
+def options_of(command):
+    """Return what the launcher makes of a container's command."""
+    assert command[:3] == ["python", "-m", "tf_optimizers.launch"]
+    own, script = split(command[3:])
+    assert script == ["train.py"]
+    return make_parser().parse_args(own)
+
+
+def test_indexed_job_gives_every_pod_its_place(monkeypatch):
+    text = (MANIFESTS / "indexed_job.yaml").read_text()
+    service, job = yaml.safe_load_all(text)
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    name, spec = job["metadata"]["name"], job["spec"]
+    template = spec["template"]["spec"]
     (container,) = template["containers"]
-    variables = {each["name"]: each["value"] for each in container["env"]}
-    assert variables.pop("PYTHONHASHSEED") == "0"
-    (addresses_in,) = variables.values()
-    assert [*variables] == ["WORKERS"]
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    options = options_of(container["command"])
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": name}
     assert service["metadata"]["name"] == template["subdomain"]
-    assert job["spec"]["parallelism"] == job["spec"]["completions"]
-    # The names that an indexed job gives its pods.
-    addresses = [
-        f"{job['metadata']['name']}-{i}.{template['subdomain']}:12345"
-        for i in range(job["spec"]["completions"])
-    ]
-    monkeypatch.delenv("SLURM_PROCID", raising=False)
-    monkeypatch.setenv("WORKERS", addresses_in)
-    monkeypatch.setenv("TF_CONFIG", "")
-    for index in range(len(addresses)):
-        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-        exec(block("cluster"), {})
-        expected = {"worker": addresses}, "worker", index
-        assert place(monkeypatch, os.environ["TF_CONFIG"]) == expected
+    assert spec["completionMode"] == "Indexed"
+    assert spec["parallelism"] == spec["completions"] == options.machines
+    domain = f"{template['subdomain']}.default.svc.cluster.local"
+    for i in range(options.machines):
+        # Kubernetes gives these to the pods of such a job.
+        monkeypatch.setattr(
+            socket, "getfqdn", lambda i=i: f"{name}-{i}.{domain}"
+        )
+        variables = {"JOB_COMPLETION_INDEX": str(i)}
+        found = find_place(options.cluster, variables, options.machines)
+        assert found.index == i
+        assert found.hosts == [f"{name}-{j}.{domain}" for j in range(2)]
 
 
-def slurm_resolver(monkeypatch, nodes, **kwargs):
-    for name, value in (SLURM | {"SLURM_STEP_NODELIST": nodes}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    return tf.distribute.cluster_resolver.SlurmClusterResolver(**kwargs)
-
-
-def test_slurm_resolver_of_tensorflow_is_taken(monkeypatch):
-    resolver = check_cluster(slurm_resolver(monkeypatch, "node[1-2]"))
-    addresses = ["node1:8888", "node2:8888"]
-    assert resolver.cluster_spec().as_dict() == {"worker": addresses}
-    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
-
-
-def test_slurm_resolver_of_tensorflow_is_as_the_page_says(monkeypatch):
-    """Sorted as text; no way without a GPU."""
-    resolver = slurm_resolver(monkeypatch, "node[2,10]")
-    addresses = ["node10:8888", "node2:8888"]
-    assert resolver.cluster_spec().as_dict() == {"worker": addresses}
-    resolver = slurm_resolver(monkeypatch, "node[1-2]", gpus_per_node=0)
-    with pytest.raises(ValueError, match="must not be zero"):
-        resolver.cluster_spec()
+def test_train_job_gives_every_pod_its_place():
+    job = yaml.safe_load((MANIFESTS / "train_job.yaml").read_text())
+    assert job.pop("apiVersion") == "trainer.kubeflow.org/v1alpha1"
+    assert job.pop("kind") == "TrainJob"
+    name, trainer = job["metadata"]["name"], job["spec"]["trainer"]
+    # Fields of the custom resource; a wrong one would be dropped in silence.
+    assert {*job["spec"]} == {"runtimeRef", "trainer"}
+    assert {*trainer} == {"image", "numNodes", "command"}
+    options = options_of(trainer["command"])
+    for i in range(trainer["numNodes"]):
+        variables = {
+            "PET_NNODES": str(trainer["numNodes"]),
+            "PET_NODE_RANK": str(i),
+            "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+        }
+        found = find_place(options.cluster, variables, None)
+        assert found.index == i
+        assert found.hosts == [f"{name}-node-0-{j}.{name}" for j in range(2)]
 
 
 def test_failures_are_those_that_are_tested():

@@ -7,6 +7,9 @@ import pytest
 from launcher import LIMIT, Launcher
 from real_workers import LAUNCHER, PACKAGE
 
+from tf_optimizers.launch.cluster import _SIGNS
+from tf_optimizers.launch.gpus import VISIBLE
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -44,7 +47,8 @@ def fake_tensorflow(environment, tmp_path):
 @pytest.fixture
 def environment(monkeypatch):
     """What the tests depend on, whatever the caller's is."""
-    for name in ("TF_CONFIG", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"):
+    signs = [name for names in _SIGNS.values() for name in names]
+    for name in (*signs, "PYTHONSAFEPATH", "PYTHONUNBUFFERED", VISIBLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     monkeypatch.setenv("PYTHON_COLORS", "0")

@@ -27,9 +27,21 @@ HOST = "must be an address of this machine. Received: {}"
 FILE = "the script must be a file. Received: {}"
 MODULE = "the module must be one that `python -m` can run from this folder. "
 NOTHING = "a script or `-m module` must follow the options. Received: {}."
+START = "`--workers` or `--cluster` must be given. Received: neither."
 BAD = {
-    "": "required: --workers",
-    "good.py": "required: --workers",
+    "": START,
+    "good.py": START,
+    "--cluster pbs good.py": "argument --cluster: invalid choice: 'pbs'",
+    "--cluster auto good.py": "Received: none of them (tf-config: TF_CONFIG;",
+    "--cluster auto --host h good.py": HOST.format("h"),
+    "--cluster auto --host ::1 good.py": "`--host` must be left out",
+    "--cluster auto --port 0 good.py": "must be an integer in [1, 65535].",
+    "--workers 2 --port 5 good.py": "`--port` must come with `--cluster`.",
+    "--workers 2 --machines 2 good.py": "`--machines` must come with",
+    "--workers 2 --gpus-per-worker 1 good.py": "2 workers must have 1 GPUs",
+    "--workers 2 --gpus-per-worker -1 good.py": (
+        "must be an integer of at least 0. Received: -1. 0 means none."
+    ),
     "--workers": "expected one argument",
     "--workers 2": NOTHING.format("neither"),
     "--workers 2 --": NOTHING.format("neither"),

@@ -197,7 +197,7 @@ def test_workers_share_the_cores(monkeypatch, given, cores, expected):
     if given:
         monkeypatch.setenv(group.THREADS, given)
     monkeypatch.setattr(group, "cores", lambda: cores)
-    found = group.environment(["127.0.0.1:1", "127.0.0.1:2"], 0)
+    found = group.environment(["127.0.0.1:1", "127.0.0.1:2"], 0, 2)
     assert found[group.THREADS] == expected
 
 

@@ -71,6 +71,8 @@ def environment(folder):
         **inherited,
         "PYTHONPATH": python_path(PACKAGE, SUPPORT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        # On a machine with one GPU, all workers use it.
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
         "FOLDER": str(folder),
     }
 

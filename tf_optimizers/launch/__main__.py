@@ -10,25 +10,75 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.machinery import ModuleSpec, PathFinder
 
+from tf_optimizers.launch.cluster import FINDERS, PORT, find_place
+from tf_optimizers.launch.gpus import divide_gpus
 from tf_optimizers.launch.group import launch, reserve_addresses
 
 USAGE = (
-    "python -m tf_optimizers.launch --workers N [option ...] "
-    "{script.py | -m module} [argument ...]"
+    "python -m tf_optimizers.launch {--workers N | --cluster auto} "
+    "[option ...] {script.py | -m module} [argument ...]"
 )
 
+# The address of workers on one machine.
+LOOPBACK = "127.0.0.1"
 
-def problem_of_environment() -> str | None:
-    """Return why workers cannot be started from here, or None."""
+
+def problem_of_options(options: argparse.Namespace) -> str | None:
+    """Return why these options cannot be used here, or None."""
     if os.name != "posix":
         return f"needs Linux or macOS. Received: {sys.platform}."
+    if options.cluster is not None:
+        if options.host is not None:
+            return (
+                "`--host` must be left out with `--cluster`, which finds the "
+                f"addresses. Received: --host {options.host}."
+            )
+        return None
+    if options.workers is None:
+        return (
+            "`--workers` or `--cluster` must be given. Received: neither. Pass "
+            "`--workers 2` to start two workers on this machine, or `--cluster "
+            "auto` on every machine of a cluster."
+        )
+    for name in ("machines", "port"):
+        value = getattr(options, name)
+        if value is not None:
+            return (
+                f"`--{name}` must come with `--cluster`. Received: --{name} "
+                f"{value} alone. Leave it out to start workers on this machine."
+            )
     if os.environ.get("TF_CONFIG"):
         return (
             "`TF_CONFIG` must not be set, since each worker gets its own. "
             f"Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset it, or "
-            "start the script without the launcher to use it."
+            "pass `--cluster tf-config` to use it."
         )
     return None
+
+
+def use_environment(options: argparse.Namespace) -> None:
+    """Replace options by what they find: the place in a cluster, and GPUs.
+
+    Raises:
+        ValueError: If the environment does not fit the options.
+    """
+    options.workers = options.workers or 1
+    options.host = options.host or LOOPBACK
+    options.port = options.port or PORT
+    kind, machines = vars(options).pop("cluster"), vars(options).pop("machines")
+    options.place = kind and find_place(kind, os.environ, machines)
+    # On a machine with several launchers, each takes the GPUs of its workers.
+    local, count = (
+        (options.place.local_index, options.place.local_count)
+        if options.place
+        else (0, 1)
+    )
+    gpus = divide_gpus(
+        count * options.workers,
+        vars(options).pop("gpus_per_worker"),
+        os.environ,
+    )
+    options.gpus = gpus[local * options.workers :][: options.workers]
 
 
 def problem_of_command(command: list[str]) -> str | None:
@@ -102,9 +152,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     own, command = split(arguments)
     options = parser.parse_args(own, argparse.Namespace(command=command))
-    problem = problem_of_environment() or problem_of_command(command)
+    problem = problem_of_options(options) or problem_of_command(command)
     if problem:
         parser.error(problem)
+    try:
+        use_environment(options)
+    except ValueError as error:
+        parser.error(str(error))
     return options
 
 
@@ -120,9 +174,31 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         type=_count,
-        required=True,
         metavar="N",
-        help="worker processes",
+        help="worker processes on this machine; 1 with --cluster",
+    )
+    parser.add_argument(
+        "--cluster",
+        choices=["auto", *sorted(FINDERS)],
+        help="take this machine's place from the variables of a scheduler",
+    )
+    parser.add_argument(
+        "--machines",
+        type=_count,
+        metavar="K",
+        help="launchers in the cluster, where no variable tells",
+    )
+    parser.add_argument(
+        "--port",
+        type=_port,
+        metavar="P",
+        help=f"first port of every machine, with --cluster ({PORT})",
+    )
+    parser.add_argument(
+        "--gpus-per-worker",
+        type=functools.partial(_count, minimum=0),
+        metavar="G",
+        help="GPUs of each worker (all, divided)",
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -134,9 +210,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host",
         type=_host,
-        default="127.0.0.1",
         metavar="ADDRESS",
-        help="address of this machine, for TF_CONFIG (%(default)s)",
+        help=f"address of this machine, for TF_CONFIG ({LOOPBACK})",
     )
     parser.add_argument(
         "--grace-period",
@@ -185,12 +260,21 @@ def _count(text: str, minimum: int = 1) -> int:
     except ValueError:
         count = minimum - 1
     if count < minimum:
-        hint = "Start with one per core." if minimum else "0 means never."
+        hint = "Start with one per core." if minimum else "0 means none."
         raise argparse.ArgumentTypeError(
             f"must be an integer of at least {minimum}. Received: {text}. "
             f"{hint}"
         )
     return count
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(
+            f"must be an integer in [1, 65535]. Received: {text}. Leave it out "
+            f"for {PORT}."
+        )
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from typing import NamedTuple
 
+from tf_optimizers.launch.cluster import Place
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Watchdog, Worker
 
@@ -95,6 +96,9 @@ def launch(
     *,
     command: Sequence[str],
     workers: int,
+    gpus: Sequence[dict[str, str]],
+    place: Place | None,
+    port: int,
     devices_per_worker: int,
     host: str,
     grace_period: float,
@@ -104,28 +108,41 @@ def launch(
     """Run `python *command` in several processes; return the exit code.
 
     The command is a script with its arguments, or `-m`, a module and its
-    arguments. The rest are the options that `tf_optimizers.launch` documents.
+    arguments. `gpus` are variables of each worker, and `place` is this
+    launcher's in a cluster, if there is one. The rest are the options that
+    `tf_optimizers.launch` documents.
     """
+    first = place.index * workers if place else 0
     with (
         Events() as events,
         closing(Output(events.wake)) as output,
         Watchdog() as watchdog,
     ):
+        if place:
+            output.say(place.describe(place.addresses(workers, port)))
 
         def attempt(restart: int) -> Failure | None:
             counted = {RESTART: str(restart)} if max_restarts else {}
             group = [
-                Worker(index, grace_period, watchdog, output)
+                Worker(first + index, grace_period, watchdog, output)
                 for index in range(workers)
             ]
             with ExitStack() as stack:
                 try:
-                    addresses = reserve_addresses(host, workers, stack)
+                    if place is None:
+                        addresses = reserve_addresses(host, workers, stack)
+                    else:
+                        addresses = place.addresses(workers, port)
                     for index, worker in enumerate(group):
                         stack.callback(worker.end)
+                        variables = environment(
+                            addresses, first + index, workers
+                        )
+                        if place and place.given and workers == 1:
+                            variables["TF_CONFIG"] = place.given
                         worker.start(
                             [str(devices_per_worker), *command],
-                            environment(addresses, index) | counted,
+                            variables | gpus[index] | counted,
                         )
                 # Too many files are open, or too many threads are running.
                 except (OSError, RuntimeError) as error:
@@ -175,21 +192,28 @@ def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
     return addresses
 
 
-def environment(addresses: list[str], index: int) -> dict[str, str]:
+def environment(
+    addresses: Sequence[str], index: int, local: int
+) -> dict[str, str]:
     """Return a worker's environment, with its `TF_CONFIG`.
 
-    A proxy for the internet (`http_proxy`) knows no way between workers. With a
-    thread for each core in every worker, they would wait for each other's. With
-    seeds of their own, each would number the words of a set in another order;
-    also after a restart.
+    Workers must not reach each other through an internet proxy (`http_proxy`).
+    The `local` workers of this machine share its cores, so that their threads
+    do not compete. Strings have the same hash on all workers and after a
+    restart, so that a set has one order.
     """
     config = {
         "cluster": {"worker": addresses},
         "task": {"type": "worker", "index": index},
     }
-    host = addresses[0].rpartition(":")[0].strip("[]")
-    threads = max(1, cores() // len(addresses))
-    usual = {"no_grpc_proxy": host, THREADS: str(threads), HASH_SEED: "0"}
+    hosts = {
+        address.rpartition(":")[0].strip("[]"): None for address in addresses
+    }
+    usual = {
+        "no_grpc_proxy": ",".join(hosts),
+        THREADS: str(max(1, cores() // local)),
+        HASH_SEED: "0",
+    }
     return {**usual, **os.environ, "TF_CONFIG": json.dumps(config)}
 
 

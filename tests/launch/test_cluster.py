@@ -1,0 +1,255 @@
+"""The launcher finds its place in what each scheduler sets, as documented."""
+
+import json
+import os
+import socket
+
+import pytest
+from launcher import lines_of
+
+from tf_optimizers.launch import gpus
+from tf_optimizers.launch.cluster import (
+    expand_counts,
+    expand_hosts,
+    find_place,
+)
+
+# https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "node[2,10-11]",
+    "SLURM_STEP_NODELIST": "node[2,10]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+}
+# Four tasks on the first node, two on the second.
+TASKS = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_PROCID": "4"}
+# https://cloud.google.com/vertex-ai/docs/training/distributed-training
+SPEC = {
+    "cluster": {
+        "workerpool0": ["cmle-training-workerpool0-1d9-0:2222"],
+        "workerpool1": ["cmle-training-workerpool1-1d9-0:2222"],
+    },
+    "environment": "cloud",
+    "task": {"type": "workerpool1", "index": 0},
+}
+CONFIG = {
+    "cluster": {"chief": ["chief-0:2222"], "worker": ["worker-0:2222"]},
+    "environment": "cloud",
+    "job": "{}",
+    "task": {"type": "worker", "index": 0},
+}
+CHIEF = CONFIG | {"task": {"type": "chief", "index": 0}}
+# kubeflow/trainer: pkg/runtime/framework/plugins/torch/torch.go. The pods are
+# of an indexed Job, too.
+TRAIN_JOB = {
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "2",
+    "PET_MASTER_ADDR": "train-1-node-0-0.train-1",
+    "PET_MASTER_PORT": "29400",
+    "JOB_COMPLETION_INDEX": "2",
+}
+# https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
+HOSTS = [f"algo-{i}" for i in (1, 10, 2)]
+SAGEMAKER = {"SM_HOSTS": json.dumps(HOSTS), "SM_CURRENT_HOST": "algo-10"}
+
+PLACES = {
+    "slurm": (SLURM, ["node2:7", "node10:7"], 1),
+    "slurm tasks": (
+        TASKS,
+        [f"node2:{7 + i}" for i in range(4)] + ["node10:7", "node10:8"],
+        4,
+    ),
+    "vertex": (
+        {"CLUSTER_SPEC": json.dumps(SPEC)},
+        [*SPEC["cluster"]["workerpool0"], *SPEC["cluster"]["workerpool1"]],
+        1,
+    ),
+    "tf-config": (
+        {"TF_CONFIG": json.dumps(CONFIG), "CLUSTER_SPEC": json.dumps(SPEC)},
+        ["chief-0:2222", "worker-0:2222"],
+        1,
+    ),
+    "tf-config chief": (
+        {"TF_CONFIG": json.dumps(CHIEF)},
+        ["chief-0:2222", "worker-0:2222"],
+        0,
+    ),
+    "kubernetes": (
+        TRAIN_JOB,
+        [f"train-1-node-0-{i}.train-1:7" for i in range(3)],
+        2,
+    ),
+    "sagemaker": (SAGEMAKER, ["algo-1:7", "algo-2:7", "algo-10:7"], 2),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_place_is_found_by_auto_and_by_name(name):
+    environment, addresses, index = PLACES[name]
+    for kind in ("auto", name.split()[0]):
+        place = find_place(kind, environment, None)
+        assert (place.addresses(1, 7), place.index) == (addresses, index)
+
+
+def test_pods_of_an_indexed_job_are_named_by_their_service(monkeypatch):
+    name = "train-1.workers.default.svc.cluster.local"
+    monkeypatch.setattr(socket, "getfqdn", lambda: name)
+    place = find_place("auto", {"JOB_COMPLETION_INDEX": "1"}, 3)
+    assert place.addresses(1, 7) == [
+        name.replace("-1", f"-{i}") + ":7" for i in range(3)
+    ]
+    assert place.index == 1
+
+
+def test_several_workers_of_a_machine_have_successive_ports_and_ranks():
+    place = find_place("auto", TASKS, None)
+    addresses = place.addresses(2, 7)
+    assert addresses[:8] == [f"node2:{7 + i}" for i in range(8)]
+    assert addresses[8:] == [f"node10:{7 + i}" for i in range(4)]
+    assert (place.local_index, place.local_count) == (0, 2)
+
+
+def without(environment, name):
+    return {key: environment[key] for key in environment if key != name}
+
+
+def spec(text):
+    return {"CLUSTER_SPEC": text}
+
+
+BAD = [
+    ({}, None, "Received: none of them"),
+    (SLURM | SAGEMAKER, None, "variables of sagemaker and slurm"),
+    # A batch script without `srun`.
+    (without(SLURM, "SLURM_STEP_NODELIST"), None, "`SLURM_STEP_NODELIST` must"),
+    (without(SLURM, "SLURM_PROCID"), None, "`SLURM_PROCID` must be set"),
+    (SLURM | {"SLURM_PROCID": "x"}, None, "SLURM_PROCID='x'"),
+    (SLURM | {"SLURM_PROCID": "2"}, None, "must be in [0, 2). Received: 2"),
+    (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2"}, None, "lists of equal length"),
+    (SLURM | {"SLURM_STEP_NODELIST": "n[x]"}, None, "lists of equal length"),
+    (TASKS | {"SLURM_LOCALID": "2"}, None, "Pass `--distribution=block`"),
+    (SLURM, 3, "Received: --machines 3, but Slurm"),
+    (spec("no JSON"), None, "`CLUSTER_SPEC` must be JSON with"),
+    (spec("[]"), None, "`CLUSTER_SPEC` must be JSON with"),
+    (
+        spec(json.dumps(SPEC | {"cluster": {"workerpool2": ["ps:1"]}})),
+        None,
+        "must be workerpool0 and workerpool1",
+    ),
+    (without(SAGEMAKER, "SM_HOSTS"), None, "`SM_HOSTS` must be set"),
+    (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, None, "that holds `SM_CURRENT"),
+    (without(TRAIN_JOB, "PET_NNODES"), None, "`PET_NNODES` must be set"),
+    (TRAIN_JOB | {"PET_MASTER_ADDR": "10.0.0.1"}, None, "must be NAME-0.SUB"),
+    ({"JOB_COMPLETION_INDEX": "0"}, None, "`--machines` must be given"),
+    ({"JOB_COMPLETION_INDEX": "7"}, 9, "must be NAME-7.SUBDOMAIN. Received: "),
+]
+
+
+@pytest.mark.parametrize(("environment", "machines", "message"), BAD)
+def test_wrong_or_half_environment_is_an_error(environment, machines, message):
+    with pytest.raises(ValueError) as caught:
+        find_place("auto", environment, machines)
+    assert message in str(caught.value)
+
+
+def test_lists_of_slurm_are_expanded():
+    text = "a,n[08-10,2],r[1-2]n[0-1]-ib,b"
+    assert expand_hosts(text) == [
+        *("a", "n08", "n09", "n10", "n2"),
+        *("r1n0-ib", "r1n1-ib", "r2n0-ib", "r2n1-ib", "b"),
+    ]
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+
+
+def test_workers_get_the_place_and_say_so(launch, write, environment):
+    for name, value in TASKS.items():
+        environment.setenv(name, value)
+    environment.setenv(gpus.VISIBLE, "2,5,6,7")
+    script = write(
+        "import os\n"
+        "for name in ('TF_CONFIG', 'CUDA_VISIBLE_DEVICES', 'no_grpc_proxy'):\n"
+        "    print(os.environ[name])\n"
+    )
+    run = launch(
+        *("--cluster", "auto", "--workers", "2", "--port", "9"),
+        *("--gpus-per-worker", "1", script),
+    )
+    assert run.returncode == 0, run.stderr
+    addresses = [f"node2:{9 + i}" for i in range(8)]
+    addresses += [f"node10:{9 + i}" for i in range(4)]
+    for index, gpu in ((8, b"2"), (9, b"5")):
+        config, visible, hosts = lines_of(run.stdout, index)
+        assert json.loads(config) == {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": index},
+        }
+        assert (visible, hosts) == (gpu, b"node2,node10")
+    assert b"[launcher] Slurm (SLURM_STEP_NODELIST" in run.stderr
+    assert b"index 4 of 6, workers at node2:9, node2:10" in run.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tf_config_is_kept_for_one_worker(launch, write, environment, workers):
+    environment.setenv("TF_CONFIG", json.dumps(CONFIG))
+    script = write("import os; print(os.environ['TF_CONFIG'])")
+    run = launch("--cluster", "auto", "--workers", str(workers), script)
+    assert run.returncode == 0, run.stderr
+    if workers == 1:
+        assert json.loads(*lines_of(run.stdout, 1)) == CONFIG
+        return
+    (found,) = map(json.loads, lines_of(run.stdout, 2))
+    ports = [2222, 2223]
+    assert found["cluster"]["worker"] == [
+        f"{host}:{port}" for host in ("chief-0", "worker-0") for port in ports
+    ]
+
+
+@pytest.fixture
+def four_gpus(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\ntest $1 = --list-gpus || exit 1\n"
+        "for i in 0 1 2 3; do echo 'GPU '$i': NVIDIA H100 (UUID: GPU-'$i')'\n"
+        "echo '  MIG 1g.10gb Device 0: (UUID: MIG-1)'; done\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("workers", "each", "visible", "expected"),
+    [
+        (1, None, None, ["0,1,2,3"]),
+        (2, None, None, ["0,1", "2,3"]),
+        (3, None, None, ["0", "1", "2"]),
+        (2, 1, None, ["0", "1"]),
+        (2, 0, None, ["-1", "-1"]),
+        (2, None, "1", [None, None]),
+        (2, None, "", [None, None]),
+        (2, 1, "3,1,-1,0", ["3", "1"]),
+        (5, None, None, "5 workers must have 1 GPUs each. Received: a machine"),
+        (2, 3, None, "2 workers must have 3 GPUs each. Received: a machine"),
+        (2, 1, "-1", "that shows 0"),
+    ],
+)
+def test_workers_divide_the_gpus(workers, each, visible, expected):
+    environment = {} if visible is None else {gpus.VISIBLE: visible}
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            gpus.divide_gpus(workers, each, environment)
+        return
+    found = gpus.divide_gpus(workers, each, environment)
+    assert [variables.get(gpus.VISIBLE) for variables in found] == expected
+
+
+def test_machine_without_gpus_is_left_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.divide_gpus(2, None, {}) == [{}, {}]

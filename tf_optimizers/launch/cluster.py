@@ -1,0 +1,322 @@
+"""Finds the machines of a cluster in the environment its scheduler has set.
+
+TensorFlow's cluster resolvers are not used. The launcher needs the addresses
+before it starts Python with TensorFlow, and they do not fit: `Slurm...` needs a
+GPU and sorts node10 before node2, `Kubernetes...` asks the API server for pods,
+and the one for SageMaker is not public (TensorFlow 2.21).
+"""
+
+import itertools
+import json
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# The first port of a machine, unless `--port` or the scheduler gives one.
+PORT = 12345
+# How many addresses a message shows.
+_SHOWN = 4
+
+
+class Place(NamedTuple):
+    """Where one launcher is among all launchers of a cluster.
+
+    Attributes:
+        found: The platform and its variables, for people.
+        hosts: "host" or "host:port" of every launcher, by index.
+        index: The index of this launcher.
+        local_index: Its index among the launchers of its machine.
+        local_count: How many launchers its machine has.
+        given: A `TF_CONFIG` that already describes one worker per launcher.
+    """
+
+    found: str
+    hosts: list[str]
+    index: int
+    local_index: int = 0
+    local_count: int = 1
+    given: str = ""
+
+    def addresses(self, workers: int, port: int) -> list[str]:
+        """Return host:port of all workers, `workers` for every launcher."""
+        found: list[str] = []
+        before: dict[str, int] = {}
+        for each in self.hosts:
+            match = re.fullmatch(r"(.+):(\d+)", each)
+            host, own_port = match.groups() if match else (each, port)
+            first = int(own_port) + before.get(each, 0)
+            before[each] = before.get(each, 0) + workers
+            found += [f"{host}:{first + i}" for i in range(workers)]
+        return found
+
+    def describe(self, addresses: Sequence[str]) -> str:
+        """Return a sentence about what was found."""
+        shown = ", ".join(addresses[:_SHOWN])
+        if len(addresses) > _SHOWN:
+            shown += f", ... {addresses[-1]}"
+        return (
+            f"{self.found}: index {self.index} of {len(self.hosts)}, workers "
+            f"at {shown}."
+        )
+
+
+def find_place(
+    kind: str, environment: Mapping[str, str], machines: int | None
+) -> Place:
+    """Return the place that a scheduler has given to this process.
+
+    Args:
+        kind: "auto", or a key of `FINDERS`.
+        environment: The environment variables.
+        machines: The number of machines if the user has given it.
+
+    Raises:
+        ValueError: If the environment is of no platform, of several, or
+            incomplete.
+    """
+    kind = _detect(environment) if kind == "auto" else kind
+    place = FINDERS[kind](environment, machines)
+    if machines is not None and machines != len(place.hosts):
+        raise ValueError(
+            "`--machines` must be the number of launchers in the cluster. "
+            f"Received: --machines {machines}, but {place.found} has "
+            f"{len(place.hosts)}. Leave `--machines` out."
+        )
+    if not 0 <= place.index < len(place.hosts):
+        raise ValueError(
+            f"The index of this machine must be in [0, {len(place.hosts)}). "
+            f"Received: {place.index} from {place.found}. Start as many "
+            "launchers as the cluster has machines."
+        )
+    return place
+
+
+def _detect(environment: Mapping[str, str]) -> str:
+    found = [
+        kind
+        for kind, names in _SIGNS.items()
+        if any(environment.get(name) for name in names)
+    ]
+    # Vertex AI, TFJob and Ray Train set it on purpose, also next to others.
+    if "tf-config" in found:
+        return "tf-config"
+    if len(found) == 1:
+        return found[0]
+    variables = "; ".join(
+        f"{kind}: {', '.join(names)}" for kind, names in _SIGNS.items()
+    )
+    if found:
+        raise ValueError(
+            "`--cluster auto` must find one platform. Received: variables of "
+            f"{' and '.join(found)}. Pass `--cluster {found[0]}` or "
+            f"`--cluster {found[1]}`."
+        )
+    raise ValueError(
+        "`--cluster auto` must find the variables of a platform. Received: "
+        f"none of them ({variables}). Start this command through the "
+        "scheduler, such as with `srun`, or set TF_CONFIG."
+    )
+
+
+def _from_tf_config(
+    environment: Mapping[str, str], machines: int | None
+) -> Place:
+    """TFJob, Ray Train, Vertex AI, or the user."""
+    text = _get(environment, "TF_CONFIG", "TF_CONFIG", "Set it.")
+    return _of_jobs(text, "TF_CONFIG", ("chief", "worker"))._replace(given=text)
+
+
+def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
+    if environment.get("TF_CONFIG"):
+        place = _from_tf_config(environment, machines)
+        return place._replace(found="Vertex AI (TF_CONFIG)")
+    text = _get(
+        *(environment, "CLUSTER_SPEC", "Vertex AI"),
+        "Vertex AI sets it, or TF_CONFIG, in jobs with more than one replica.",
+    )
+    place = _of_jobs(text, "CLUSTER_SPEC", ("workerpool0", "workerpool1"))
+    return place._replace(found="Vertex AI (CLUSTER_SPEC)")
+
+
+def _of_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
+    """Return the place among the tasks of all jobs, in order."""
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        hosts = [host for job in jobs for host in cluster.get(job, [])]
+        job, index = task["type"], int(task["index"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"`{name}` must be JSON with a cluster and a task. Received: "
+            f"{name}={text!r} ({error!r}). Unset it if you have set it, or "
+            "write it like the example in docs/launch.md."
+        ) from error
+    is_known = {*cluster, job} <= {*jobs}
+    if not is_known or not all(isinstance(host, str) for host in hosts):
+        raise ValueError(
+            f"The jobs of `{name}` must be {' and '.join(jobs)}, each a list "
+            f"of host:port. Received: {name}={text!r}. Configure no parameter "
+            "servers, and start an evaluator without the launcher."
+        )
+    before = sum(len(cluster.get(j, [])) for j in jobs[: jobs.index(job)])
+    return Place(name, hosts, before + index)
+
+
+def _from_sagemaker(
+    environment: Mapping[str, str], machines: int | None
+) -> Place:
+    hint = "SageMaker's training toolkit sets it in training jobs."
+    names = "SM_HOSTS", "SM_CURRENT_HOST"
+    text, host = (_get(environment, n, "SageMaker", hint) for n in names)
+    try:
+        # Workers must have one order: algo-2 before algo-10.
+        hosts = sorted(json.loads(text), key=lambda name: (len(name), name))
+        index = hosts.index(host)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "`SM_HOSTS` must be a JSON list that holds `SM_CURRENT_HOST`. "
+            f"Received: SM_HOSTS={text!r}, SM_CURRENT_HOST={host!r}. Leave "
+            "both as SageMaker sets them."
+        ) from error
+    return Place("SageMaker (SM_HOSTS, SM_CURRENT_HOST)", hosts, index)
+
+
+def _from_kubernetes(
+    environment: Mapping[str, str], machines: int | None
+) -> Place:
+    names = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"
+    if any(environment.get(name) for name in names):
+        hint = "Kubeflow Trainer sets it if the runtime has a torch policy."
+        count, rank, first = (
+            _get(environment, name, "Kubeflow Trainer", hint) for name in names
+        )
+        found = f"Kubeflow Trainer ({', '.join(names)})"
+        hosts = _siblings(first, 0, _number(names[0], count), names[2])
+        return Place(found, hosts, _number(names[1], rank))
+    name = "JOB_COMPLETION_INDEX"
+    hint = "Set the Job's `completionMode: Indexed`."
+    index = _number(name, _get(environment, name, "Kubernetes", hint))
+    if machines is None:
+        raise ValueError(
+            "`--machines` must be given in an indexed Job, which has no "
+            f"variable for it. Received: only {name}={index}. Pass the Job's "
+            "`completions`, such as `--machines 2`."
+        )
+    hosts = _siblings(socket.getfqdn(), index, machines, "The pod's host name")
+    return Place(f"Kubernetes ({name})", hosts, index)
+
+
+def _siblings(name: str, index: int, count: int, what: str) -> list[str]:
+    """Return the names of all pods of a job, from the name of one."""
+    match = re.fullmatch(rf"(.+)-{index}(\..+)", name)
+    if match is None:
+        raise ValueError(
+            f"{what} must be NAME-{index}.SUBDOMAIN. Received: {name}. Set the "
+            "pods' `subdomain` to the name of a headless Service that selects "
+            "them; see docs/launch/indexed_job.yaml."
+        )
+    return [f"{match[1]}-{i}{match[2]}" for i in range(count)]
+
+
+def _from_slurm(environment: Mapping[str, str], machines: int | None) -> Place:
+    hint = "Start the launcher with `srun`, not in the batch script itself."
+    names = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID"
+    nodes, counts, rank = (_get(environment, n, "Slurm", hint) for n in names)
+    index = _number(names[2], rank)
+    try:
+        hosts, tasks = expand_hosts(nodes), expand_counts(counts)
+        pairs = list(zip(hosts, tasks, strict=True))
+    except ValueError as error:
+        raise ValueError(
+            f"`{names[0]}` and `{names[1]}` must be lists of equal length, as "
+            f"Slurm writes them. Received: {nodes!r} and {counts!r}. Leave "
+            "both as Slurm sets them."
+        ) from error
+    # With Slurm's `block` distribution, a node's tasks have successive ranks.
+    places = [(host, i, n) for host, n in pairs for i in range(n)]
+    _, local, count = places[index] if index < len(places) else ("", 0, 1)
+    reported = environment.get("SLURM_LOCALID", str(local))
+    if reported != str(local):
+        raise ValueError(
+            "Slurm must place the tasks of a node one after another. Received: "
+            f"SLURM_LOCALID={reported} for task {index}, where {local} would "
+            "follow. Pass `--distribution=block` to `srun`."
+        )
+    found = f"Slurm ({', '.join(names)})"
+    return Place(found, [host for host, *_ in places], index, local, count)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Return the hosts of a list such as "node[1-3,07],login"."""
+    hosts: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
+        # Every second piece is within brackets.
+        pieces = re.split(r"\[(.*?)\]", part)
+        choices = [
+            _expand_ranges(piece) if i % 2 else [piece]
+            for i, piece in enumerate(pieces)
+        ]
+        hosts += map("".join, itertools.product(*choices))
+    return hosts
+
+
+def _expand_ranges(text: str) -> list[str]:
+    found: list[str] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        found += [str(n).zfill(len(first)) for n in numbers]
+    return found
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the counts of a list such as "2(x3),1"."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(part)
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _get(
+    environment: Mapping[str, str], name: str, platform: str, hint: str
+) -> str:
+    value = environment.get(name)
+    if not value:
+        raise ValueError(
+            f"`{name}` must be set on {platform}. Received: no such variable. "
+            f"{hint}"
+        )
+    return value
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(
+            f"`{name}` must be an integer >= 0. Received: {name}={text!r}. "
+            "Leave it as the scheduler sets it."
+        )
+    return int(text)
+
+
+FINDERS: dict[str, Callable[[Mapping[str, str], Any], Place]] = {
+    "tf-config": _from_tf_config,
+    "vertex": _from_vertex,
+    "sagemaker": _from_sagemaker,
+    "kubernetes": _from_kubernetes,
+    "slurm": _from_slurm,
+}
+# The variables by which `auto` knows a platform.
+_SIGNS = {
+    "tf-config": ["TF_CONFIG"],
+    "vertex": ["CLUSTER_SPEC"],
+    "sagemaker": ["SM_HOSTS", "SM_CURRENT_HOST"],
+    "kubernetes": [
+        *("JOB_COMPLETION_INDEX", "PET_NNODES"),
+        *("PET_NODE_RANK", "PET_MASTER_ADDR"),
+    ],
+    "slurm": ["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST"],
+}

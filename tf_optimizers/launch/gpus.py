@@ -1,0 +1,65 @@
+"""Gives each worker of a machine GPUs of its own."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# How long NVIDIA's tool may take to list GPUs, in seconds.
+_LISTING = 60
+
+
+def divide_gpus(
+    workers: int, per_worker: int | None, environment: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Return the variables that show each worker its own GPUs.
+
+    Args:
+        workers: The number of workers on this machine.
+        per_worker: The GPUs of each worker. 0 hides them. None divides all
+            GPUs, and changes nothing if there are none, or if the user has
+            chosen some by `CUDA_VISIBLE_DEVICES`.
+        environment: The environment variables.
+
+    Raises:
+        ValueError: If there are too few GPUs.
+    """
+    chosen = environment.get(VISIBLE)
+    if per_worker == 0:
+        return [{VISIBLE: "-1"}] * workers
+    if per_worker is None and chosen is not None:
+        return [{}] * workers
+    if chosen is None:
+        gpus = list_gpus()
+    else:  # CUDA ignores a negative number and all that follow it.
+        gpus = [g for g in re.sub(r"(^|,)\s*-.*", "", chosen).split(",") if g]
+    if per_worker is None:
+        if not gpus:
+            return [{}] * workers
+        per_worker = len(gpus) // workers
+    if per_worker == 0 or per_worker * workers > len(gpus):
+        raise ValueError(
+            f"{workers} workers must have {per_worker or 1} GPUs each. "
+            f"Received: a machine that shows {len(gpus)}. Start fewer workers, "
+            "pass `--gpus-per-worker 0` to train on CPUs, or set "
+            f"{VISIBLE} yourself to let workers share a GPU."
+        )
+    return [
+        {VISIBLE: ",".join(gpus[i * per_worker : (i + 1) * per_worker])}
+        for i in range(workers)
+    ]
+
+
+def list_gpus() -> list[str]:
+    """Return the indices of this machine's NVIDIA GPUs, as CUDA takes them."""
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            text=True,
+            timeout=_LISTING,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []  # No tool, or no driver: TensorFlow will not find one either.
+    return [str(i) for i in range(len(re.findall("^GPU ", listing, re.M)))]
