@@ -106,7 +106,7 @@ def test_indexed_job_gives_every_pod_its_place(monkeypatch):
         )
         variables = {"JOB_COMPLETION_INDEX": str(i)}
         found = find_place(options.cluster, variables, options.machines)
-        assert found.index == i
+        assert found.rank == i
         assert found.hosts == [f"{name}-{j}.{domain}" for j in range(2)]
 
 
@@ -126,7 +126,7 @@ def test_train_job_gives_every_pod_its_place():
             "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
         }
         found = find_place(options.cluster, variables, None)
-        assert found.index == i
+        assert found.rank == i
         assert found.hosts == [f"{name}-node-0-{j}.{name}" for j in range(2)]
 
 

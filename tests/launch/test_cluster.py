@@ -95,7 +95,7 @@ def test_place_is_found_by_auto_and_by_name(name):
     environment, addresses, index = PLACES[name]
     for kind in ("auto", name.split()[0]):
         place = find_place(kind, environment, None)
-        assert (place.addresses(1, 7), place.index) == (addresses, index)
+        assert (place.addresses(1, 7), place.rank) == (addresses, index)
 
 
 def test_pods_of_an_indexed_job_are_named_by_their_service(monkeypatch):
@@ -105,7 +105,7 @@ def test_pods_of_an_indexed_job_are_named_by_their_service(monkeypatch):
     assert place.addresses(1, 7) == [
         name.replace("-1", f"-{i}") + ":7" for i in range(3)
     ]
-    assert place.index == 1
+    assert place.rank == 1
 
 
 def test_several_workers_of_a_machine_have_successive_ports_and_ranks():

@@ -25,7 +25,7 @@ class Place(NamedTuple):
     Attributes:
         found: The platform and its variables, for people.
         hosts: "host" or "host:port" of every launcher, by index.
-        index: The index of this launcher.
+        rank: The index of this launcher.
         local_index: Its index among the launchers of its machine.
         local_count: How many launchers its machine has.
         given: A `TF_CONFIG` that already describes one worker per launcher.
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
     found: str
     hosts: list[str]
-    index: int
+    rank: int
     local_index: int = 0
     local_count: int = 1
     given: str = ""
@@ -56,7 +56,7 @@ class Place(NamedTuple):
         if len(addresses) > _SHOWN:
             shown += f", ... {addresses[-1]}"
         return (
-            f"{self.found}: index {self.index} of {len(self.hosts)}, workers "
+            f"{self.found}: index {self.rank} of {len(self.hosts)}, workers "
             f"at {shown}."
         )
 
@@ -83,10 +83,10 @@ def find_place(
             f"Received: --machines {machines}, but {place.found} has "
             f"{len(place.hosts)}. Leave `--machines` out."
         )
-    if not 0 <= place.index < len(place.hosts):
+    if not 0 <= place.rank < len(place.hosts):
         raise ValueError(
             f"The index of this machine must be in [0, {len(place.hosts)}). "
-            f"Received: {place.index} from {place.found}. Start as many "
+            f"Received: {place.rank} from {place.found}. Start as many "
             "launchers as the cluster has machines."
         )
     return place

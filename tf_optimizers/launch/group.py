@@ -112,7 +112,7 @@ def launch(
     launcher's in a cluster, if there is one. The rest are the options that
     `tf_optimizers.launch` documents.
     """
-    first = place.index * workers if place else 0
+    first = place.rank * workers if place else 0
     with (
         Events() as events,
         closing(Output(events.wake)) as output,
