@@ -29,7 +29,6 @@ from tf_optimizers.kernels import (
     betas,
     bias_correction,
     compiled,
-    logarithm,
     read,
     scalar,
     update_moments,
@@ -43,7 +42,7 @@ from tf_optimizers.offload.host_optimizer import (
 
 
 class AdamHyperparameters(NamedTuple):
-    """What a variable's step depends on; in a kernel, floats are scalars."""
+    """The settings of one variable's step; in a kernel, floats are scalars."""
 
     betas: Betas
     epsilon: float
@@ -69,19 +68,19 @@ class AdamOffload(HostOptimizer):
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
-    weights, 4 bytes more. All of it, averages and accumulators too, is on
-    `/CPU:0` of the worker process, once, however many replicas there are.
-    Only the weights are on the model's devices.
-    Traffic: gradients to the host, updates to every replica: 8 bytes per
-    float32 parameter and step, 4 more if it is decayed; in half precision 6,
-    or 8 with several replicas.
-    Between replicas, as the strategy's all-reduce of the gradients.
+    weights, 4 bytes more. All state, including averages and accumulators, is
+    on `/CPU:0` of the worker process, once for all of its replicas. Only the
+    weights are on the model's devices.
+    Traffic: each step moves gradients to the host, and updates to every
+    replica: 8 bytes per float32 parameter, 4 more if it is decayed; in half
+    precision 6, or 8 with several replicas. Between replicas, gradients are
+    exchanged by the strategy's all-reduce.
     Sparse gradients: sent as they are, made dense on the host; duplicate rows
     are summed first. The update is dense.
     Not finite: a NaN or inf gradient makes its element not finite.
     XLA: a train step that XLA compiles for another device cannot reach the
-    host. `compile` leaves XLA off unless it gets `jit_compile=True`; so must
-    a `tf.function` in a custom loop.
+    host. `compile` turns XLA off unless you pass `jit_compile=True`. In a
+    custom loop, do not compile the `tf.function` by XLA.
     Differs from `mindspore.nn.AdamOffload`: v saturates where it would
     overflow; patterns apply to all variables, whatever groups there are;
     float64, half precision and scalars are accepted.
@@ -96,14 +95,14 @@ class AdamOffload(HostOptimizer):
         beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
         epsilon: float > 0. Added to the root of v, before bias correction.
             Defaults to `1e-8`.
-        nesterov: bool. Whether to step along m as it would be if the gradient
-            came once more. Defaults to `False`.
+        nesterov: bool. Whether to use Nesterov's momentum.
+            Defaults to `False`.
         weight_decay: float >= 0. L2, added to the gradient; None means 0.
             Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
             searched in `variable.path`, with and without the model's name.
-            "beta" also matches "alphabeta";
-            `tfo.BIAS_AND_NORM` matches biases and normalization only.
+            "beta" also matches "alphabeta"; `tfo.BIAS_AND_NORM` matches only
+            biases and normalization.
             Defaults to `("beta", "gamma")`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
             `keras.optimizers.Optimizer`.
@@ -159,11 +158,10 @@ class AdamOffload(HostOptimizer):
         )
 
     def memory_summary(self) -> Summary:
-        """Return the bytes per location, compared with Keras's Adam.
+        """Return the bytes on the host and on devices, and Keras's Adam's.
 
-        For each of the two optimizers: the bytes of weights, state and master
-        weights on the host and on other devices, in this worker process with
-        all its replicas. Scalars are left out.
+        These are the bytes of weights, state and master weights of all replicas
+        of this worker process, without scalars.
 
         Raises:
             RuntimeError: If the optimizer is not built yet.
@@ -201,21 +199,26 @@ class AdamOffload(HostOptimizer):
         }
 
     def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return step_size(self.beta_1, self.beta_2, learning_rate, step)
+        rates = betas(self.beta_1, self.beta_2)
+        return step_size(rates, learning_rate, step)
 
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
     ) -> tf.Tensor | None:
         """Update m and v, and the variable itself if it is on the host.
 
-        There is a kernel for each place that the weight can be in: here,
-        elsewhere, or here in full precision and elsewhere rounded.
+        There is one kernel for a weight on the host, one for a weight on a
+        device, and one for a weight with a master weight on the host.
 
         Args:
-            gradient: Dense, of the variable's shape and its state's dtype, or
-                its own.
+            gradient: Dense, of the variable's shape, and of its dtype or its
+                state's dtype.
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar, which includes the bias corrections.
+
+        Returns:
+            None if the variable itself was updated. Otherwise the change to
+            subtract or, for a half-precision variable, its new value.
         """
         index = variable_index(self, variable)
         constants = AdamHyperparameters(
@@ -247,7 +250,7 @@ def _move(
     size: tf.Tensor,
     weight: tf.Tensor,
 ) -> None:
-    """Update the weight in place; all but gradient and size are handles."""
+    """Update the weight in place. `m`, `v` and `weight` are handles."""
     old = read(weight, gradient)
     assign(weight, old - _change(hyperparameters, gradient, m, v, size, old))
 
@@ -261,9 +264,10 @@ def _move_master(
     gradient: tf.Tensor,
     master: tf.Tensor,
 ) -> tf.Tensor:
-    """Update the master weight of a variable; return its new, rounded value.
+    """Update the master weight; return the variable's new, rounded value.
 
-    The gradient may be rounded, too.
+    `value` is the variable's value, and `gradient` may have its dtype. `m`, `v`
+    and `master` are handles.
     """
     gradient = tf.cast(gradient, tf.float32)
     old = refreshed(read(master, gradient), value)
@@ -280,9 +284,9 @@ def _change(
     size: tf.Tensor,
     weight: Any = None,
 ) -> tf.Tensor:
-    """Update m and v in place; return what to subtract from the weight.
+    """Update m and v in place; return the change to subtract from the weight.
 
-    `m` and `v` are handles; `weight` is a value, needed only if it is decayed.
+    `m` and `v` are handles. `weight` is a value, only needed for weight decay.
     """
     old = read(m, gradient), read(v, gradient)
     change, new_m, new_v = adam(hyperparameters, gradient, *old, size, weight)
@@ -292,11 +296,11 @@ def _change(
 
 
 def step_size(
-    beta_1: float, beta_2: float, learning_rate: tf.Tensor, step: tf.Tensor
+    betas: Betas, learning_rate: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
     """Return learning_rate sqrt(1 - beta_2^step) / (1 - beta_1^step)."""
-    correction = tf.sqrt(bias_correction(logarithm(beta_2), step))
-    return learning_rate * correction / bias_correction(logarithm(beta_1), step)
+    correction = tf.sqrt(bias_correction(betas.log_of_v, step))
+    return learning_rate * correction / bias_correction(betas.log_of_m, step)
 
 
 def adam(
@@ -307,9 +311,10 @@ def adam(
     size: tf.Tensor,
     weight: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return what to subtract from the weight, the new m, and the new v.
+    """Return the change to subtract from the weight, the new m, and the new v.
 
-    `size` is what `step_size` returns. `weight` is only read if it is decayed.
+    `size` is l of the formula; see `step_size`. `weight` is only needed for
+    weight decay.
     """
     betas, epsilon, nesterov, weight_decay = hyperparameters
     if weight_decay is not None:
@@ -318,5 +323,5 @@ def adam(
     ahead = m
     if nesterov:
         ahead = scalar(betas.of_m, m) * m + scalar(betas.new_m, m) * gradient
-    # epsilon is added before the bias correction, which is part of `size`.
+    # `size` includes the bias corrections, so epsilon is added before them.
     return size * ahead / (tf.sqrt(v) + scalar(epsilon, v)), m, v

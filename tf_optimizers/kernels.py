@@ -1,9 +1,9 @@
 """Compiles pure functions of tensors, once per shape; norms, sums and moments.
 
-Norms do not overflow, underflow, or lose digits: squares are taken and summed
-in float64, so a norm is finite and has float32's accuracy, whatever the size of
-the elements. In float32, the square of 1e-25 is 0, that of 1e20 is inf, and
-XLA's sum of 20 million equal squares is off by more than 1e-4.
+Norms do not overflow, underflow, or lose digits: elements are squared and
+summed in float64, so the norm of finite elements is finite and as accurate as
+float32 allows. In float32, the square of 1e-25 is 0, the square of 1e20 is inf,
+and XLA's sum of 20 million equal squares is off by more than 1e-4.
 """
 
 import functools
@@ -21,22 +21,23 @@ def compiled(
 ) -> Callable:
     """Return `function` of `constants` and tensors as a `tf.function`.
 
-    There is one per signature, shared by all optimizers, whatever their numbers
-    are, as in a sweep. It is traced once, since TensorFlow warns of a single
-    one that is traced for each shape in a model.
-    Variables are passed as handles, to `read` and `assign`: a `tf.function`
-    that was called with a variable refuses to run once that variable is gone,
-    even when it is called with another.
+    All optimizers share one `tf.function` per signature, even if their numbers
+    differ, as in a sweep. Each is traced only once: TensorFlow would warn about
+    a `tf.function` that is traced again for every shape in a model.
+    Pass variables as handles, for `read` and `assign`. Once a variable is
+    deleted, a `tf.function` that was called with it fails, even if it is now
+    called with another variable.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
         like: A tensor whose shape and dtype are part of the signature.
-        *constants: Hashable. Of a float, also within tuples, `function` gets a
-            float64 scalar; see `scalar`. All else is compiled in.
+        *constants: Hashable. `function` gets a float64 scalar for each float,
+            including floats in tuples; see `scalar`. Other constants are
+            compiled in.
         xla: Whether to compile it into one XLA kernel.
     """
     places, numbers = _without_numbers(constants)
-    # A function of one context does not exist in another.
+    # Another context does not know the functions of this one.
     signature = eager_context(), function, like.shape, like.dtype
     kernel = _cached_function(*signature, *places, xla=xla)
     if not numbers:
@@ -45,7 +46,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Return constants with `float` in the place of each number, and these."""
+    """Return constants with numbers replaced by `float`, and the numbers."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -61,10 +62,10 @@ def _cached_function(
     *constants: Any,
     xla: bool,
 ) -> Callable:
-    """Return a `tf.function`; its first argument has the numbers, if any."""
+    """Return a `tf.function`; its first argument holds the numbers, if any."""
     del context, shape, dtype
-    # A function within this one would count as the same for all signatures,
-    # when TensorFlow warns of one that is traced too often.
+    # TensorFlow counts the traces of a Python function. A nested function would
+    # count as the same one for all signatures, and get a warning.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)
@@ -82,14 +83,14 @@ def _with_numbers(
 
 
 def scalar(number: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return a number, or a float64 scalar, in the dtype of a tensor."""
+    """Return a number, or a float64 scalar, in the dtype of `like`."""
     return tf.cast(tf.convert_to_tensor(number, tf.float64), like.dtype)
 
 
 def on_gpu() -> bool:
-    """Return whether operations that are created here run on a GPU."""
+    """Return whether operations created here run on a GPU."""
     device = tf.DeviceSpec.from_string(tf.constant(0.0).device)
-    if device.device_type is None:  # A graph without a device: the default.
+    if device.device_type is None:  # In a graph: on the default device.
         return bool(tf.config.list_logical_devices("GPU"))
     return device.device_type == "GPU"
 
@@ -106,16 +107,16 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-# The most elements in a block. A block's sums stay in the cache, and it is
-# enough work for all threads.
+# Elements in a block, at most. The sums of a block stay in the cache, and a
+# block is enough work for all threads.
 _BLOCK = 1 << 20
-# XLA uses vector instructions to add _ROWS vectors of _LANES elements: few
-# enough that it unrolls the sum.
+# XLA adds _ROWS vectors of _LANES elements by vector instructions. So few rows
+# are unrolled.
 _LANES = 16
 _ROWS = 8
-# Below this length, a loop costs more than the vector instructions save.
+# Below this length, a loop costs more than vector instructions save.
 _SMALL = 4096
-# A power of two well above float32's smallest: multiplying by it is exact.
+# A power of two well above float32's smallest, so multiplying by it is exact.
 _TINY = 2.0**-100
 
 
@@ -125,18 +126,18 @@ def norms(
     gpu: bool,
     pair: bool = True,
 ) -> list[tf.Tensor]:
-    """Return the L2 norms of vectors without writing these to memory.
+    """Return the L2 norms of vectors without writing the vectors to memory.
 
     Call it inside an XLA kernel. On a CPU, XLA would store vectors that are
-    used again, but it leaves a loop over blocks as it is. On a GPU, where a
-    loop would run one block after another, it adds all of them at once.
+    used again, so they are computed and summed block by block, in a loop. On a
+    GPU, a loop would run one block at a time, so there is none.
 
     Args:
-        function: Elementwise; returns vectors, computed from `tensors` or
-            blocks of them.
-        *tensors: All of one shape and dtype.
+        function: Elementwise; computes vectors from `tensors`, or from blocks
+            of them.
+        *tensors: Tensors of the same shape and dtype.
         gpu: Whether the kernel runs on a GPU.
-        pair: Whether `function` returns two vectors; otherwise one.
+        pair: Whether `function` returns two vectors, or one.
 
     Returns:
         A float64 scalar for each vector.
@@ -157,7 +158,7 @@ def norms(
         sums = tf.zeros([size // unit, _LANES], dtype)
         sums = _add_blocks(function, flat, count, sums)
         totals.append(tf.reduce_sum(sums))
-    # Every operation takes time to trace and to compile.
+    # Skipped if empty: each operation takes time to trace and to compile.
     if not size or count * size < length:
         rest = (tensor[count * size :] for tensor in flat)
         totals.append(tf.reduce_sum(_squares(function(*rest))))
@@ -172,7 +173,7 @@ def norm(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def norm_of(gpu: bool, tensor: tf.Tensor) -> tf.Tensor:
-    """Return what `norm` returns, inside an XLA kernel; see `norms`."""
+    """Return the L2 norm of a tensor, inside an XLA kernel; see `norms`."""
     return norms(lambda block: [block], tensor, gpu=gpu, pair=False)[0]
 
 
@@ -182,10 +183,11 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return what multiplies by a float64 scalar that is >= 1e-60 or 0.
+    """Return a function that multiplies tensors by a float64 scalar.
 
-    The inverse of some finite gradients' norm does not fit float32. Call it
-    inside an XLA kernel, which makes it one pass over memory.
+    The scalar is 0 or at least 1e-60: it may be the inverse of a norm, which
+    can be too small for float32. Call the function inside an XLA kernel, where
+    it takes one pass over memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)
@@ -202,19 +204,18 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 def sum_rows(
     values: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
-    """Return [count, ...], the sums of values by their row.
+    """Return [count, ...], the sums of the values for each row.
 
-    Every replica gets the same bits: values are added in an order that depends
-    on nothing but `rows`. On a GPU, scatters and `unsorted_segment_sum` add
-    values of one row in any order, so replicas that sum the same values would
-    diverge.
+    All replicas get the same bits, because only `rows` determines the order in
+    which values are added. On a GPU, scatters and `unsorted_segment_sum` add
+    the values of a row in any order, so replicas would diverge.
 
     Args:
         values: [n, ...].
-        rows: int [n], in [0, count). They may repeat.
+        rows: int [n], in [0, count), with repetitions.
         count: The number of rows.
     """
-    if in_xla():  # Cannot compile the sums below, and compiles one replica.
+    if in_xla():  # It cannot compile the sums below, and has one replica.
         return tf.math.unsorted_segment_sum(values, rows, count)
     order = tf.argsort(rows, stable=True)
     return tf.sparse.segment_sum(
@@ -232,7 +233,7 @@ def _add_blocks(
     size = sums.shape.num_elements() * _ROWS
 
     def add(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        start = tf.stack([index * size])  # Once, not for each slice.
+        start = tf.stack([index * size])
         squares = _squares(
             function(*(tf.slice(tensor, start, [size]) for tensor in tensors))
         )
@@ -241,22 +242,22 @@ def _add_blocks(
 
     first = tf.constant(0, tf.int64)
     sums = tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
-    # A tape that records an optimizer's step asks for a gradient, and XLA
-    # cannot compile that of a loop.
+    # A tape that records an optimizer's step asks for this gradient, and XLA
+    # cannot compile the gradient of a loop.
     return tf.stop_gradient(sums)
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return float64 squares, those of two vectors as one vector of pairs.
+    """Return the float64 squares of one vector, or of two as complex numbers.
 
-    The sum of pairs takes one pass over memory, two sums take two.
+    A sum of complex numbers takes one pass over memory; two sums take two.
     """
     squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
     return tf.complex(*squares) if len(squares) == 2 else squares[0]
 
 
 class Betas(NamedTuple):
-    """The decay rates of Adam's moments, and the weights of what is new.
+    """The decay rates of Adam's moments, and numbers derived from them.
 
     These are computed in float64: in float32, 1 - 0.999 is wrong by 1.3e-5.
     """
@@ -265,34 +266,30 @@ class Betas(NamedTuple):
     of_v: float
     new_m: float  # 1 - of_m
     root_of_new_v: float  # sqrt(1 - of_v)
+    log_of_m: float
+    log_of_v: float
 
 
 def betas(beta_1: float, beta_2: float) -> Betas:
-    """Return Adam's decay rates with the weights that go with them."""
-    return Betas(beta_1, beta_2, 1 - beta_1, math.sqrt(1 - beta_2))
+    """Return Adam's decay rates with the numbers derived from them."""
+    logs = (math.log(beta) if beta else -math.inf for beta in (beta_1, beta_2))
+    return Betas(beta_1, beta_2, 1 - beta_1, math.sqrt(1 - beta_2), *logs)
 
 
 def update_moments(
     betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return Adam's moments of the gradient and of its square."""
-    of_m, of_v, new_m, root_of_new_v = (scalar(number, m) for number in betas)
+    numbers = (scalar(number, m) for number in betas[:4])
+    of_m, of_v, new_m, root_of_new_v = numbers
     m = of_m * m + new_m * gradient
     # Scaled before squaring: the square of 1e20 alone overflows float32.
     v = of_v * v + tf.square(root_of_new_v * gradient)
-    # The sum can still overflow. XLA vectorizes a select, but not a minimum.
+    # The sum can still overflow. XLA vectorizes `where`, but not `minimum`.
     limit = tf.constant(v.dtype.max, v.dtype)
     return m, tf.where(v > limit, limit, v)
 
 
-def logarithm(beta: float) -> float:
-    """Return log(beta), for `bias_correction`."""
-    return math.log(beta) if beta else -math.inf
-
-
 def bias_correction(log_beta: float | tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Return 1 - beta^step to all digits of the dtype of `step`.
-
-    In float32, 1 - 0.999 itself is wrong by 1.3e-5.
-    """
+    """Return 1 - beta^step, accurate to all digits of the dtype of `step`."""
     return -tf.math.expm1(step * scalar(log_beta, step))

@@ -1,17 +1,18 @@
 """LAMB: Adam with one trust ratio per variable."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_optimizers.kernels import scalar
+from tf_optimizers.kernels import assign, norms, read, scalar, update_moments
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
     LayerwiseHyperparameters,
-    Rule,
+    corrections_at,
+    trust_ratio,
 )
 
 
@@ -28,7 +29,7 @@ class Lamb(LayerwiseOptimizer):
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
     whole variable; phi clamps to [lower_bound, upper_bound]. The trust ratio
-    phi(|w|) / |u| is 1 when phi(|w|) or |u| is 0, and for variables that are
+    phi(|w|) / |u| is 1 if phi(|w|) or |u| is 0, and for variables that are
     excluded from layer adaptation.
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
@@ -38,7 +39,7 @@ class Lamb(LayerwiseOptimizer):
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
-    Differs from the paper: only in the bounds, which define phi.
+    Differs from the paper: only in the bounds of phi.
     Differs from `paddle.optimizer.Lamb`: `weight_decay=0` still adapts, as in
     Paddle up to 2.5; to adapt nothing, pass
     `exclude_from_layer_adaptation=[""]`.
@@ -51,19 +52,19 @@ class Lamb(LayerwiseOptimizer):
             arguments. Defaults to `1e-3`.
         beta_1: float in [0, 1). Decay of m, per step. Defaults to `0.9`.
         beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
-        epsilon: float > 0. Added to the root of v^. Defaults to `1e-6`.
-        weight_decay: float >= 0. Inside the trust ratio; None means 0.
+        epsilon: float > 0. Added to sqrt(v^). Defaults to `1e-6`.
+        weight_decay: float >= 0. Applied inside the trust ratio; None means 0.
             Defaults to `0.01`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
             searched in `variable.path`, with and without the model's name,
             such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
-        exclude_from_layer_adaptation: The same. None excludes the variables
-            that are not decayed, `[]` excludes nothing.
+        exclude_from_layer_adaptation: As `exclude_from_weight_decay`. None
+            excludes the variables that are not decayed, `[]` excludes none.
             Defaults to `None`.
-        lower_bound: float >= 0 or None. Least |w| in the ratio.
+        lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
-        upper_bound: float > 0 or None. Greatest |w| in the ratio.
+        upper_bound: float > 0 or None. Upper bound of phi.
             Defaults to `None`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
             `keras.optimizers.Optimizer`.
@@ -109,22 +110,60 @@ class Lamb(LayerwiseOptimizer):
             **kwargs,
         )
 
-    def _rule(self) -> Rule:
-        return Rule(lamb)
+    def _kernel(self) -> Callable:
+        return lamb_step
+
+    def _direction(self) -> Callable:
+        return lamb
+
+
+def lamb_step(
+    gpu: bool,
+    hyperparameters: LayerwiseHyperparameters,
+    handles: Sequence[tf.Tensor],
+    gradient: tf.Tensor,
+    learning_rate: tf.Tensor,
+    step: tf.Tensor,
+) -> None:
+    """Update w, m and v in place; called inside an XLA kernel.
+
+    The norms need whole tensors, so u is computed twice: once to measure it and
+    once to apply it. This takes less time than storing it.
+
+    Args:
+        gpu: Whether the kernel runs on a GPU.
+        hyperparameters: Those of the variable.
+        handles: The handles of the variables w, m and v.
+        gradient: Dense, of their shape and dtype.
+        learning_rate: Scalar of their dtype.
+        step: int scalar, counted from 1.
+    """
+    w, m, v = (read(handle, gradient) for handle in handles)
+    m, v = update_moments(hyperparameters.betas, gradient, m, v)
+    corrections = corrections_at(hyperparameters.betas, step, w.dtype)
+
+    def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
+        return [w, lamb(hyperparameters, w, m, v, corrections)]
+
+    rate = learning_rate
+    if hyperparameters.is_adapted:
+        ratio = trust_ratio(hyperparameters, *norms(vectors, w, m, v, gpu=gpu))
+        rate *= tf.cast(ratio, rate.dtype)
+    u = lamb(hyperparameters, w, m, v, corrections)
+    for handle, value in zip(handles, (w - rate * u, m, v), strict=True):
+        assign(handle, value)
 
 
 def lamb(
     hyperparameters: LayerwiseHyperparameters,
     weight: tf.Tensor,
-    gradient: tf.Tensor,
     m: tf.Tensor,
     v: tf.Tensor,
     corrections: Corrections,
-) -> list[tf.Tensor]:
-    """Return u of the formula; m and v are new."""
-    del gradient  # It is in m and v.
-    # Two roots, since the quotient can overflow where they do not.
+) -> tf.Tensor:
+    """Return u from w, m and v; `corrections` turn these into m^ and v^."""
+    # Each root is taken separately: the quotient can overflow, they cannot.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight
-    return [m * corrections.m * inverse + decay]
+    return m * corrections.m * inverse + decay

@@ -8,12 +8,20 @@ import tensorflow as tf
 
 from tf_optimizers.base.gradients import clip_elements
 from tf_optimizers.checks import TINY, check_positive
-from tf_optimizers.kernels import scalar, scaling
+from tf_optimizers.kernels import (
+    assign,
+    norms,
+    read,
+    scalar,
+    scaling,
+    update_moments,
+)
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
     LayerwiseHyperparameters,
-    Rule,
+    corrections_at,
+    trust_ratio,
 )
 
 
@@ -34,11 +42,11 @@ class LANS(LayerwiseOptimizer):
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
     whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 where |g|
-    is 0. Both trust ratios phi(|w|) / |.| are 1 when a part is 0, and for
+    is 0. Each trust ratio phi(|w|) / |.| is 1 if phi(|w|) or |.| is 0, and for
     variables that are excluded from layer adaptation.
 
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
-    only change what is representable.
+    only prevent overflow and underflow.
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
@@ -47,7 +55,7 @@ class LANS(LayerwiseOptimizer):
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
-    Differs from the paper: only in clipping and bounds.
+    Differs from the paper: only in clipping g~ and in the bounds of phi.
     Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
     instead of turning weights and state into NaN; tiny and huge gradients
     neither underflow nor overflow. Other steps equal its fused ones.
@@ -58,22 +66,23 @@ class LANS(LayerwiseOptimizer):
         beta_1: float in [0, 1). Decay of m, per step, and the weight of its
             direction. Defaults to `0.9`.
         beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
-        epsilon: float > 0. Added to the root of v^. Defaults to `1e-6`.
-        weight_decay: float >= 0. Inside both trust ratios; None means 0.
+        epsilon: float > 0. Added to sqrt(v^). Defaults to `1e-6`.
+        weight_decay: float >= 0. Applied inside both trust ratios; None means
+            0.
             Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
             searched in `variable.path`, with and without the model's name,
             such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
-        exclude_from_layer_adaptation: The same. None excludes the variables
-            that are not decayed, `[]` excludes nothing.
+        exclude_from_layer_adaptation: As `exclude_from_weight_decay`. None
+            excludes the variables that are not decayed, `[]` excludes none.
             Defaults to `None`.
-        lower_bound: float >= 0 or None. Least |w| in the ratios.
+        lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
-        upper_bound: float > 0 or None. Greatest |w| in the ratios.
+        upper_bound: float > 0 or None. Upper bound of phi.
             Defaults to `None`.
-        clip_normalized_gradient: float > 0 or None. Greatest absolute element
-            of g~. Defaults to `None`.
+        clip_normalized_gradient: float > 0 or None. Largest absolute value of
+            an element of g~. Defaults to `None`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
             `keras.optimizers.Optimizer`.
 
@@ -132,23 +141,59 @@ class LANS(LayerwiseOptimizer):
             "clip_normalized_gradient": self.clip_normalized_gradient
         }
 
-    def _rule(self) -> Rule:
-        return Rule(
-            lans,
-            shares=(self.beta_1, 1 - self.beta_1),
-            prepare=normalized,
-            limit=self.clip_normalized_gradient,
-        )
+    def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
+        limit = self.clip_normalized_gradient
+        return super()._hyperparameters(index)._replace(gradient_limit=limit)
+
+    def _kernel(self) -> Callable:
+        return lans_step
+
+    def _direction(self) -> Callable:
+        return _along_momentum
+
+
+def lans_step(
+    gpu: bool,
+    hyperparameters: LayerwiseHyperparameters,
+    handles: Sequence[tf.Tensor],
+    gradient: tf.Tensor,
+    learning_rate: tf.Tensor,
+    step: tf.Tensor,
+) -> None:
+    """Update w, m and v in place; see `lamb_step`."""
+    w, m, v = (read(handle, gradient) for handle in handles)
+    # Measuring two norms together takes hardly longer than measuring one.
+    g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
+    normalize = normalized(g_norm, hyperparameters.gradient_limit)
+    betas = hyperparameters.betas
+    m, v = update_moments(betas, normalize(gradient), m, v)
+    corrections = corrections_at(betas, step, w.dtype)
+
+    def directions(*state: tf.Tensor) -> list[tf.Tensor]:
+        w, gradient, m, v = state
+        return lans(hyperparameters, w, normalize(gradient), m, v, corrections)
+
+    rates = [learning_rate, learning_rate]
+    if hyperparameters.is_adapted:
+        measured = norms(directions, w, gradient, m, v, gpu=gpu)
+        ratios = [trust_ratio(hyperparameters, w_norm, d) for d in measured]
+        rates = [learning_rate * tf.cast(ratio, w.dtype) for ratio in ratios]
+    a, c = directions(w, gradient, m, v)
+    new = w - rates[0] * scalar(betas.of_m, w) * a
+    new -= rates[1] * scalar(betas.new_m, w) * c
+    for handle, value in zip(handles, (new, m, v), strict=True):
+        assign(handle, value)
 
 
 def normalized(
     norm: tf.Tensor, limit: float | tf.Tensor | None = None
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return what divides a gradient by its norm, then clips it; see `Rule`.
+    """Return a function that divides blocks of a gradient by `norm`.
 
-    If the norm is 0, so is the result.
+    It also clips their elements to [-limit, limit]. If the norm is 0, the
+    result is 0.
     """
-    # A norm below the normal numbers has no finite inverse. NaN stays NaN.
+    # The inverse of a subnormal norm is not finite. NaN stays NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     scale = scaling(inverse)
     if limit is None:
@@ -166,9 +211,20 @@ def lans(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> list[tf.Tensor]:
-    """Return a and c of the formula; `gradient` is g~, and m and v are new."""
-    # Two roots, since the quotient can overflow where they do not.
+    """Return a and c from w, g~, m and v; `corrections` give m^ and v^."""
+    # Each root is taken separately: the quotient can overflow, they cannot.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight
     return [m * corrections.m * inverse + decay, gradient * inverse + decay]
+
+
+def _along_momentum(
+    hyperparameters: LayerwiseHyperparameters,
+    weight: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    corrections: Corrections,
+) -> tf.Tensor:
+    """Return a, which does not depend on the gradient once m and v are new."""
+    return lans(hyperparameters, weight, m, m, v, corrections)[0]

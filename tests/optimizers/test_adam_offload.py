@@ -226,7 +226,7 @@ def test_pure_step_matches_formula():
     expected = reference.adam_offload(
         w, g, state, 0.02, epsilon=1e-3, nesterov=True, weight_decay=0.1
     )
-    size = step_size(0.9, 0.999, *tf.constant([0.02, 3.0], "float64"))
+    size = step_size(betas(0.9, 0.999), *tf.constant([0.02, 3.0], "float64"))
     change, new_m, new_v = adam(
         AdamHyperparameters(betas(0.9, 0.999), 1e-3, True, 0.1),
         *map(tf.constant, (g, m, v)),
@@ -241,7 +241,8 @@ def test_pure_step_matches_formula():
 @pytest.mark.parametrize("step", [1, 10, 100_000])
 def test_step_size_keeps_all_digits(step):
     exact = 0.1 * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-    single = step_size(0.9, 0.999, tf.constant(0.1), tf.constant(float(step)))
+    rates = betas(0.9, 0.999)
+    single = step_size(rates, tf.constant(0.1), tf.constant(float(step)))
     assert float(single) == pytest.approx(exact, rel=5e-7)
 
 

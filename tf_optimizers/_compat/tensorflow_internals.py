@@ -112,28 +112,25 @@ def update_each(
 def update_by_device(
     variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
 ) -> None:
-    """Call `function(components, *lists)` once for each device, on it.
+    """Call `function(rows)` once for each device, on it.
 
     Args:
-        variables: As of `update_each`.
-        function: Gets the components of the variables on a device, and for
-            each further argument a list with one value per component.
-        *args: As of `update_each`.
+        variables: Variables of the current strategy.
+        function: Gets a list of tuples, each with a component on that device
+            and its values.
+        *args: As for `update_each`.
     """
 
-    def update(strategy: Any, *args: Any) -> None:
+    def update(_: Any, *args: Any) -> None:
         found: dict[str, list[tuple]] = {}
 
         def note(component: tf.Variable, *values: Any) -> None:
             found.setdefault(component.device, []).append((component, *values))
 
-        for variable, *values in zip(variables, *args, strict=True):
-            strategy.extended.update(
-                variable, note, args=tuple(values), group=False
-            )
+        update_each(variables, note, *args)
         for device, rows in found.items():
             with tf.device(device):
-                function(*map(list, zip(*rows, strict=True)))
+                function(rows)
 
     call_across_replicas(update, *args)
 

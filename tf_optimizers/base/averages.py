@@ -1,4 +1,4 @@
-"""Follows weights with the moving averages of `use_ema`."""
+"""Keeps the moving averages of `use_ema`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,10 @@ from tf_optimizers._compat.keras_internals import (
     variable_index,
     variable_key,
 )
-from tf_optimizers._compat.tensorflow_internals import call_across_replicas
+from tf_optimizers._compat.tensorflow_internals import (
+    call_across_replicas,
+    update_each,
+)
 from tf_optimizers.base.components import (
     backend_variable,
     local_component,
@@ -23,12 +26,13 @@ from tf_optimizers.base.precision import MasterWeights
 
 
 class Averages:
-    """Updates averages in full precision; overwrites weights with them.
+    """Averages weights in full precision, and overwrites weights with averages.
 
     Args:
-        optimizer: The optimizer that has the averages.
-        masters: Its master weights, averaged where a variable has one.
-        where: Where the averages are: `Replicas` or the host.
+        optimizer: The optimizer that averages.
+        masters: Its master weights, which are averaged in place of
+            half-precision variables.
+        where: The place of the averages, `Replicas` or `Host`.
     """
 
     def __init__(
@@ -37,7 +41,8 @@ class Averages:
         self._optimizer = optimizer
         self._masters = masters
         self._where = where
-        self._stepped: frozenset[str] = frozenset()  # By the step traced last.
+        # The keys of the variables that the last traced step moves.
+        self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Note which variables a step moves."""
@@ -56,7 +61,7 @@ class Averages:
         optimizer = self._optimizer
         # The first update sets the averages to the weights themselves.
         self._where.once(
-            "average", lambda: self._follow(optimizer.iterations > 0)
+            "average", lambda: self._average(optimizer.iterations > 0)
         )
         if frequency := optimizer.ema_overwrite_frequency:
             tf.cond(
@@ -66,31 +71,31 @@ class Averages:
             )
 
     def start(self) -> None:
-        """Set the averages to the weights, if there has been no update."""
+        """Set the averages to the weights if there was no update yet."""
         if not self._optimizer.use_ema:
-            return  # They are those of an optimizer around this one.
+            return  # The averages belong to an optimizer that wraps this one.
 
         def start() -> None:
             tf.cond(
                 self._optimizer.iterations == 0,
-                lambda: self._follow(False),
+                lambda: self._average(False),
                 lambda: None,
             )
 
-        # Callbacks read them outside of the strategy's scope.
+        # Callbacks call this outside of the strategy's scope.
         with strategy_of(self._optimizer).scope():
             self._where.once("first average", start)
 
     def shown(self, averages: list[Any]) -> list[Any]:
-        """Return the averages for Keras's callbacks."""
+        """Return the averages in the form that Keras's callbacks expect."""
         self.start()
         return self._where.shown(self._optimizer, averages)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Overwrite averaged variables with their averages, after training.
 
-        Keras passes those that are not frozen now; a step that was traced
-        before still moves those that were not frozen then.
+        Keras passes the variables that are trainable now. A step that was
+        traced earlier also moves variables that were frozen since.
         """
         self.start()
         optimizer = self._optimizer
@@ -106,15 +111,17 @@ class Averages:
             self._assign(moved)
 
     def _variables(self) -> list[Any]:
-        """Return the variables that are averaged."""
+        """Return the averaged variables."""
         return [
             variable
             for variable in built_variables(self._optimizer)
             if not is_overwritten(self._optimizer, variable)
         ]
 
-    def _follow(self, is_later: Any) -> None:
-        def follow(variable: tf.Variable) -> None:
+    def _average(self, is_later: Any) -> None:
+        """Update the averages, or set them to the weights if not `is_later`."""
+
+        def update(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)
             index = variable_index(self._optimizer, variable)
             weight = value_of(self._masters.full_precision(index, variable))
@@ -123,7 +130,7 @@ class Averages:
             mean.assign(momentum * mean + (1 - momentum) * weight)
 
         variables = list(map(backend_variable, self._variables()))
-        self._where.update_each(variables, follow)
+        self._where.update_each(variables, update)
 
     def _assign(self, variables: Sequence[Any]) -> None:
         """Overwrite variables, and their master weights."""
@@ -138,6 +145,4 @@ class Averages:
                     local_component(master, variable).assign(mean)
             variable.assign(value)
 
-        extended = tf.distribute.get_strategy().extended
-        for variable in map(backend_variable, variables):
-            extended.update(variable, assign, group=False)
+        update_each(list(map(backend_variable, variables)), assign)

@@ -50,7 +50,7 @@ from tf_optimizers.replicas import replicas_of
 class Optimizer(keras.optimizers.Optimizer):
     """A Keras optimizer that clips, averages and rounds at the right stages.
 
-    A replica's gradients flow through `apply` in this order:
+    The gradients of a replica pass through `apply` in this order:
 
         check ─ `_cast` ─ (Keras: unscale) ─ `_accumulate` ─ `_update`
                                                                 │
@@ -58,22 +58,21 @@ class Optimizer(keras.optimizers.Optimizer):
               └─ `_exchange` ─ `_step`: `update_step` per variable
                  ─ averages ─ (Keras: constrain)
 
-    `_exchange` combines the gradients of all replicas: it sums them, makes them
-    dense and clips the sums, so that N replicas compute what one replica
-    computes on the same global batch. A subclass replaces stages, never the
-    flow:
+    `_exchange` sums the gradients of all replicas, makes them dense and clips
+    the sums, so that N replicas compute the same as one replica does on the
+    same global batch. Subclasses replace stages, but keep their order:
 
-        Lamb, LANS    `update_step`; many variables at a time on a GPU
-        DGCMomentum   what it exchanges; it clips before the exchange
-        AdamOffload   `_accumulate`: one accumulator serves all replicas, so
-                      `_exchange` comes before it and clipping after it;
+        Lamb, LANS    `update_step`, for many variables at a time on a GPU
+        DGCMomentum   `_update`: it clips, then exchanges the largest entries
+        AdamOffload   `_accumulate`: it exchanges before it accumulates, since
+                      one accumulator serves all replicas, and clips later;
                       `_step` runs once, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
-    weights. `_where` says where averages and accumulators are: on every
-    replica, or once on the host.
+    weights. `_where` is the place of averages and accumulators: `Replicas`, or
+    `Host` for one copy per worker.
 
-    An optimizer whose own mathematics decays weights sets `_exclusions`; the
+    An optimizer that decays weights in its own formula sets `_exclusions`. The
     decoupled decay of `keras.optimizers.Optimizer` is never applied.
 
     Args:
@@ -82,7 +81,7 @@ class Optimizer(keras.optimizers.Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    _variables_name = VARIABLES  # Of the list of variables, in checkpoints.
+    _variables_name = VARIABLES  # In checkpoints, the name of the variables.
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         check_base_arguments(kwargs)
@@ -94,13 +93,14 @@ class Optimizer(keras.optimizers.Optimizer):
         self._is_agreed = False
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create what every optimizer keeps for `variables`.
+        """Create master weights and averages, and find excluded variables.
 
-        Patterns are matched here, since under a strategy `update_step` gets
-        variables without a path, and loading changes paths.
+        Patterns are matched here: under a strategy, `update_step` gets
+        variables without a path, and loading a model changes paths.
 
         Raises:
-            ValueError: If a config excludes variables that are not these.
+            ValueError: If the config excludes variables that are not among
+                these.
         """
         if self.built:
             return
@@ -121,7 +121,7 @@ class Optimizer(keras.optimizers.Optimizer):
         dtype: Any = None,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Add a variable, in float32 where the model's has half precision."""
+        """Add a variable, in float32 if the requested dtype has fewer bits."""
         dtype = None if dtype is None else state_dtype(dtype)
         return super().add_variable(
             shape, initializer=initializer, dtype=dtype, **kwargs
@@ -132,17 +132,17 @@ class Optimizer(keras.optimizers.Optimizer):
         var_list: Sequence[Any] | None = None,
         var_names: Sequence[str] | None = None,
     ) -> None:
-        """Exclude variables, in addition to those that the patterns exclude.
+        """Exclude variables from weight decay, in addition to the patterns.
 
-        Unlike with Keras's method of this name, the exclusions become part of
-        the config. Each call, which every replica may make, replaces the last.
+        Unlike Keras's method of this name, this changes the config. A call
+        replaces the previous one; every replica may make the same call.
 
         Args:
             var_list: Variables to exclude.
             var_names: Regular expressions searched in `variable.name`.
 
         Raises:
-            RuntimeError: If the optimizer is built with other exclusions.
+            RuntimeError: If the optimizer was built with other exclusions.
         """
         self._exclusions = self._exclusions.with_call(
             self, var_list or (), var_names
@@ -162,17 +162,18 @@ class Optimizer(keras.optimizers.Optimizer):
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[Any] | None = None,
     ) -> None:
-        """Update the variables from one gradient each, in replica context.
+        """Update each variable with its gradient, in replica context.
 
         Args:
             grads: Tensors or `tf.IndexedSlices` of the variables' shapes, or
                 None for a variable that the loss does not depend on.
             trainable_variables: The variables. The first call builds the
-                optimizer with them. Defaults to those it was built with.
+                optimizer with them. Defaults to the variables that the
+                optimizer was built with.
 
         Raises:
             ValueError: If there is no gradient, if a gradient has another shape
-                than its variable, or if a variable is unknown. Nothing has
+                than its variable, or if a variable is unknown. Nothing is
                 changed then.
             TypeError: If a gradient is not of a floating dtype.
             RuntimeError: If called outside of `strategy.run`.
@@ -180,8 +181,8 @@ class Optimizer(keras.optimizers.Optimizer):
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context()
-        # At the end of data of unknown length there is no gradient, and nothing
-        # must change, not even `iterations`. The last gradient is there first.
+        # At the end of data of unknown length no gradient is computed, and
+        # nothing may change, not even `iterations`: all waits for the last one.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
@@ -204,7 +205,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Return gradients in the state's dtype that Keras can unscale."""
+        """Return gradients that Keras can unscale, in the state's dtype."""
         gradients = in_state_dtype(gradients, variables)
         if self.loss_scale_factor or self.gradient_accumulation_steps:
             # Keras can neither divide nor add IndexedSlices.
@@ -232,13 +233,13 @@ class Optimizer(keras.optimizers.Optimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Update the variables from this replica's share of the gradients."""
+        """Exchange this replica's gradients, and step."""
         self._step(self._exchange(gradients, variables), variables)
 
     def _exchange(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
-        """Sum the gradients over replicas, make them dense and clip them."""
+        """Sum gradients over replicas, make the sums dense and clip them."""
         return clip(
             densify(replicas_of().sum(gradients), variables),
             self.clipnorm,
@@ -249,7 +250,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step at the current rate, which a callable may change each time."""
+        """Step at the current rate; a callable may return another each time."""
         rate = tf.convert_to_tensor(self.learning_rate)
         self._step_at(rate, gradients, variables)
 
@@ -258,41 +259,36 @@ class Optimizer(keras.optimizers.Optimizer):
         learning_rate: tf.Tensor,
         gradients: list[Gradient],
         variables: list[tf.Variable],
-        *others: list[Any],
     ) -> None:
-        """Step each component; a subclass may pass `others` to its hook."""
-        update_each(
-            variables,
-            self._step_component,
-            gradients,
-            [learning_rate] * len(variables),
-            *others,
-        )
-        self._ema.update()
+        """Call `update_step` for each component of each variable."""
 
-    def _step_component(
-        self, variable: tf.Variable, gradient: Gradient, rate: tf.Tensor
-    ) -> None:
-        self.update_step(gradient, variable, rate)
+        def step(
+            variable: tf.Variable, gradient: Gradient, rate: tf.Tensor
+        ) -> None:
+            self.update_step(gradient, variable, rate)
+
+        rates = [learning_rate] * len(variables)
+        update_each(variables, step, gradients, rates)
+        self._ema.update()
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight."""
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 
-    # Rounds the result, after an assignment, into a half-precision variable.
+    # Call it after assigning to `_full_precision(variable)`.
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
         """Return the optimizer whose state is saved as this one's."""
-        # A method: Keras would go through what an attribute holds.
+        # Not an attribute: Keras would track its variables.
         return self
 
     def _check_name(self, name: str) -> None:
-        """Raise if what a checkpoint has under a name must not be read."""
+        """Raise if the variable of this name must not be restored."""
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
-        """Return patterns for other purposes than weight decay."""
+        """Return the patterns for purposes other than weight decay."""
         return {}
 
     def _is_decayed(self, index: int) -> bool:

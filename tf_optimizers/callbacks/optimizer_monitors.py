@@ -18,7 +18,7 @@ from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.kernels import norm
 from tf_optimizers.layerwise.layerwise_optimizer import (
     LayerwiseOptimizer,
-    trust_ratio,
+    last_trust_ratio,
     weight_of,
 )
 from tf_optimizers.sparse_loco import SparseLoCo
@@ -202,7 +202,7 @@ class TrustRatioMonitor(Monitor):
         """Return [3, variables]: ratios, and norms of weights and updates."""
         columns = [
             (
-                trust_ratio(self.optimizer, variable, old),
+                last_trust_ratio(self.optimizer, variable, old),
                 norm(old),
                 norm(new - old),
             )

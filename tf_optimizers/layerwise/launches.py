@@ -1,16 +1,17 @@
-"""Chooses which variables a GPU steps in one launch.
+"""Chooses the variables that a GPU steps in one launch.
 
-A launch costs as much as stepping a few million parameters, so small variables
-share one. Variables of one shape have one kernel, however many of them there
-are: it has the same parts for each, which XLA compiles once.
+A launch takes as long as stepping a few million parameters, so small variables
+share one. Variables in a launch have the same shape, so that a model needs few
+kernels.
 """
 
 import collections
 from collections.abc import Sequence
 from typing import Any
 
-# The most variables in a launch, and the most elements of several. More would
-# save little, and their gradients would have to wait for each other in memory.
+# Limits on the variables in a launch and, if there are several, on their
+# elements. Larger launches would save little time, and need all their gradients
+# in memory at the same time.
 MOST = 32
 ELEMENTS = 1 << 24
 
@@ -19,23 +20,24 @@ def launches(
     variables: Sequence[int],
     kernels: Sequence[tuple[Any, ...]],
 ) -> list[list[int]]:
-    """Return positions in the lists, by the launch that steps them.
+    """Return the positions in the lists, grouped by launch.
 
-    A variable that comes again, for another gradient, is in a later launch.
+    If a variable occurs several times, each time is in a later launch.
 
     Args:
-        variables: What identifies each variable.
-        kernels: What identifies the kernel of each; its shape comes first.
+        variables: The index of each variable.
+        kernels: A key for the kernel of each variable, a tuple that begins with
+            the shape.
     """
-    alike: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     times: collections.Counter = collections.Counter()
     for i, (variable, kernel) in enumerate(
         zip(variables, kernels, strict=True)
     ):
-        alike.setdefault((kernel, times[variable]), []).append(i)
+        groups.setdefault((kernel, times[variable]), []).append(i)
         times[variable] += 1
     found = []
-    for (kernel, _), positions in alike.items():
+    for (kernel, _), positions in groups.items():
         size = max(1, kernel[0].num_elements())
         count = max(1, min(MOST, ELEMENTS // size))
         found += [

@@ -1,14 +1,12 @@
-"""Keeps Adam's state, and steps in proportion to |w|, for Lamb and LANS."""
+"""The base class of `Lamb` and `LANS`."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras_internals import variable_index
-from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import in_xla, update_by_device
 from tf_optimizers.base.components import backend_variable, local_component
 from tf_optimizers.base.exclusions import (
@@ -25,23 +23,20 @@ from tf_optimizers.checks import (
     check_patterns,
     check_positive,
 )
-from tf_optimizers.kernels import betas, compiled, logarithm, on_gpu
+from tf_optimizers.kernels import betas, compiled, on_gpu
 from tf_optimizers.layerwise.launches import launches
 from tf_optimizers.layerwise.layerwise_step import (
-    Corrections,
     LayerwiseHyperparameters,
-    Rule,
-    corrections_at,
-    layerwise_steps,
     momentum_ratio,
+    step_each,
 )
+
+# A variable's component on this device, its gradient, and the learning rate.
+Row = tuple[tf.Variable, tf.Tensor, Any]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Adam's moments, with steps in proportion to the norm of each variable."""
-
-    # In a step, the corrections of the moments' bias of one variable's dtype.
-    _present: Corrections | None = None
+    """Keeps Adam's moments, and steps in proportion to each variable's norm."""
 
     def __init__(
         self,
@@ -76,7 +71,7 @@ class LayerwiseOptimizer(Optimizer):
         self.upper_bound = upper_bound
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v for each variable, in its shape, at least float32."""
+        """Create m and v for each variable, in its shape and state dtype."""
         if self.built:
             return
         super().build(variables)
@@ -88,7 +83,7 @@ class LayerwiseOptimizer(Optimizer):
         return {LAYER_ADAPTATION: self.exclude_from_layer_adaptation}
 
     def _is_adapted(self, index: int) -> bool:
-        """Return whether the step of the variable gets a trust ratio."""
+        """Return whether the step of the variable has a trust ratio."""
         if self.exclude_from_layer_adaptation is None:
             return self._is_decayed(index)
         return not self._excluded.has(LAYER_ADAPTATION, index)
@@ -108,8 +103,12 @@ class LayerwiseOptimizer(Optimizer):
             "upper_bound": self.upper_bound,
         }
 
-    def _rule(self) -> Rule:
-        """Return what distinguishes the optimizer's steps from others'."""
+    def _kernel(self) -> Callable:
+        """Return the function that steps one variable, such as `lamb_step`."""
+        raise NotImplementedError
+
+    def _direction(self) -> Callable:
+        """Return the function for the direction of m^, such as `lamb`."""
         raise NotImplementedError
 
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
@@ -117,8 +116,9 @@ class LayerwiseOptimizer(Optimizer):
             betas(self.beta_1, self.beta_2),
             self.epsilon,
             self._decay_of(index),
-            lower_bound=self.lower_bound,
-            upper_bound=self.upper_bound,
+            self._is_adapted(index),
+            self.lower_bound,
+            self.upper_bound,
         )
 
     def _step_at(
@@ -126,69 +126,27 @@ class LayerwiseOptimizer(Optimizer):
         learning_rate: tf.Tensor,
         gradients: list[Gradient],
         variables: list[tf.Variable],
-        *others: list[Any],
     ) -> None:
-        dtypes = [state_dtype(variable.dtype) for variable in variables]
-        # Once a step, not for every variable, which would all be traced.
-        by_dtype = {dtype: self._corrections(dtype) for dtype in set(dtypes)}
-        corrections = [by_dtype[dtype] for dtype in dtypes]
-        if self._has_own_steps():
-            super()._step_at(
-                learning_rate, gradients, variables, corrections, *others
-            )
+        if self.update_step != self._update_step:  # A subclass has its own.
+            super()._step_at(learning_rate, gradients, variables)
             return
         rates = [learning_rate] * len(variables)
-        update_by_device(
-            variables, self._step_on_device, gradients, rates, corrections
-        )
+        update_by_device(variables, self._step_on_device, gradients, rates)
         self._ema.update()
 
-    def _has_own_steps(self) -> bool:
-        """Return whether another `update_step` steps, such as a subclass's."""
-        ours = LayerwiseOptimizer.update_step
-        return getattr(self.update_step, "__func__", None) is not ours
-
-    def _step_on_device(
-        self,
-        variables: list[tf.Variable],
-        gradients: list[tf.Tensor],
-        rates: list[tf.Tensor],
-        corrections: list[Corrections],
-    ) -> None:
-        """Step components; on a GPU, those of one shape together."""
-        groups = [[i] for i in range(len(variables))]
+    def _step_on_device(self, rows: list[Row]) -> None:
+        """Step components; on a GPU, those of one shape in one launch."""
+        groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
-            indices = [variable_index(self, v) for v in variables]
+            indices = [variable_index(self, row[0]) for row in rows]
             kernels = [
-                (v.shape, state_dtype(v.dtype), *self._constants(v))
-                for v in variables
+                (v.shape, state_dtype(v.dtype), self._hyperparameters(i))
+                for i, (v, *_) in zip(indices, rows, strict=True)
             ]
-            groups = launches(indices, kernels)
+            groups = [[rows[i] for i in g] for g in launches(indices, kernels)]
+        step = self._steps() + 1
         for group in groups:
-            self._step_alike(
-                [variables[i] for i in group],
-                [gradients[i] for i in group],
-                rates[0],
-                corrections[group[0]],
-            )
-
-    def _corrections(self, dtype: Any, ahead: int = 1) -> Corrections:
-        """Return those of the next step, or of the last."""
-        # Keras takes longer to trace `iterations + 1`.
-        step = tf.cast(self.iterations, dtype) + ahead
-        logs = logarithm(self.beta_1), logarithm(self.beta_2)
-        return compiled(corrections_at, step, *logs)(step)
-
-    def _step_component(
-        self,
-        variable: tf.Variable,
-        gradient: Gradient,
-        rate: tf.Tensor,
-        corrections: Corrections | None = None,
-    ) -> None:
-        # Not an argument: subclasses may override what Keras defines.
-        with replaced([(self, "_present", corrections)]):
-            super()._step_component(variable, gradient, rate)
+            self._step_together(group, step)
 
     def update_step(
         self, gradient: tf.Tensor, variable: Any, learning_rate: Any
@@ -200,58 +158,49 @@ class LayerwiseOptimizer(Optimizer):
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar.
         """
-        variable = backend_variable(variable)
-        present = self._present or self._corrections(
-            state_dtype(variable.dtype)
-        )
-        self._step_alike([variable], [gradient], learning_rate, present)
+        row = backend_variable(variable), gradient, learning_rate
+        self._step_together([row], self._steps() + 1)
 
-    def _step_alike(
-        self,
-        variables: list[tf.Variable],
-        gradients: list[tf.Tensor],
-        learning_rate: Any,
-        corrections: Corrections,
-    ) -> None:
-        """Step variables of one kernel, or their components on this device."""
+    _update_step = update_step
+
+    def _steps(self) -> tf.Tensor:
+        """Return the number of steps so far."""
+        # Keras takes longer to trace `iterations + 1`.
+        return tf.convert_to_tensor(self.iterations)
+
+    def _step_together(self, rows: list[Row], step: tf.Tensor) -> None:
+        """Step variables, or their components, by one kernel."""
+        variables, gradients, (rate, *_) = map(list, zip(*rows, strict=True))
+        indices = [variable_index(self, v) for v in variables]
         weights = list(map(self._full_precision, variables))
-        like, constants = weights[0], self._constants(variables[0])
-        step = compiled(layerwise_steps, like, len(weights), *constants)
-        step(
-            [weight.handle for weight in weights],
-            [self._slot(self._momentums, v).handle for v in variables],
-            [self._slot(self._velocities, v).handle for v in variables],
-            gradients,
-            tf.cast(learning_rate, like.dtype),
-            corrections,
+        handles = [
+            (
+                weight.handle,
+                local_component(self._momentums[i], variable).handle,
+                local_component(self._velocities[i], variable).handle,
+            )
+            for i, variable, weight in zip(
+                indices, variables, weights, strict=True
+            )
+        ]
+        like, hyperparameters = weights[0], self._hyperparameters(indices[0])
+        kernel = self._kernel(), on_gpu(), hyperparameters
+        compiled(step_each, like, len(rows), *kernel)(
+            handles, gradients, tf.cast(rate, like.dtype), step
         )
         for variable, weight in zip(variables, weights, strict=True):
             self._store_weight(variable, weight)
 
-    def _constants(self, variable: tf.Variable) -> tuple[Hashable, ...]:
-        """Return the constants of the kernel of a variable."""
-        index = variable_index(self, variable)
-        return (
-            *(on_gpu(), self._rule(), self._hyperparameters(index)),
-            self._is_adapted(index),
-        )
 
-    def _slot(
-        self, slots: list[keras.Variable], variable: tf.Variable
-    ) -> tf.Variable:
-        """Return the slot of a variable, or of its component."""
-        return local_component(slots[variable_index(self, variable)], variable)
-
-
-def trust_ratio(
+def last_trust_ratio(
     optimizer: LayerwiseOptimizer, variable: Any, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Return the trust ratio of a step from `weight` with the present moments.
+    """Return the trust ratio of the last step.
 
     Args:
         optimizer: A built optimizer.
         variable: A variable that the optimizer was built with.
-        weight: Its value before the last step, in its state's dtype.
+        weight: The variable's value before that step, in its state's dtype.
 
     Returns:
         A scalar, phi(|weight|) / |u|; 1 if the variable is not adapted.
@@ -259,20 +208,20 @@ def trust_ratio(
     index = variable_index(optimizer, variable)
     if not optimizer._is_adapted(index):
         return tf.ones([], weight.dtype)
+    constants = on_gpu(), optimizer._direction()
     ratio = compiled(
-        *(momentum_ratio, weight, on_gpu(), optimizer._rule()),
-        optimizer._hyperparameters(index),
+        momentum_ratio, weight, *constants, optimizer._hyperparameters(index)
     )
     return ratio(
         weight,
         tf.convert_to_tensor(optimizer._momentums[index]),
         tf.convert_to_tensor(optimizer._velocities[index]),
-        optimizer._corrections(weight.dtype, ahead=0),
+        optimizer._steps(),
     )
 
 
 def weight_of(optimizer: LayerwiseOptimizer, variable: Any) -> tf.Tensor:
-    """Return a weight in full precision."""
+    """Return a variable's value in full precision."""
     master = optimizer._masters[variable_index(optimizer, variable)]
     value = tf.convert_to_tensor(backend_variable(variable))
     if master is None:
