@@ -1,4 +1,4 @@
-"""Checks arguments. Errors have one form: rule, received value, hint."""
+"""Checks arguments. Every error states the rule and the received value."""
 
 import math
 import re
@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# The smallest normal float32: kernels flush anything below it to zero.
+# The smallest normal float32. Kernels flush smaller numbers to zero.
 TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -98,7 +98,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def check_unused(
     owner: str, arguments: dict[str, Any], hints: dict[str, str]
 ) -> None:
-    """Refuse arguments of the base class that an optimizer does not use."""
+    """Raise if given base-class arguments that an optimizer does not use."""
     for name, hint in hints.items():
         if arguments.get(name) is not None:
             raise ValueError(
@@ -132,7 +132,7 @@ def check_patterns(name: str, value: Any) -> list[str] | None:
 
 
 def check_learning_rate(value: Any) -> Any:
-    """Return a number as a float; keep schedules, callables and configs."""
+    """Return a number as a float, a schedule or callable as it is."""
     if isinstance(value, (tf.Variable, keras.Variable)):
         raise TypeError(
             "`learning_rate` must be a number, a `LearningRateSchedule` or a "
@@ -150,10 +150,10 @@ def check_learning_rate(value: Any) -> Any:
 
 
 def check_base_arguments(arguments: dict[str, Any]) -> None:
-    """Check what `keras.optimizers.Optimizer` accepts without a check.
+    """Check arguments that `keras.optimizers.Optimizer` does not check.
 
-    Keras silently ignores a `clipnorm` of zero or below, and fails on some
-    values of the wrong kind only in the first step.
+    Keras silently ignores a `clipnorm` <= 0, and some values of the wrong kind
+    only fail in the first step.
     """
     clipping_names = ("clipnorm", "clipvalue", "global_clipnorm")
     for name in (*clipping_names, "loss_scale_factor"):

@@ -1,4 +1,4 @@
-"""All that optimizers and callbacks ask of the replicas they run on."""
+"""The door: all that optimizers and callbacks ask of their replicas."""
 
 import functools
 import hashlib
@@ -14,20 +14,19 @@ from tf_optimizers.codes.entries import Entries
 
 
 class ReplicaGroup:
-    """The replicas of one of TensorFlow's strategies, which one process runs.
+    """The replicas of one of TensorFlow's strategies, all in one process.
 
-    A strategy whose workers exchange more has a subclass of this at
-    `strategy.extended.replica_group`. What replicas call, all must call, in
-    the same order.
+    Our strategy has a subclass of this at `strategy.extended.replica_group`.
+    All replicas must make the same calls in the same order.
 
     Args:
         strategy: The strategy.
 
     Attributes:
-        count: How many replicas there are.
+        count: The number of replicas.
         packs_entries: Whether `exchange` encodes entries in few bits.
-        averages_statistics: Whether the strategy itself gives all replicas
-            the same variables before these are read.
+        averages_statistics: Whether the strategy itself makes variables equal
+            on all replicas before they are read.
     """
 
     packs_entries = False
@@ -39,21 +38,21 @@ class ReplicaGroup:
 
     @property
     def rank(self) -> int:
-        """The calling replica's number among all; those of a worker follow."""
+        """The calling replica's number; those of a worker are consecutive."""
         context = tf.distribute.get_replica_context()
         return tf.get_static_value(context.replica_id_in_sync_group)
 
     @property
     def devices(self) -> Sequence[str]:
-        """The devices of this process's replicas; "" without a strategy."""
+        """The devices of this process's replicas; [""] without a strategy."""
         try:
             return self._strategy.extended.worker_devices
-        except RuntimeError:  # From TensorFlow's default strategy.
+        except RuntimeError:  # TensorFlow's default strategy has none.
             return [""]
 
     @property
     def workers(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         if isinstance(
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
         ):
@@ -67,43 +66,43 @@ class ReplicaGroup:
 
     @property
     def worker(self) -> int:
-        """This process's number among the workers; the first warns for all."""
+        """This process's number among the workers."""
         return self.workers - 1
 
     @property
     def has_owners(self) -> bool:
-        """Whether values can go to their owners, and back."""
+        """Whether replicas can send values to their owners, and back."""
         return isinstance(self._strategy, tf.distribute.MirroredStrategy)
 
     def sum(self, values: Any) -> Any:
-        """Return the sums over replicas of a nest, in each of them."""
+        """Return the sums over all replicas of the tensors in a nest."""
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums over this process's replicas, in each of them."""
+        """Return the sums over this process's replicas."""
         return self.sum(list(values))
 
     def exchange(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; for `Entries`, the slices of all."""
+        """Return sums over replicas; for `Entries`, those of all, as slices."""
         return self.sum(
             [v.slices() if isinstance(v, Entries) else v for v in values]
         )
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send each replica its row of [N, ...]; return their rows for this.
+        """Send each replica its row of [N, ...]; return the received rows.
 
-        Only where the group packs entries.
+        Only for groups with `packs_entries`.
         """
         raise NotImplementedError
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the sums over replicas; those of others mean nothing."""
+        """Return the sums over replicas; only owned ones are meaningful."""
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
-            # One by one: several together are summed on all devices.
+            # One by one: TensorFlow sums several together on all devices.
             sums = [
                 strategy.extended.reduce_to(
                     tf.distribute.ReduceOp.SUM, value, self.devices[owner]
@@ -117,7 +116,7 @@ class ReplicaGroup:
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return what the owners have of values that all replicas have."""
+        """Return the values of their owners, on all replicas."""
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
             return [
@@ -130,14 +129,14 @@ class ReplicaGroup:
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return what all workers state, outside of replicas.
+        """Return the statements of all workers; call it outside of replicas.
 
-        Every worker must call this equally often, in the same order.
+        All workers must make the same calls in the same order.
 
         Args:
-            subject: What the statement is about.
-            statement: What JSON can hold.
-            hint: What to do if a worker does not reach the subject.
+            subject: The subject of the statement, for errors.
+            statement: A JSON-serializable value.
+            hint: Advice for the error if a worker does not make the call.
         """
         del subject, hint
         return [statement]
@@ -151,7 +150,7 @@ class ReplicaGroup:
 def replicas_of(
     strategy: tf.distribute.Strategy | None = None,
 ) -> ReplicaGroup:
-    """Return what to ask of a strategy's replicas; by default, of this one."""
+    """Return the replicas of a strategy; by default, the current strategy."""
     strategy = strategy or tf.distribute.get_strategy()
     kind = getattr(strategy.extended, "replica_group", ReplicaGroup)
     return kind(strategy)
@@ -163,10 +162,10 @@ def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:
 
 
 def average(strategy: Any, variables: Sequence[Any]) -> None:
-    """Assign the mean over all replicas, of all variables in one exchange."""
+    """Set variables to their means over all replicas, in one exchange."""
     if strategy.num_replicas_in_sync == 1 or not variables:
         return
-    # The mean of equal float32 values is the same value in float64.
+    # In float64, the mean of equal float32 values is exactly that value.
     means = reduce_together(
         strategy, reducing(strategy, "MEAN"), variables, tf.float64
     )
@@ -176,7 +175,7 @@ def average(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return TensorFlow's `reduce`, without what our strategy adds to it."""
+    """Return TensorFlow's own `reduce`, which our strategy overrides."""
     op = tf.distribute.ReduceOp(reduce_op)
     return lambda value: tf.distribute.Strategy.reduce(
         strategy, op, value, axis=None
@@ -189,14 +188,13 @@ def reduce_together(
     values: Sequence[Any],
     dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Return reduced values; those of one dtype travel in one tensor.
+    """Return reduced values; values of the same dtype travel in one tensor.
 
     Args:
         strategy: The strategy, outside of its replicas.
-        reduce: Called with a tensor of each replica; returns what these are
-            reduced to.
-        values: Tensors of each replica, or variables, of known shapes.
-        dtype: What they are cast to before. Defaults to their own.
+        reduce: Returns the reduced tensor from a tensor of each replica.
+        values: Per-replica tensors or variables, of known shapes.
+        dtype: The dtype to cast them to first. Defaults to their own.
     """
     local = [local_copies(strategy, value) for value in values]
     groups: dict[tf.DType, list[int]] = {}
@@ -211,7 +209,7 @@ def reduce_together(
                 lambda _, join=join, own=own: join(*next(own))
             )
         else:
-            # Our strategy's own `run` would take note of what it returns.
+            # Our strategy's own `run` would record the returned tensors.
             joined = tf.distribute.Strategy.run(
                 strategy, join, [values[i] for i in group]
             )
@@ -228,7 +226,7 @@ def _join(dtype: tf.DType, *values: Any) -> tf.Tensor:
 
 
 def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:
-    """Return the copies of a variable in this process."""
+    """Return the copies of a variable or value in this process."""
     is_keras = isinstance(variable, keras.Variable)
     return strategy.experimental_local_results(
         variable.value if is_keras else variable

@@ -1,4 +1,4 @@
-"""Learning-rate schedules from the papers."""
+"""Learning-rate schedules of the optimizers' papers."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tf_optimizers.checks import (
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, constant rate, polynomial decay: the LANS paper's.
+    """Linear warm-up, constant rate, polynomial decay, as in the LANS paper.
 
     For update t, counted from 1 (`step` + 1, with `step` as Keras passes it):
 
@@ -27,22 +27,22 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
                                       ^ power
         after that:                 end_learning_rate
 
-    Updates are those of the weights: our optimizers count one for every
-    `gradient_accumulation_steps` batches. Keras's own optimizers call every
-    schedule with each batch: multiply all steps by that number there.
+    t counts updates of the weights: the optimizers of this package make one
+    update for every `gradient_accumulation_steps` batches. Keras's own
+    optimizers count batches, so multiply all numbers of steps for them.
 
-    The middle part is the paper's point: the curvature of the loss bounds the
-    highest rate, so larger batches need it for longer, not higher.
+    The constant part is the paper's idea: the curvature of the loss limits the
+    rate, so larger batches need the highest rate for longer, not a higher one.
 
     Args:
-        learning_rate: float > 0. The rate of the middle part.
-        warmup_steps: int >= 0. Updates of the warm-up, not epochs.
-        constant_steps: int >= 0. Updates at the full rate.
-        decay_steps: int >= 1. Updates from there to the end.
-        end_learning_rate: float >= 0. The rate after that.
+        learning_rate: float > 0. The highest rate, that of the constant part.
+        warmup_steps: int >= 0. Updates of the warm-up.
+        constant_steps: int >= 0. Updates at the highest rate.
+        decay_steps: int >= 1. Updates of the decay.
+        end_learning_rate: float >= 0. The rate after the decay.
             Defaults to `0.0`.
-        power: float > 0. Of the decay; 1 is linear, as in the paper.
-            Defaults to `1.0`.
+        power: float > 0. The exponent of the decay; 1 is linear, as in the
+            paper. Defaults to `1.0`.
         name: str or None. Defaults to `None`.
 
     Raises:
@@ -61,7 +61,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
 
-    # Our optimizers pass it the count of updates, not of micro-batches.
+    # Tells our optimizers to pass the number of updates, not of batches.
     counts_updates = True
 
     def __init__(
@@ -85,12 +85,12 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Return the rate, a scalar, of the update after `step` updates."""
-        # Float16 ends at 65,504, and bfloat16 counts to 256.
+        """Return the rate of the update after `step` updates, a scalar."""
+        # Float16 ends at 65,504, and bfloat16 counts only to 256.
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps
-        # Whole numbers, of which no digits are lost.
+        # The difference of whole numbers is exact.
         left = (end - update) / self.decay_steps
         span = self.learning_rate - self.end_learning_rate
         decayed = self.end_learning_rate + span * tf.pow(

@@ -1,8 +1,8 @@
-"""Finds the optimizers that train a model, wherever they hang.
+"""Finds the optimizers that train a model.
 
-That of `compile` is one of them. Others are used in a `train_step`: attributes
-of the model, in lists and dicts too, those of compiled parts, as of a GAN, and
-those of the user's own objects.
+One is passed to `compile`. Others are used in a `train_step`: they are
+attributes of the model, of compiled models inside it, as in a GAN, or of the
+user's own objects, also in lists and dicts.
 """
 
 import itertools
@@ -15,11 +15,12 @@ import keras
 
 from tf_optimizers._compat.keras_internals import built_variables
 
-# What their objects have is not the user's.
+# Objects of these are not searched.
 _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "numpy", "tensorflow", "tf_optimizers")
 }
-# What is looked for in the user's objects: not other objects, without end.
+# The attributes of the user's objects that are searched. Searching all objects
+# would not end.
 _HOLDERS = (
     *(keras.optimizers.Optimizer, keras.layers.Layer),
     *(dict, list, tuple),
@@ -29,25 +30,25 @@ _HOLDERS = (
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """Return the optimizers of a model, each once, by name.
 
-    The first is that of `compile`, if there is one. Names are Python's, such
-    as `parts[0].optimizer`.
+    The first is the optimizer of `compile`, if any. Names are Python
+    expressions such as `parts[0].optimizer`.
     """
     return {name: found for name, found, _ in _optimizers_in(model)}
 
 
 def wrapped_optimizers(optimizer: Any) -> list[Any]:
-    """Return an optimizer and those it wraps, from the outermost inwards."""
+    """Return an optimizer and all that it wraps, the outermost first."""
     inner = map(wrapped_optimizers, _wrapped_by(optimizer))
     return [optimizer, *itertools.chain(*inner)]
 
 
 def is_wrapper(optimizer: Any) -> bool:
-    """Tell whether an optimizer delegates to others."""
+    """Return whether an optimizer wraps others."""
     return bool(_wrapped_by(optimizer))
 
 
 def kind_of(optimizer: Any) -> str:
-    """Return the class of an optimizer, and in brackets those it wraps."""
+    """Return an optimizer's class and, in brackets, the classes it wraps."""
     name, parts = type(optimizer).__name__, _wrapped_by(optimizer)
     return f"{name}({', '.join(map(kind_of, parts))})" if parts else name
 
@@ -55,9 +56,10 @@ def kind_of(optimizer: Any) -> str:
 def with_updated(
     model: keras.Model, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Return variables of a model, and what else its optimizers update.
+    """Return a model's variables, and all others that its optimizers update.
 
-    That may have been frozen since, or be of layers where Keras does not look.
+    The others may be frozen by now, or belong to layers that Keras does not
+    track.
     """
     updated = [
         variable
@@ -69,9 +71,9 @@ def with_updated(
 
 
 def build_optimizers(model: keras.Model) -> list[str]:
-    """Build the optimizers of `compile`; return the names of those that remain.
+    """Build the optimizers of `compile`; return the names of unbuilt ones.
 
-    Only the user knows which variables others are for.
+    Only the user knows which variables the unbuilt ones are for.
     """
     unbuilt = []
     for name, optimizer, owner in list(_optimizers_in(model)):
@@ -85,7 +87,7 @@ def build_optimizers(model: keras.Model) -> list[str]:
 
 
 def _optimizers_in(model: keras.Model) -> Iterator[tuple[str, Any, Any]]:
-    """Yield names, optimizers, and the models that were compiled with them."""
+    """Yield names, optimizers, and the models compiled with them, if any."""
     seen: set[int] = set()
     compiled = getattr(model, "optimizer", None)
     if compiled is not None:
@@ -111,14 +113,14 @@ def _search(
 
 
 def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return what may hold optimizers, with its name."""
+    """Return the objects inside of one that may hold optimizers, by name."""
     if isinstance(value, dict):
         return [(f"{name}[{key!r}]", each) for key, each in value.items()]
     if isinstance(value, (list, tuple)):
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
     if not isinstance(value, keras.layers.Layer) and not _is_users(value):
         return []
-    # Private ones, of Keras, last: users know a layer by the name they gave.
+    # Keras's private attributes come last: users know a layer by their own.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [
@@ -129,35 +131,37 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _is_users(value: Any) -> bool:
-    """Tell whether it is an instance of a class of the user's."""
+    """Return whether an object's class is the user's own."""
     library = type(value).__module__.partition(".")[0]
     is_instance = hasattr(value, "__dict__") and not isinstance(value, type)
     return is_instance and library not in _LIBRARIES
 
 
 def _wrapped_by(optimizer: Any) -> list[Any]:
-    """Return the optimizers that one delegates to."""
+    """Return the optimizers directly inside of an optimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = [] if inner is None else [inner]
     return [*parts, *getattr(optimizer, "optimizers", [])]
 
 
-_local: list[weakref.ref[Any]] = []  # In order, which all workers share.
+# Optimizers with several local steps. All workers have the same order.
+_local: list[weakref.ref[Any]] = []
 
 
 def note_local_steps(optimizer: Any) -> None:
-    """Note that an optimizer, which is built, takes several local steps."""
+    """Note that a built optimizer takes several local steps."""
     _local[:] = [each for each in _local if each() is not None]
     _local.append(weakref.ref(optimizer))
 
 
 @runtime_checkable
 class Stepper(Protocol):
-    """An optimizer whose replicas may have weights of their own: `SparseLoCo`.
+    """An optimizer whose replicas may have different weights: `SparseLoCo`.
 
     Attributes:
-        sync_every: After how many steps replicas have common weights again.
-        is_synchronized: Whether they have now.
+        sync_every: The number of steps after which replicas have the same
+            weights again.
+        is_synchronized: Whether they have the same weights now.
     """
 
     sync_every: int
@@ -168,7 +172,7 @@ class Stepper(Protocol):
 
 
 def steppers(model: keras.Model) -> list[Any]:
-    """Return each `Stepper` of a model, inside of other optimizers too."""
+    """Return each `Stepper` of a model, also inside of other optimizers."""
     found = {
         id(part): part
         for optimizer in optimizers_of(model).values()
@@ -179,9 +183,9 @@ def steppers(model: keras.Model) -> list[Any]:
 
 
 def local_steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of several local steps that moves a model.
+    """Return each `SparseLoCo` with several local steps that moves a model.
 
-    It may hang elsewhere: on a model that this one is a part of, or nowhere.
+    It may belong to a model around this one, or to no model.
     """
     found = [each for each in steppers(model) if each.sync_every > 1]
     own = _ids(model.variables)
@@ -201,5 +205,5 @@ def _ids(variables: Sequence[Any]) -> set[int]:
 
 
 def has_common_weights(model: keras.Model) -> bool:
-    """Tell whether a model's weights are equal on all replicas now."""
+    """Return whether a model's weights are equal on all replicas now."""
     return all(each.is_synchronized for each in local_steppers(model))

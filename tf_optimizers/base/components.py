@@ -43,41 +43,41 @@ def own_component(variable: Any) -> tf.Variable:
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of this worker's first copy, read on its device."""
+    """Return the value of this worker's first copy, on the copy's device."""
     first = components(variable)[0]
     with tf.device(first.device):
         return first.value()
 
 
 class Replicas:
-    """Placement of state: a component per replica, next to its weights."""
+    """Keeps state on every replica, next to its weights."""
 
     update_each = staticmethod(update_each)
 
     def shown(self, optimizer: Any, averages: list[Any]) -> list[Any]:
-        """Return moving averages as Keras's callbacks expect them."""
+        """Return moving averages in the form that Keras's callbacks expect."""
         del optimizer
         return averages
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return the scope for computations on such state."""
+        """Return the scope for computations on the state."""
         return contextlib.nullcontext()
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function`, which updates the components of all replicas."""
+        """Call `function`, which updates the state of all replicas."""
         del key
         return function()
 
 
 class Accumulators:
-    """The sums of the gradients of some variables, in one call of `apply`.
+    """The accumulated gradients of some variables, in one call of `apply`.
 
-    `is_full` is true in a call that updates the variables.
+    `is_full` is true if this call updates the variables.
 
     Args:
-        optimizer: The optimizer that has the accumulators.
+        optimizer: The optimizer that accumulates.
         variables: The variables that have gradients.
-        where: Where the accumulators are: `Replicas` or the host.
+        where: The place of the accumulators, `Replicas` or `Host`.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the means of all gradients; these are the last of them.
+        """Return the means of the accumulated gradients and these, the last.
 
-        If several are of one variable, the first has what was added up.
+        If a variable has several gradients, the first mean includes its sum.
         """
         means, seen = [], set()
         with self._where.scope():
@@ -114,7 +114,7 @@ class Accumulators:
         return means
 
     def clear(self) -> None:
-        """Reset all, also for variables without a gradient in this call."""
+        """Reset all accumulators, also of variables without a gradient now."""
         self._where.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

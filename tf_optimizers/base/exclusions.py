@@ -1,15 +1,16 @@
 """Excludes variables from weight decay, and finds them again after loading.
 
-Loading a model gives its variables other paths: the names of models go, and
-layers without names of the user's are numbered on.
+Loading a model changes the paths of its variables: the model's name is dropped,
+and layers that the user did not name get other numbers.
 
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel
 
-It keeps their order, their own names and their shapes. So a config has the
-positions of excluded variables, and what all variables were called, by which
-another model shows. Before the optimizer is built, it has the paths of those
-that a user has chosen.
+Loading keeps the variables' order, their own names and their shapes. So the
+config of a built optimizer holds the positions of excluded variables, and the
+own names and shapes of all variables, to notice a different model. Before the
+optimizer is built, the config holds the paths of the variables that the user
+chose.
 """
 
 import dataclasses
@@ -22,16 +23,16 @@ from typing import Any
 from tf_optimizers._compat.keras_internals import path_of, variable_key
 from tf_optimizers.checks import check_non_negative, check_patterns
 
-# The config's entry, and what is in it.
+# The config's entry, and the keys in it.
 ENTRY = "excluded_variables"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
 
 
 def search(patterns: Sequence[str] | None, variables: Sequence[Any]) -> set:
-    """Return the positions of variables that any pattern is found in.
+    """Return the positions of the variables whose path matches any pattern.
 
-    Patterns are searched in each path, and in what is left of it after
-    loading, without the name of the model.
+    Each path is searched with and without the model's name, which is dropped
+    by loading.
     """
     paths = list(map(path_of, variables))
     return {
@@ -48,7 +49,7 @@ def description(variable: Any) -> tuple[str, str]:
 
 
 def names_apart(variables: Sequence[Any]) -> list[str]:
-    """Return a name for each variable: its path, and which of that path."""
+    """Return the variables' paths, and number those that are the same."""
     names: list[str] = []
     seen: Counter[str] = Counter()
     for path in map(path_of, variables):
@@ -59,13 +60,13 @@ def names_apart(variables: Sequence[Any]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Excluded:
-    """Which of the variables that an optimizer is built with are excluded.
+    """The excluded variables of a built optimizer.
 
     Args:
-        variables: All of them.
-        chosen: The positions of those that a user has chosen.
-        by_patterns: Patterns and the positions that they have found, by their
-            purpose; no purpose has no pattern.
+        variables: All variables of the optimizer.
+        chosen: The positions of the variables that the user chose.
+        by_patterns: The patterns and the positions of their matches, by
+            purpose, without purposes that have no patterns.
     """
 
     variables: Sequence[Any] = ()
@@ -75,7 +76,7 @@ class Excluded:
     )
 
     def has(self, purpose: str, index: int) -> bool:
-        """Tell whether patterns exclude the variable at a position."""
+        """Return whether patterns exclude the variable at a position."""
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
     def entry(self) -> dict[str, Any]:
@@ -98,14 +99,18 @@ def recorded(
     patterns: Sequence[str],
     variables: Sequence[Any],
 ) -> set[int] | None:
-    """Return what patterns have found; None of other patterns or variables."""
+    """Return the recorded matches; None if patterns or variables differ."""
     saved_patterns, found = entry.get(purpose, (None, ()))
     is_same = entry.get(_ALL) == list(map(_label, variables))
     return set(found) if is_same and saved_patterns == list(patterns) else None
 
 
 def chosen_of(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:
-    """Return the positions of an entry's chosen variables, or raise."""
+    """Return the positions of an entry's chosen variables.
+
+    Raises:
+        ValueError: If they are not among the variables.
+    """
     if not entry.get(_CHOSEN):
         return {
             _find(path, shape, variables)
@@ -119,7 +124,11 @@ def chosen_of(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the only variable that can be meant."""
+    """Return the position of the variable at a path, before or after loading.
+
+    Raises:
+        ValueError: If no variable fits, or more than one.
+    """
     described = list(map(description, variables))
     is_there = any(other == path for other, _ in described)
     found = [
@@ -135,22 +144,22 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
 
 
 def _may_be(path: str, other: str) -> bool:
-    """Tell whether two paths differ by the names of models before them."""
+    """Return whether two paths differ only by the names of models."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
 
 
 def _label(variable: Any) -> str:
-    """Return a variable's own name, without a count, and its shape."""
+    """Return a variable's own name, without its number, and its shape."""
     path, shape = description(variable)
     return f"{re.sub(r'_[0-9]+$', '', path.rpartition('/')[2])} {shape}"
 
 
 def _without_model(paths: Sequence[str]) -> list[str]:
-    """Return paths without the model's name, if all begin with one."""
+    """Return paths without the model's name, if all begin with it."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # Of a single layer, what follows are the variables' own names.
+    # If only the variables' own names follow, the first name is a layer's.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 
@@ -165,22 +174,22 @@ def _not_found(received: str, there: Sequence[str]) -> ValueError:
     )
 
 
-# Biases, and scales and offsets of normalization, by the last part of a path.
+# Biases, and the scales and offsets of normalization layers.
 BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 
-# What exclusions are for.
+# The purposes of exclusions.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
 
 @dataclasses.dataclass(frozen=True)
 class Exclusions:
-    """The variables that are not decayed, and others that patterns exclude.
+    """The exclusions from weight decay that a user asks for.
 
     Args:
         patterns: None or regular expressions, searched in `variable.path`.
-        names: Patterns from a call of `exclude_from_weight_decay()`.
-        variables: Descriptions of the single variables of that call, by key.
-        saved: What a config says of another optimizer's variables.
+        names: The patterns of a call of `exclude_from_weight_decay()`.
+        variables: Path and shape of each variable of that call, by its key.
+        saved: The entry of the config that the optimizer was created from.
     """
 
     patterns: Sequence[str] | None = None
@@ -191,13 +200,17 @@ class Exclusions:
     def with_call(
         self, optimizer: Any, variables: Any, names: Sequence[str] | None
     ) -> "Exclusions":
-        """Return the exclusions after a call, or raise if it is too late."""
+        """Return the exclusions after a call of `exclude_from_weight_decay()`.
+
+        Raises:
+            RuntimeError: If the optimizer was built with other exclusions.
+        """
         found = Exclusions(
             self.patterns,
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
             {variable_key(optimizer, v): description(v) for v in variables},
         )
-        # In `strategy.run` the first replica builds before the next one calls.
+        # In `strategy.run`, the first replica builds before the next one calls.
         if optimizer.built and found != self:
             raise RuntimeError(
                 "`exclude_from_weight_decay()` must be called before the "
@@ -208,7 +221,7 @@ class Exclusions:
         return found
 
     def as_patterns(self) -> list[str] | None:
-        """Return the patterns, those of names too, for a config."""
+        """Return all patterns for a config, including those for names."""
         if self.patterns is None and not self.names:
             return None
         return [*(self.patterns or ()), *self.names]
@@ -219,15 +232,15 @@ class Exclusions:
         variables: Sequence[Any],
         others: Mapping[str, Sequence[str] | None],
     ) -> Excluded:
-        """Return which of an optimizer's variables are excluded.
+        """Return the excluded variables of an optimizer.
 
         Args:
-            optimizer: Not built yet.
-            variables: That it will be built with.
-            others: Patterns for other purposes than weight decay.
+            optimizer: An optimizer that is not built yet.
+            variables: The variables it will be built with.
+            others: Patterns for purposes other than weight decay.
 
         Raises:
-            ValueError: If a config excludes variables that are not here.
+            ValueError: If the config excludes variables that are not here.
         """
         patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
         by_patterns = {
@@ -245,17 +258,18 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions of what patterns exclude, here or when saved."""
+        """Return the positions that patterns match, now or when saved."""
         saved = recorded(self.saved, purpose, patterns, variables)
         if saved is not None:
             return saved
         return search(patterns, variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:
-        """Return patterns, and which variables these and calls exclude.
+        """Return the part of an optimizer's config about exclusions.
 
         Args:
-            excluded: What `find` has returned; of no variables before that.
+            excluded: The result of `find`, or `Excluded()` before the
+                optimizer is built.
         """
         entry = self.saved
         if excluded.variables:
@@ -270,9 +284,11 @@ class Exclusions:
 def check_exclusions(
     patterns: Sequence[str] | None, others: dict[str, Any]
 ) -> Exclusions:
-    """Return what the argument `exclude_from_weight_decay` excludes.
+    """Return the exclusions of the argument `exclude_from_weight_decay`.
 
-    A config may say more of it, in an entry that is removed from `others`.
+    Args:
+        patterns: The argument.
+        others: The other arguments. The entry of a config is removed.
     """
     saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)
@@ -289,11 +305,11 @@ _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
 
 
 def _in_name(pattern: str) -> str:
-    """Return a pattern that searches a path after its last slash."""
+    """Return a pattern that searches only after the last slash of a path."""
     flags = "".join(re.findall(r"^(?:\(\?[aiLmsux]+\))+", pattern))
     body = _PARTS.sub(
         lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
         pattern.removeprefix(flags),
     )
-    # Flags must come first. What matches has no slash left to cross.
+    # Flags must come first. The lookahead leaves no slash to cross.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"

@@ -1,4 +1,4 @@
-"""Checks, casts and clips the gradients that `apply` is given."""
+"""Checks, casts and clips the gradients passed to `apply`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Convert anything that NumPy understands to tensors, in slices too."""
+    """Return anything NumPy-like as a tensor, also in `tf.IndexedSlices`."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -36,10 +36,9 @@ def in_state_dtype(
 ) -> list[Gradient | None]:
     """Cast each gradient to the dtype of its variable's state.
 
-    Of its shape as much is known then as of the variable's.
-
-    The result is on the replica's device, which TensorFlow's reduction looks
-    at; an argument of a `tf.function` has no device.
+    The result has a static shape, except for the number of rows of
+    `tf.IndexedSlices`. It is on the replica's device, as TensorFlow's reduction
+    expects; an argument of a `tf.function` has no device.
     """
     return [
         None
@@ -52,7 +51,6 @@ def in_state_dtype(
 
 
 def _shaped(gradient: Gradient, variable: Any) -> Gradient:
-    """Return a gradient whose static shape is known, except for its rows."""
     if not isinstance(gradient, tf.IndexedSlices):
         if gradient.shape.is_fully_defined():
             return gradient
@@ -86,16 +84,18 @@ def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
 
 
 def check_not_empty(gradients: Sequence[Any]) -> None:
-    """Refuse an empty list."""
-    if not gradients:
+    """Raise if there is no gradient at all."""
+    if all(gradient is None for gradient in gradients):
+        received = "None for every variable" if gradients else "an empty list"
         raise ValueError(
-            "`apply` needs at least one gradient. Received an empty list. "
-            "Check that the model has trainable variables."
+            f"`apply` needs at least one gradient. Received {received}. Check "
+            "that the model has trainable variables, that the loss depends on "
+            "them, and that `compile` was given a `loss`."
         )
 
 
 def check_replica_context() -> None:
-    """Refuse a call outside of `strategy.run`."""
+    """Raise if called outside of `strategy.run`."""
     if tf.distribute.in_cross_replica_context():
         raise RuntimeError(
             "`apply` must be called in a replica context. Received a call "
@@ -107,18 +107,12 @@ def check_replica_context() -> None:
 def check_gradients(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> None:
-    """Refuse a wrong number, shape or dtype."""
+    """Raise if gradients have a wrong number, shape or dtype."""
     if len(gradients) != len(variables):
         raise ValueError(
             "`apply` needs one gradient per variable. Received "
             f"{len(gradients)} gradients and {len(variables)} variables. "
             "Pass None for a variable without a gradient."
-        )
-    if all(gradient is None for gradient in gradients):
-        raise ValueError(
-            "`apply` needs at least one gradient. Received None for every "
-            "variable. Check that the loss depends on the variables, and "
-            "that `compile` was given a `loss`."
         )
     for gradient, variable in zip(gradients, variables, strict=True):
         if gradient is not None:
@@ -154,9 +148,9 @@ def clip(
 ) -> list[tf.Tensor]:
     """Clip each gradient's norm, the norm of all of them, or each element.
 
-    At most one limit is not None. If a gradient is not finite, everything that
-    its norm would have scaled becomes NaN. Scaling by XLA takes one pass over
-    memory; without XLA, gradients stay in the memory that they are in.
+    At most one limit is not None. If a gradient is not finite, all elements
+    that its norm scales become NaN. XLA scales in one pass over memory; without
+    XLA, gradients are scaled where they are.
     """
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]

@@ -1,4 +1,4 @@
-"""Puts an optimizer inside of another, and runs it on one replica alone."""
+"""Wraps an optimizer in another, and runs it on a single replica."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,12 @@ from tf_optimizers.wrapped import wrapped_optimizers
 
 
 class Wrapper(Optimizer):
-    """An optimizer that steps by another, and has its learning rate.
+    """An optimizer that wraps another one and shares its learning rate.
 
     Args:
-        inner_optimizer: The other.
-        *args: Of the next class, after its learning rate.
-        **kwargs: See there.
+        inner_optimizer: The wrapped optimizer.
+        *args: Arguments of the next class, after its learning rate.
+        **kwargs: Keyword arguments of the next class.
     """
 
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ class Wrapper(Optimizer):
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
-        """Bring both into the strategy of the variables."""
+        """Bring both optimizers into the strategy of the variables."""
         for part in wrapped_optimizers(self):
             adopt(part, variables)
 
@@ -66,7 +66,7 @@ class Wrapper(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "Wrapper":
-        """Return an optimizer of what `get_config` returned."""
+        """Create an optimizer from its config."""
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
@@ -74,7 +74,7 @@ class Wrapper(Optimizer):
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
-    """Refuse what is no inner optimizer, or has state; `check` its parts."""
+    """Raise if `value` is not a new optimizer; `check` all that it wraps."""
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be an optimizer of Keras, such as "
@@ -94,13 +94,13 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
 def check_part(
     part: Any, outer: str, refused: tuple[type, ...], instead: str
 ) -> None:
-    """Refuse a part of an inner optimizer that does what the outer one does.
+    """Raise if an inner optimizer scales the loss or exchanges gradients.
 
     Args:
-        part: The inner optimizer, or one inside of it.
-        outer: The outer optimizer's class.
+        part: The inner optimizer, or an optimizer that it wraps.
+        outer: The name of the outer optimizer's class.
         refused: Classes that exchange gradients themselves.
-        instead: What to pass in their place.
+        instead: The optimizer to suggest in their place.
     """
     name = type(part).__name__
     if isinstance(part, keras.optimizers.LossScaleOptimizer):
@@ -118,13 +118,14 @@ def check_part(
 
 
 class InnerSteps:
-    """Lets an optimizer see the components of one replica alone.
+    """Runs an inner optimizer on the components of a single replica.
 
     Args:
         optimizer: The inner optimizer.
-        variables: The variables it updates: the model's or, for half-precision
-            ones, their master weights.
-        likes: The model's variables, whose names and paths it is shown.
+        variables: The variables it updates: the model's, or the master weights
+            of half-precision ones.
+        likes: The model's variables. The inner optimizer sees their names and
+            paths.
     """
 
     def __init__(
@@ -146,14 +147,14 @@ class InnerSteps:
         indices: Sequence[int],
         settings: Sequence[Attribute] = (),
     ) -> None:
-        """Update this replica's weights, but apply no constraints.
+        """Update this replica's weights, without their constraints.
 
         Args:
-            gradients: For the weights, dense.
-            weights: This replica's components of the variables, or some rows
-                of them, as of the state.
+            gradients: Dense gradients of the weights.
+            weights: This replica's components of the variables, or the rows
+                that it has the state of.
             indices: Positions of the variables among all.
-            settings: What the optimizer's attributes are meanwhile.
+            settings: Attributes of the optimizer during the step.
         """
         parts = wrapped_optimizers(self._optimizer)
         moved = [self._variables[i] for i in indices]
@@ -180,7 +181,7 @@ class InnerSteps:
     def _outside_strategy(
         self, variables: Sequence[Any], weights: Sequence[tf.Variable]
     ) -> Iterator[None]:
-        """Show the optimizer only this replica."""
+        """Hide the strategy and the other replicas from the optimizer."""
         state = [
             (variable, part_of(own_component(variable)))
             for variable in self._optimizer.variables

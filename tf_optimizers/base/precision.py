@@ -25,7 +25,7 @@ def state_dtype(dtype: Any) -> str:
 
 
 def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Refuse variables that cannot be optimized."""
+    """Raise if a variable has a dtype that cannot be optimized."""
     for variable in variables:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         is_right = dtype in _HALF + _FULL or is_overwritten(optimizer, variable)
@@ -40,11 +40,11 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return the up-to-date master weight of a variable with this value.
 
-    A master weight holds more bits than its variable, and rounds to it. Where
-    it does not, something else has assigned to the variable (`set_weights`, a
-    constraint, a restored checkpoint), and the variable's value is taken.
+    A master weight, rounded, equals its variable. An element that does not was
+    assigned to in the variable (`set_weights`, a constraint, a restored
+    checkpoint), so the variable's element is returned.
     """
-    # Compared as bits: XLA may elide a rounding to half precision and back.
+    # As bits, because XLA may skip rounding to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
     is_stale = rounded != tf.bitcast(value, tf.uint16)
     return tf.where(is_stale, tf.cast(value, master.dtype), master)
@@ -68,7 +68,7 @@ class MasterWeights:
         return (master.value for master in self._weights if master is not None)
 
     def in_place_of(self, variables: Sequence[Any]) -> list[Any]:
-        """Return all variables, or the master weights of those that have."""
+        """Return the variables, replaced by their master weights if any."""
         return [
             variable if master is None else master
             for variable, master in zip(variables, self._weights, strict=True)
@@ -77,8 +77,8 @@ class MasterWeights:
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
         """Return a variable, or its component's up-to-date master weight.
 
-        After assigning to the result, call `store_weight` to round it into a
-        half-precision variable.
+        After you assign to the result, call `store_weight`, which rounds it
+        into a half-precision variable.
         """
         master = self[index]
         if master is None:
@@ -97,7 +97,7 @@ def master_weight(optimizer: Any, index: int) -> tf.Variable | None:
 
 
 def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
-    """Round `weight` into its variable, if it is a master weight."""
+    """Round `weight` into `variable` if it is a master weight."""
     if weight is not variable:
         variable.assign(tf.cast(weight, variable.dtype))
 
@@ -105,6 +105,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # Zeros are replaced by the weights in the first step. Before, a model that
-    # is built in a trace has none.
+    # Zeros, which the first step replaces by the weights: a model that is built
+    # in a trace has no weights yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")

@@ -7,11 +7,11 @@ from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
 
 
 def keep_out_of_xla() -> None:
-    """Let `compile` keep models out of XLA whose optimizer cannot run there.
+    """Let `compile` turn XLA off for models whose optimizer cannot run there.
 
     Such an optimizer has `_supports_jit = False`, and calls this when it is
-    made. From then on `jit_compile="auto"`, the default, means "not by XLA" for
-    each model that has one, wherever it hangs.
+    created. From then on `jit_compile="auto"`, the default, turns XLA off for
+    every model that uses such an optimizer anywhere.
     """
     choose_xla(_has_one)
 

@@ -1,1 +1,1 @@
-"""Keeps the state of AdamOffload on the host, and steps there."""
+"""Keeps the state of `AdamOffload` on the host, and runs its steps there."""

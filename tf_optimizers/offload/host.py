@@ -1,4 +1,4 @@
-"""Places state and gradients on the host."""
+"""Keeps state and gradients on the host."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,40 +20,41 @@ from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.replicas import replicas_of
 
-# In this worker process: the enclosing scope says which job and task that is.
+# Without a job and task: the enclosing scope adds those of this worker.
 HOST = "/CPU:0"
 
 
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale. With a plain tensor, it would do
-    so on the model's device, in a second tensor of the gradient's size.
+    Keras divides gradients by the loss scale. It would divide a plain tensor on
+    the model's device, into a second tensor of the gradient's size.
     """
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor = tensor
 
     def __truediv__(self, scale: float) -> "HostGradient":
-        """Return the gradient, unscaled, in its state's dtype."""
+        """Return the unscaled gradient in its state's dtype."""
         with tf.device(HOST):
             gradient = tf.cast(self.tensor, state_dtype(self.tensor.dtype))
             return HostGradient(gradient / scale)
 
 
 class Host:
-    """Placement of state: once per worker, for all of its replicas.
+    """Keeps state once per worker, for all of its replicas.
 
-    Where replicas merge to update variables, only one thread runs. Where they
-    do not, each replica runs the same code: TensorFlow lets them run in turn,
-    into one graph. So the first does the work, and the others get its tensors.
+    Under strategies that merge replicas to update variables, one thread does
+    the work. Under others every replica runs the same code, one after another,
+    into the same graph: the first replica does the work, and the others get its
+    tensors.
     """
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return the scope for computations on such state."""
+        """Return the scope for computations on the state."""
         return tf.device(HOST)
 
     def update_each(
@@ -68,11 +69,16 @@ class Host:
                 function(variable, *values)
 
     def shown(self, optimizer: Any, averages: list[Any]) -> list[Any]:
-        """Return moving averages as Keras's callbacks expect them."""
+        """Return moving averages in the form that Keras's callbacks expect."""
         return with_components(optimizer, averages)
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function` on this worker's first replica; return it to all."""
+        """Call `function` on this worker's first replica, for all of them.
+
+        Args:
+            key: Identifies the call within the step.
+            function: Returns tensors, which `once` returns on each replica.
+        """
         group = replicas_of()
         if tf.distribute.in_cross_replica_context() or group.count == 1:
             return function()
@@ -82,18 +88,18 @@ class Host:
             self._results[key] = function()
         result = self._results[key]
         if replica == count - 1:
-            del self._results[key]  # It would keep the graph alive.
+            del self._results[key]  # The tensors would keep the graph alive.
         return result
 
 
 @contextlib.contextmanager
 def variables_on_host() -> Iterator[None]:
-    """Create variables once per process, on the host, in any strategy scope."""
+    """Create one variable per process, on the host, in any strategy's scope."""
 
     def create(
         next_creator: Callable, initial_value: Any = None, **kwargs: Any
     ) -> tf.Variable:
-        del next_creator  # The strategy's would make one per replica.
+        del next_creator  # The strategy's: it makes one variable per replica.
 
         def value() -> tf.Tensor:
             # TensorFlow calls this outside of any device scope.
@@ -113,13 +119,13 @@ def variables_on_host() -> Iterator[None]:
 
 
 def is_host(device: str) -> bool:
-    """Return whether a device's full name is the host's."""
+    """Return whether a device, given by its full name, is the host."""
     spec = tf.DeviceSpec.from_string(device)
     return (spec.device_type, spec.device_index) == ("CPU", 0)
 
 
 def is_on_host(variable: tf.Variable) -> bool:
-    """Return whether a step can update the variable itself."""
+    """Return whether a step on the host can update the variable itself."""
     copies = components(variable)
     return (
         len(copies) == 1
@@ -139,11 +145,10 @@ def replaced(
 ) -> tf.Tensor:
     """Return `kernel(constants, old, *args)`, in the memory of `old`.
 
-    TensorFlow has allocated it for copies between devices, as `old` comes from
-    another one. From any other memory, a copy to a GPU takes five times as
-    long.
+    `old` was copied from another device, so TensorFlow has allocated it in
+    pinned memory. From other memory, a copy to a GPU takes five times as long.
     """
-    if in_xla():  # For this device, and it allocates as it likes.
+    if in_xla():  # All is on this device, and XLA chooses the memory.
         return compiled(kernel, old, constants)(old, *args)
     like = tf.TensorSpec(old.shape, old.dtype)
     replace = compiled(_replace, old, kernel, constants, like)
@@ -163,7 +168,7 @@ def _replace(
 
 
 def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
-    """Refuse to be compiled by XLA if variables are not on the host."""
+    """Raise if XLA compiles the step and a variable is not on the host."""
     if not in_xla():
         return
     for variable in variables:

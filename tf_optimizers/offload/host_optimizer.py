@@ -1,4 +1,4 @@
-"""Keeps state and steps on the host, once per worker process."""
+"""Keeps state on the host, and steps there, once per worker process."""
 
 import contextlib
 import math
@@ -34,32 +34,33 @@ from tf_optimizers.offload.host import (
     on_host,
     variables_on_host,
 )
+from tf_optimizers.replicas import replicas_of
 
-# Elements of variables that are stepped in turn, so that the first of them are
-# on their way back while others are stepped.
+# Variables of at least this many elements are stepped in turn, so that the
+# first changes travel back while other variables are stepped.
 _LARGE = 1 << 18
-# How many of them at once: XLA (of TensorFlow 2.21) gives a kernel that moves
-# memory as many threads as the root of the processors.
+# The number of large variables that are stepped at the same time. XLA gives a
+# kernel limited by memory sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
 class HostOptimizer(Optimizer):
     """An optimizer that steps on the host, once per worker process.
 
-    Every variable as large as a weight (slots, master weights, moving averages,
-    gradient accumulators) is one plain variable per process, on the host. Since
-    one accumulator serves all replicas, a step flows
+    All state (slots, master weights, moving averages, gradient accumulators) is
+    one plain variable per process, on the host. One accumulator serves all
+    replicas, so these are the stages of a step:
 
         `_cast` ─ (Keras: unscale) ─ `_exchange`
         ─> host: accumulate ─ clip ─ `update_step`
         ─> every replica's weights ─> host: averages
 
-    with the last layer first, since its gradient is known first.
+    The last layer steps first, since its gradient is known first.
 
-    A subclass has `_rate(learning_rate, step)`, the rate that is passed to
+    A subclass has `_rate(learning_rate, step)`, which returns the rate for
     `update_step`. If a variable `is_on_host`, `update_step` updates it and
-    returns None. For a half-precision variable it returns the new value, and
-    for any other what to subtract.
+    returns None. Otherwise it returns the change to subtract or, for a
+    half-precision variable, the new value.
     """
 
     is_elementwise = True  # See `ShardedState.is_elementwise`.
@@ -70,7 +71,7 @@ class HostOptimizer(Optimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
-        # One for all replicas: what a replica reads is the whole, not a share.
+        # A replica reads the whole value, not its share of a sum.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
@@ -78,9 +79,9 @@ class HostOptimizer(Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Send the gradients to the host, unless replicas exchange them."""
+        """Send gradients to the host, unless replicas exchange them first."""
         check_not_compiled(type(self).__name__, variables)
-        if _replicas() > 1:
+        if replicas_of().count > 1:
             return super()._cast(gradients, variables)
         return [
             gradient
@@ -103,11 +104,9 @@ class HostOptimizer(Optimizer):
     def _exchange(
         self, gradients: list[Any], variables: list[tf.Variable]
     ) -> list[Gradient]:
-        """Sum the gradients over replicas, still sparse and not clipped."""
-        if _replicas() > 1:
-            return tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, gradients
-            )
+        """Sum the gradients over replicas; do not clip or densify them yet."""
+        if replicas_of().count > 1:
+            return replicas_of().sum(gradients)
         return [gradient.tensor for gradient in gradients]
 
     def _step(
@@ -124,7 +123,7 @@ class HostOptimizer(Optimizer):
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Add to the accumulators or, when they are full, make a step."""
+        """Add to the accumulators or, if they are full, step."""
         accumulators = Accumulators(self, variables, self._where)
 
         def work() -> list[tf.Tensor]:
@@ -139,18 +138,18 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # Empty, with the dtypes that a step returns.
+                # Empty tensors, of the dtypes that a step returns.
                 with tf.device(HOST):
                     return [
                         tf.zeros([0], v.dtype) for v in _elsewhere(variables)
                     ]
 
-            # The branches do not inherit the device, but the tensors that they
-            # capture pass through it.
+            # Branches do not inherit the device, but the tensors that they
+            # capture are copied to it.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
-        # Replicas get the tensors before they enter graphs of their own.
+        # Called here, since replicas enter separate graphs below.
         changes = self._where.once("step", work)
         with tf.device(HOST):
             tf.cond(
@@ -163,7 +162,7 @@ class HostOptimizer(Optimizer):
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
         """Step on the host; return the changes for variables elsewhere."""
-        # Both are read where they are, which need not be the host.
+        # Both are read on their own devices.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
@@ -202,15 +201,11 @@ class HostOptimizer(Optimizer):
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope that waits until fewer than `_AT_ONCE` are computed."""
+    """Return a scope that waits for all but the last `_AT_ONCE` - 1 changes."""
     last = len(changes) - _AT_ONCE
     return tf.control_dependencies(
         changes[last : last + 1] if last >= 0 else []
     )
-
-
-def _replicas() -> int:
-    return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def _send(gradient: Gradient, variable: Any) -> HostGradient:
@@ -228,12 +223,12 @@ def _in_state_dtype(
 
 
 def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Return the variables that changes are sent to, in the step's order."""
+    """Return the variables that are not on the host, in the step's order."""
     return [v for v in reversed(variables) if not is_on_host(v)]
 
 
 def _store(variable: tf.Variable, change: tf.Tensor) -> None:
-    # A `tf.cond` may have lost the shape.
+    # `tf.cond` may have lost the shape.
     change = tf.ensure_shape(change, variable.shape)
     if is_half(variable.dtype):
         variable.assign(change)
@@ -250,10 +245,10 @@ def bytes_by_device(
     state: Iterable[Any],
     master_weights: Iterable[Any],
 ) -> Summary:
-    """Return {optimizer: {"device" or "host": {what: bytes}}} of this worker.
+    """Return {optimizer: {"device" or "host": {kind: bytes}}} of this worker.
 
-    The optimizers are `name` and, for comparison, `keras.optimizers.Adam`: it
-    keeps two moments wherever there is a weight, in the weight's dtype.
+    The optimizers are `name` and, for comparison, `keras.optimizers.Adam`,
+    which keeps two moments next to each weight, in the weight's dtype.
     """
     held = _by_device(weights)
     slots = _by_device(state)
@@ -275,10 +270,10 @@ def bytes_by_device(
 
 
 def _by_device(variables: Iterable[Any]) -> dict[str, int]:
-    """Return the bytes of all copies on the host, and of those elsewhere."""
+    """Return the bytes of all copies on the host, and of all other copies."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
-        # Of state that is shared out, replicas have some rows, or none.
+        # A replica holds some rows of sharded state, or none.
         for copy in map(part_of, filter(is_here, components(variable))):
             device = "host" if is_host(copy.device) else "device"
             sizes[device] += copy.shape.num_elements() * copy.dtype.size
