@@ -861,6 +861,14 @@ RULES = [
         ),
         "refused",
     ),
+    never(
+        lambda p: (
+            p["optimizer"] == "AdamOffload"
+            and p["wrapper"] == "none"
+            and "SwapEMAWeights" in p["callbacks"]
+        ),
+        "refused",
+    ),
     only(
         *("exclude", {"list", "names"}, "there must be a decay"),
         optimizer={"AdamW", "Lamb", "LANS", "AdamOffload"},

@@ -3,23 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import built_variables, strategy_of
+from tf_optimizers._compat.keras_internals import strategy_of
 
 _AVERAGES = "_model_variables_moving_average"
-
-
-def with_components(optimizer: Any, averages: list[Any]) -> list[Any]:
-    """Return averages that are plain variables of the process as a strategy's.
-
-    `keras.callbacks.SwapEMAWeights` has the strategy update them, which asserts
-    that they have a component per replica and lets every replica assign to its
-    own.
-    """
-    pairs = zip(built_variables(optimizer), averages, strict=True)
-    return [_shown(optimizer, *pair) for pair in pairs]
 
 
 def averages_of(optimizer: Any) -> list[Any]:
@@ -98,21 +86,15 @@ class WholeAverages:
             )
 
 
-class _Shown:
-    """What `SwapEMAWeights` takes for a component of an average."""
-
-    def __init__(self, variable: tf.Variable) -> None:
-        self._variable = variable
-        self.device, self.dtype = variable.device, variable.dtype
-        self.name, self.shape = variable.name, variable.shape
-
-
-class _Whole(_Shown):
-    """A replica's rows of a variable, as if it had all of them."""
+class _Whole:
+    """A replica's rows of an average, as if the replica had all of them."""
 
     def __init__(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        super().__init__(variable)
+        self._variable = variable
         self._value = value
+        # `SwapEMAWeights` and the strategy read these of a component.
+        self.device, self.dtype = variable.device, variable.dtype
+        self.name, self.shape = variable.name, variable.shape
 
     def assign(self, value: tf.Tensor, **kwargs: Any) -> None:
         self._value = tf.convert_to_tensor(value)
@@ -120,41 +102,3 @@ class _Whole(_Shown):
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
         return tf.convert_to_tensor(self._value, dtype, name=name)
-
-
-def _shown(optimizer: Any, variable: Any, average: Any) -> Any:
-    """Return an average with a component for each of its variable's."""
-    if isinstance(variable, keras.Variable):
-        variable = variable.value
-    shared = tf.distribute.DistributedValues
-    if (
-        average is None
-        or not isinstance(variable, shared)
-        or isinstance(average, shared)  # As `WholeAverages` shows it.
-        or isinstance(average.value, shared)  # Of `SparseLoCo` around it.
-    ):
-        return average
-    # Imported here: the module is not needed without a strategy.
-    from tensorflow.python.distribute import values
-
-    copies = strategy_of(optimizer).experimental_local_results(variable)
-    return values.MirroredVariable(
-        strategy_of(optimizer),
-        [_Share(average.value, i == 0) for i in range(len(copies))],
-        tf.VariableAggregation.NONE,
-    )
-
-
-class _Share(_Shown):
-    """A variable of the process, as one replica sees it: the first assigns."""
-
-    def __init__(self, variable: tf.Variable, is_first: bool) -> None:
-        super().__init__(variable)
-        self._is_first = is_first
-
-    def assign(self, value: tf.Tensor, **kwargs: Any) -> None:
-        if self._is_first:
-            self._variable.assign(value, **kwargs)
-
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self._variable, dtype, name=name)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras_internals import whole
-from tf_optimizers._compat.shown_averages import with_components
+from tf_optimizers._compat.strategies import is_adopted
 from tf_optimizers._compat.tensorflow_internals import (
     in_xla,
     plain_variable,
@@ -68,9 +68,21 @@ class Host:
             for variable, *values in zip(variables, *args, strict=True):
                 function(variable, *values)
 
-    def shown(self, optimizer: Any, averages: list[Any]) -> list[Any]:
-        """Return moving averages in the form that Keras's callbacks expect."""
-        return with_components(optimizer, averages)
+    def shown(self, optimizer: Any, averages: Any) -> Any:
+        """Return moving averages for Keras's callbacks, if they can swap them.
+
+        The callbacks need an average on every replica.
+        """
+        is_sharded = not isinstance(averages, list)
+        if optimizer.use_ema and is_adopted(optimizer) and not is_sharded:
+            name = type(optimizer).__name__
+            raise ValueError(
+                f"`SwapEMAWeights` cannot swap averages of `{name}` under a "
+                "strategy, as they are on the host. Received: "
+                f"{name}(use_ema=True) under a strategy. Use "
+                f"`ema_overwrite_frequency`, or `ShardedState({name}(...))`."
+            )
+        return averages
 
     def once(self, key: str, function: Callable) -> Any:
         """Call `function` on this worker's first replica, for all of them.
