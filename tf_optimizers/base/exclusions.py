@@ -23,29 +23,15 @@ from typing import Any
 from tf_optimizers._compat.keras_internals import path_of, variable_key
 from tf_optimizers.checks import check_non_negative, check_patterns
 
+# Biases, and the scales and offsets of normalization layers.
+BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
+
+# The purposes of exclusions.
+WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
+
 # The config's entry, and the keys in it.
 ENTRY = "excluded_variables"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
-
-
-def search(patterns: Sequence[str] | None, variables: Sequence[Any]) -> set:
-    """Return the positions of the variables whose path matches any pattern.
-
-    Each path is searched with and without the model's name, which is dropped
-    by loading.
-    """
-    paths = list(map(path_of, variables))
-    return {
-        i
-        for i, both in enumerate(zip(paths, _without_model(paths), strict=True))
-        for pattern in patterns or ()
-        if any(re.search(pattern, path) for path in both)
-    }
-
-
-def description(variable: Any) -> tuple[str, str]:
-    """Return the path and the shape of a variable."""
-    return path_of(variable), str(tuple(variable.shape))
 
 
 def names_apart(variables: Sequence[Any]) -> list[str]:
@@ -84,101 +70,13 @@ class Excluded:
         if not self.chosen and not self.by_patterns:
             return {}
         return {
-            _ALL: list(map(_label, self.variables)),
+            _ALL: _labels(self.variables),
             _CHOSEN: sorted(self.chosen),
             **{
                 purpose: [list(patterns), sorted(found)]
                 for purpose, (patterns, found) in self.by_patterns.items()
             },
         }
-
-
-def recorded(
-    entry: Mapping[str, Any],
-    purpose: str,
-    patterns: Sequence[str],
-    variables: Sequence[Any],
-) -> set[int] | None:
-    """Return the recorded matches; None if patterns or variables differ."""
-    saved_patterns, found = entry.get(purpose, (None, ()))
-    is_same = entry.get(_ALL) == list(map(_label, variables))
-    return set(found) if is_same and saved_patterns == list(patterns) else None
-
-
-def chosen_of(entry: Mapping[str, Any], variables: Sequence[Any]) -> set[int]:
-    """Return the positions of an entry's chosen variables.
-
-    Raises:
-        ValueError: If they are not among the variables.
-    """
-    if not entry.get(_CHOSEN):
-        return {
-            _find(path, shape, variables)
-            for path, shape in entry.get(_PATHS, ())
-        }
-    labels = list(map(_label, variables))
-    if entry[_ALL] == labels:
-        return set(entry[_CHOSEN])
-    expected = [entry[_ALL][i] for i in entry[_CHOSEN]]
-    raise _not_found(f"{expected} among {entry[_ALL]}", labels)
-
-
-def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable at a path, before or after loading.
-
-    Raises:
-        ValueError: If no variable fits, or more than one.
-    """
-    described = list(map(description, variables))
-    is_there = any(other == path for other, _ in described)
-    found = [
-        i
-        for i, (other, its_shape) in enumerate(described)
-        if shape == its_shape
-        and (other == path if is_there else _may_be(path, other))
-    ]
-    if len(found) != 1:
-        paths = [other for other, _ in described]
-        raise _not_found(f"{path!r} of shape {shape}", paths)
-    return found[0]
-
-
-def _may_be(path: str, other: str) -> bool:
-    """Return whether two paths differ only by the names of models."""
-    one, two = f"/{path}", f"/{other}"
-    return one.endswith(two) or two.endswith(one)
-
-
-def _label(variable: Any) -> str:
-    """Return a variable's own name, without its number, and its shape."""
-    path, shape = description(variable)
-    return f"{re.sub(r'_[0-9]+$', '', path.rpartition('/')[2])} {shape}"
-
-
-def _without_model(paths: Sequence[str]) -> list[str]:
-    """Return paths without the model's name, if all begin with it."""
-    rests = [path.partition("/")[2] for path in paths]
-    names = {path.partition("/")[0] for path in paths}
-    # If only the variables' own names follow, the first name is a layer's.
-    is_model = len(names) == 1 and any("/" in rest for rest in rests)
-    return rests if is_model else list(paths)
-
-
-def _not_found(received: str, there: Sequence[str]) -> ValueError:
-    return ValueError(
-        "Variables that were passed to `exclude_from_weight_decay(var_list)` "
-        "must be found again where an optimizer's config is used. Received: "
-        f"{received}, for a model of {there}. Use the config for a model as "
-        "it was saved with; or build the optimizer before you save, with "
-        "`optimizer.build(model.trainable_variables)`; or make a new optimizer."
-    )
-
-
-# Biases, and the scales and offsets of normalization layers.
-BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
-
-# The purposes of exclusions.
-WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +106,7 @@ class Exclusions:
         found = Exclusions(
             self.patterns,
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
-            {variable_key(optimizer, v): description(v) for v in variables},
+            {variable_key(optimizer, v): _description(v) for v in variables},
         )
         # In `strategy.run`, the first replica builds before the next one calls.
         if optimizer.built and found != self:
@@ -248,7 +146,7 @@ class Exclusions:
             for purpose, each in patterns.items()
             if each
         }
-        chosen = chosen_of(self.saved, variables) | {
+        chosen = self._chosen_when_saved(variables) | {
             i
             for i, variable in enumerate(variables)
             if variable_key(optimizer, variable) in self.variables
@@ -259,10 +157,39 @@ class Exclusions:
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
         """Return the positions that patterns match, now or when saved."""
-        saved = recorded(self.saved, purpose, patterns, variables)
-        if saved is not None:
-            return saved
-        return search(patterns, variables)
+        saved_patterns, found = self.saved.get(purpose, (None, ()))
+        if saved_patterns == list(patterns) and self._is_of(variables):
+            return set(found)
+        paths = list(map(path_of, variables))
+        # Loading drops the model's name, so patterns may match with or without.
+        pairs = list(zip(paths, _without_model(paths), strict=True))
+        return {
+            i
+            for i, pair in enumerate(pairs)
+            for pattern in patterns
+            if any(re.search(pattern, path) for path in pair)
+        }
+
+    def _chosen_when_saved(self, variables: Sequence[Any]) -> set[int]:
+        """Return the positions of the variables chosen in a config.
+
+        Raises:
+            ValueError: If they are not among the variables.
+        """
+        saved = self.saved
+        if not saved.get(_CHOSEN):
+            return {
+                _find(path, shape, variables)
+                for path, shape in saved.get(_PATHS, ())
+            }
+        if self._is_of(variables):
+            return set(saved[_CHOSEN])
+        expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
+        raise _not_found(f"{expected} among {saved[_ALL]}", _labels(variables))
+
+    def _is_of(self, variables: Sequence[Any]) -> bool:
+        """Return whether a config was saved with these variables."""
+        return self.saved.get(_ALL) == _labels(variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:
         """Return the part of an optimizer's config about exclusions.
@@ -313,3 +240,61 @@ def _in_name(pattern: str) -> str:
     )
     # Flags must come first. The lookahead leaves no slash to cross.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"
+
+
+def _description(variable: Any) -> tuple[str, str]:
+    """Return the path and the shape of a variable."""
+    return path_of(variable), str(tuple(variable.shape))
+
+
+def _labels(variables: Sequence[Any]) -> list[str]:
+    """Return the variables' own names, without numbers, and their shapes."""
+    return [
+        f"{re.sub(r'_[0-9]+$', '', path.rpartition('/')[2])} {shape}"
+        for path, shape in map(_description, variables)
+    ]
+
+
+def _without_model(paths: Sequence[str]) -> list[str]:
+    """Return paths without the model's name, if all begin with it."""
+    rests = [path.partition("/")[2] for path in paths]
+    names = {path.partition("/")[0] for path in paths}
+    # If only the variables' own names follow, the first name is a layer's.
+    is_model = len(names) == 1 and any("/" in rest for rest in rests)
+    return rests if is_model else list(paths)
+
+
+def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
+    """Return the position of the variable that had a path when saved.
+
+    Raises:
+        ValueError: If no variable fits, or more than one.
+    """
+    paths = list(map(path_of, variables))
+    found = [
+        i
+        for i, described in enumerate(map(_description, variables))
+        if described == (path, shape)
+        or path not in paths
+        and shape == described[1]
+        and _may_be(path, described[0])
+    ]
+    if len(found) != 1:
+        raise _not_found(f"{path!r} of shape {shape}", paths)
+    return found[0]
+
+
+def _may_be(path: str, other: str) -> bool:
+    """Return whether two paths differ only by the names of models."""
+    one, two = f"/{path}", f"/{other}"
+    return one.endswith(two) or two.endswith(one)
+
+
+def _not_found(received: str, there: Sequence[str]) -> ValueError:
+    return ValueError(
+        "Variables that were passed to `exclude_from_weight_decay(var_list)` "
+        "must be found again where an optimizer's config is used. Received: "
+        f"{received}, for a model of {there}. Use the config for a model as "
+        "it was saved with; or build the optimizer before you save, with "
+        "`optimizer.build(model.trainable_variables)`; or make a new optimizer."
+    )
