@@ -110,8 +110,8 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
 # Elements in a block, at most. The sums of a block stay in the cache, and a
 # block is enough work for all threads.
 _BLOCK = 1 << 20
-# XLA adds _ROWS vectors of _LANES elements by vector instructions. So few rows
-# are unrolled.
+# XLA adds _ROWS vectors of _LANES elements by vector instructions, in an
+# unrolled loop.
 _LANES = 16
 _ROWS = 8
 # Below this length, a loop costs more than vector instructions save.

@@ -40,9 +40,9 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return the up-to-date master weight of a variable with this value.
 
-    A master weight, rounded, equals its variable. An element that does not was
-    assigned to in the variable (`set_weights`, a constraint, a restored
-    checkpoint), so the variable's element is returned.
+    A master weight holds more bits than its variable, and rounds to it. Where
+    it does not, the variable was assigned to (by `set_weights`, a constraint, a
+    restored checkpoint), and its value is returned.
     """
     # As bits, because XLA may skip rounding to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
