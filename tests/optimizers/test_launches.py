@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.layerwise import launches, layerwise_optimizer
+from tf_optimizers.layerwise import layerwise_optimizer
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -47,7 +47,7 @@ def assert_launches_do_not_matter(monkeypatch, train):
     """Check `train`, which returns weights before and after."""
 
     def trained(most):
-        monkeypatch.setattr(launches, "MOST", most)
+        monkeypatch.setattr(layerwise_optimizer, "LAUNCH_VARIABLES", most)
         return [list(map(cases.as_numpy, values)) for values in train()]
 
     before, alone = trained(1)
@@ -83,10 +83,10 @@ def test_layers_of_one_shape_are_one_launch(make, monkeypatch):
         make(), make_variables(4) + make_variables(4, "bfloat16")
     )
     assert launched(graph) == 2  # There are master weights in float32.
-    monkeypatch.setattr(launches, "ELEMENTS", 60)
+    monkeypatch.setattr(layerwise_optimizer, "LAUNCH_ELEMENTS", 60)
     graph = graph_of_step(make(), make_variables(5))
     assert launched(graph) == 2 + 1  # Three kernels, and two.
-    monkeypatch.setattr(launches, "MOST", 2)
+    monkeypatch.setattr(layerwise_optimizer, "LAUNCH_VARIABLES", 2)
     graph = graph_of_step(make(), make_variables(5))
     assert launched(graph) == 3 + 3
     monkeypatch.setattr(layerwise_optimizer, "on_gpu", lambda: False)

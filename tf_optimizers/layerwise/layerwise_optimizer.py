@@ -1,5 +1,6 @@
 """The base class of `Lamb` and `LANS`."""
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,12 +25,17 @@ from tf_optimizers.checks import (
     check_positive,
 )
 from tf_optimizers.kernels import betas, compiled, on_gpu
-from tf_optimizers.layerwise.launches import launches
 from tf_optimizers.layerwise.layerwise_step import (
     LayerwiseHyperparameters,
     momentum_ratio,
     step_each,
 )
+
+# Limits on the variables in a launch and, if there are several, on their
+# elements. Larger launches would save little time, and need all their gradients
+# in memory at the same time.
+LAUNCH_VARIABLES = 32
+LAUNCH_ELEMENTS = 1 << 24
 
 # A variable's component on this device, its gradient, and the learning rate.
 Row = tuple[tf.Variable, tf.Tensor, Any]
@@ -190,6 +196,39 @@ class LayerwiseOptimizer(Optimizer):
         )
         for variable, weight in zip(variables, weights, strict=True):
             self._store_weight(variable, weight)
+
+
+def launches(
+    variables: Sequence[int],
+    kernels: Sequence[tuple[Any, ...]],
+) -> list[list[int]]:
+    """Return the positions in the lists, grouped by launch on a GPU.
+
+    A launch takes as long as stepping a few million parameters, so small
+    variables share one. Variables in a launch have the same shape, so that a
+    model needs few kernels. If a variable occurs several times, each time is in
+    a later launch.
+
+    Args:
+        variables: The index of each variable.
+        kernels: A key for the kernel of each variable, a tuple that begins with
+            the shape.
+    """
+    groups: dict[Any, list[int]] = {}
+    times: collections.Counter = collections.Counter()
+    for i, (variable, kernel) in enumerate(
+        zip(variables, kernels, strict=True)
+    ):
+        groups.setdefault((kernel, times[variable]), []).append(i)
+        times[variable] += 1
+    found = []
+    for (kernel, _), positions in groups.items():
+        size = max(1, kernel[0].num_elements())
+        count = max(1, min(LAUNCH_VARIABLES, LAUNCH_ELEMENTS // size))
+        found += [
+            positions[i : i + count] for i in range(0, len(positions), count)
+        ]
+    return found
 
 
 def last_trust_ratio(
