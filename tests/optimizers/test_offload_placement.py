@@ -551,9 +551,9 @@ def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):
     assert_equal_to_one_replica(name, two_workers, alone, 2, copies=1)
 
 
-def compiled_step():
-    variables = cases.make_variables()
-    optimizer = tfo.AdamOffload()
+def compiled_step(dtype="float32", **kwargs):
+    variables = cases.make_variables(dtype)
+    optimizer = tfo.AdamOffload(**kwargs)
 
     @tf.function(jit_compile=True)
     def step(gradients):
@@ -585,11 +585,17 @@ def test_xla_in_fit_on_another_device_is_refused():
         model.fit(X, Y, verbose=0)
 
 
-def test_xla_on_the_host_works():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kwargs", [{}, {"gradient_accumulation_steps": 2}])
+def test_xla_on_the_host_works(dtype, kwargs):
     with tf.device("CPU:0"):
-        variables, _, step = compiled_step()
-        step([tf.constant(g) for g in cases.make_gradients(0)])
-    expected = cases.run(tfo.AdamOffload(), cases.make_variables(), 1)
+        variables, _, step = compiled_step(dtype, **kwargs)
+        for i in range(2):
+            step([tf.constant(g) for g in cases.make_gradients(i)])
+    expected = cases.make_variables(dtype)
+    cases.run(tfo.AdamOffload(**kwargs), expected, 2)
+    start = cases.make_variables(dtype)
+    assert cases.error(start, expected) > 5e-4
     assert cases.error(variables, expected) < 1e-6
 
 

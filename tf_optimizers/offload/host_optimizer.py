@@ -14,6 +14,7 @@ from tf_optimizers._compat.keras_internals import is_overwritten
 from tf_optimizers._compat.owned import is_here, part_of
 from tf_optimizers._compat.tensorflow_internals import (
     call_across_replicas,
+    in_xla,
     update_each,
 )
 from tf_optimizers.base.components import (
@@ -138,10 +139,11 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # Empty tensors, of the dtypes that a step returns.
+                # Of the dtypes that a step returns; for XLA, of the shapes too.
                 with tf.device(HOST):
                     return [
-                        tf.zeros([0], v.dtype) for v in _elsewhere(variables)
+                        tf.zeros(v.shape if in_xla() else [0], v.dtype)
+                        for v in _elsewhere(variables)
                     ]
 
             # Branches do not inherit the device, but the tensors that they
