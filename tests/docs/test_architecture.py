@@ -31,7 +31,7 @@ FLOWS = {
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
         2282,
     ),
-    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 705),
+    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 706),
     "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1124),
 }
 

@@ -587,10 +587,10 @@ def built():
 SGD = keras.optimizers.SGD
 SCALED = keras.optimizers.LossScaleOptimizer
 BAD_INNER = {
-    "name": (lambda: "adam", TypeError, "optimizer of Keras"),
-    "class": (lambda: SGD, TypeError, "optimizer of Keras"),
-    "dgc": (lambda: tfo.DGCMomentum(0.1), ValueError, "exchanges itself"),
-    "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges itself"),
+    "name": (lambda: "adam", TypeError, "a Keras optimizer"),
+    "class": (lambda: SGD, TypeError, "a Keras optimizer"),
+    "dgc": (lambda: tfo.DGCMomentum(0.1), ValueError, "exchanges grad"),
+    "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges grad"),
     "scaled": (lambda: SCALED(SGD()), ValueError, "Put it around"),
     "built": (built, ValueError, "must be new"),
     "ema": (lambda: SGD(use_ema=True), ValueError, "no `use_ema`"),
@@ -622,7 +622,7 @@ def test_each_of_several_inside_is_checked():
     groups = keras.optimizers.MultiOptimizer(
         keras.optimizers.OptimizerMap(SGD(), {"a": tfo.DGCMomentum(0.1)})
     )
-    with pytest.raises(ValueError, match="exchanges itself"):
+    with pytest.raises(ValueError, match="exchanges grad"):
         tfo.SparseLoCo(groups)
 
 

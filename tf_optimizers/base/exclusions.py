@@ -292,9 +292,9 @@ def _may_be(path: str, other: str) -> bool:
 
 def _not_found(received: str, there: Sequence[str]) -> ValueError:
     return ValueError(
-        "Variables that were passed to `exclude_from_weight_decay(var_list)` "
-        "must be found again where an optimizer's config is used. Received: "
-        f"{received}, for a model of {there}. Use the config for a model as "
-        "it was saved with; or build the optimizer before you save, with "
-        "`optimizer.build(model.trainable_variables)`; or make a new optimizer."
+        "Variables passed to `exclude_from_weight_decay(var_list)` must be in "
+        "the model that the optimizer's config is used for. Received: "
+        f"{received}, for a model with {there}. Use the model that the config "
+        "was saved with, build the optimizer before saving with "
+        "`optimizer.build(model.trainable_variables)`, or create a new one."
     )

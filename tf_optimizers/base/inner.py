@@ -77,7 +77,7 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
     """Raise if `value` is not a new optimizer; `check` all that it wraps."""
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
-            "`inner_optimizer` must be an optimizer of Keras, such as "
+            "`inner_optimizer` must be a Keras optimizer, such as "
             "`keras.optimizers.AdamW(1e-3)`. Received: "
             f"inner_optimizer={value!r}."
         )
@@ -86,8 +86,8 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
     if value.built:
         name = type(value).__name__
         raise ValueError(
-            f"`inner_optimizer` must be new. Received: `{name}`, which has "
-            f"state already. Pass `{name}.from_config(optimizer.get_config())`."
+            f"`inner_optimizer` must be new. Received: `{name}`, which is "
+            f"built. Pass `{name}.from_config(optimizer.get_config())`."
         )
 
 
@@ -112,8 +112,8 @@ def check_part(
     if isinstance(part, refused):
         raise ValueError(
             f"`inner_optimizer` must leave the exchange to `{outer}`. "
-            f"Received: `{name}`, which exchanges itself. Pass `{instead}`, or "
-            f"use `{name}` alone."
+            f"Received: `{name}`, which exchanges gradients itself. Pass "
+            f"`{instead}`, or use `{name}` alone."
         )
 
 
