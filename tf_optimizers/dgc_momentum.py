@@ -38,25 +38,18 @@ _UNUSED = {
     "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
-# In saved state: u and v contain the learning rate.
+# In a saved file, this marks that u and v contain the learning rate.
 _MARK = "rate_in_momentum"
-# What checkpoints call the variables, and whether these contain it.
+# The names of the variables in checkpoints, and whether these contain it.
 _NAMES = {VARIABLES: False, "variables_with_rate": True}
 
 
-class Penalty(NamedTuple):
-    """The penalty l1 sum |w| + l2 sum w^2."""
-
-    l1: float
-    l2: float
-
-
 class MomentumHyperparameters(NamedTuple):
-    """What a variable's u depends on; in a kernel, floats are scalars."""
+    """The hyperparameters of a variable; in a kernel, floats are scalars."""
 
     momentum: float
     nesterov: bool
-    penalty: Penalty | None
+    penalty: tuple[float, float] | None  # l1 and l2: l1 sum |w| + l2 sum w^2.
     replicas: int
 
 
@@ -325,61 +318,52 @@ class DGCMomentum(CompressedOptimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Update the variables by what all send at the stage of this step."""
+        """Exchange at the stage of this step, and update the variables."""
 
         def update(sparsity: float | None, gradients: list[Gradient]) -> None:
-            rate = tf.convert_to_tensor(self.learning_rate)
-            rates = (rate, 1.0) if self.rate_in_momentum else (None, rate)
+            rates = tf.convert_to_tensor(self.learning_rate), tf.constant(1.0)
+            if not self.rate_in_momentum:
+                rates = rates[::-1]
             self._send(variables, sparsity, gradients, *rates)
 
         gradients = self._compressor.prepare(self, gradients, variables)
         self._compressor.at_stage(self, gradients, update)
 
-    def _hold_back(
-        self,
-        index: int,
-        gradient: tf.Tensor,
-        weight: tf.Variable,
-        rate: tf.Tensor | None,
+    def _accumulate_residual(
+        self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
         """Add a worker's gradient to u, and u to v, in one kernel."""
         wire = self._compressor.wire
         u = own_component(self._compressor.momentums[index])
         v = self._compressor.own_residual(index)
-        # Each device of a worker has an equal part of both.
+        # The u and v of a worker are the sums over its devices.
         scale = tf.constant(1 / wire.devices, tf.float64)
         if self.clipnorm:
-            # So many gradients of this norm, at right angles, have a sum of
-            # the norm `clipnorm`.
+            # One gradient per worker with this norm, all at right angles, have
+            # a sum of the norm `clipnorm`.
             limit = self.clipnorm / math.sqrt(wire.replicas // wire.devices)
             scale *= clip_factor(norm(gradient), limit)
         add = compiled(_add_to_both, v, self._hyperparameters(index))
-        rate = _factor(rate)
         with tf.device(v.device):
             add(u.handle, v.handle, weight.handle, gradient, scale, rate)
 
-    def _update_by_sum(
-        self,
-        index: int,
-        total: Gradient,
-        weight: tf.Variable,
-        rate: tf.Tensor | None,
+    def _dense_update(
+        self, index: int, total: Gradient, weight: tf.Variable, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Add a share of the summed gradient to u; return the update of all.
+        """Add the mean gradient to u; return the update.
 
-        All replicas do the same, so that their u are equal, and N times what
-        one adds is what all of them would send.
+        All replicas have the same u. The update is the sum of what they would
+        send.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
         u = own_component(self._compressor.momentums[index])
         add = compiled(_add_mean_to_u, total, self._hyperparameters(index))
-        rate = _factor(rate)
         with tf.device(u.device):
             return add(u.handle, weight.handle, total, rate)
 
     def _hyperparameters(self, index: int) -> MomentumHyperparameters:
         variable = built_variables(self)[index]
-        # A regularizer of its own is part of the loss already.
+        # Keras adds a variable's own regularizer to the loss.
         is_regularized = getattr(variable, "regularizer", None) is not None
         return MomentumHyperparameters(
             self.momentum,
@@ -398,7 +382,7 @@ def _add_to_both(
     scale: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
-    """Add a replica's gradient to u, and what that makes of u to v.
+    """Add a replica's gradient to u, and the result to v.
 
     `u`, `v` and `weight` are handles, here and below.
     """
@@ -414,7 +398,7 @@ def _add_mean_to_u(
     total: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add the mean gradient to u; return what all replicas add to v."""
+    """Add the mean gradient to u; return what N replicas would add to v."""
     replicas = hyperparameters.replicas
     mean = total / replicas
     return replicas * _add_to_u(hyperparameters, u, weight, mean, rate)
@@ -427,7 +411,7 @@ def _add_to_u(
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add a gradient to u; return what that adds to v."""
+    """Add a gradient to u; return what to add to v."""
     w = read(weight, gradient) if hyperparameters.penalty else None
     old = read(u, gradient)
     new, change = dgc_momentum(hyperparameters, w, gradient, old, rate)
@@ -442,7 +426,7 @@ def dgc_momentum(
     u: tf.Tensor,
     learning_rate: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the new u_i of the formula, and what is added to v_i.
+    """Return the new u_i of the formula, and what to add to v_i.
 
     `gradient` is clipped. `weight` is only read if it is regularized.
     """
@@ -456,16 +440,11 @@ def dgc_momentum(
     return u, u + gradient if nesterov else u
 
 
-def _factor(rate: tf.Tensor | None) -> tf.Tensor:
-    """Return what gradients are multiplied by."""
-    return tf.constant(1.0) if rate is None else tf.convert_to_tensor(rate)
-
-
-def _penalty_of(regularizer: Any) -> Penalty | None:
-    """Return the penalty of a regularizer of Keras, None of None."""
+def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
+    """Return the penalty of a Keras regularizer; None if there is none."""
     if regularizer is None:
         return None
-    # Not of a subclass, which may compute anything.
+    # A subclass may compute anything.
     if type(regularizer) not in (
         keras.regularizers.L1,
         keras.regularizers.L2,
@@ -477,7 +456,5 @@ def _penalty_of(regularizer: Any) -> Penalty | None:
             "`keras.regularizers.L2(1e-4)`. Received: "
             f"regularizer={regularizer!r}."
         )
-    return Penalty(
-        float(getattr(regularizer, "l1", 0.0)),
-        float(getattr(regularizer, "l2", 0.0)),
-    )
+    l1, l2 = (float(getattr(regularizer, key, 0.0)) for key in ("l1", "l2"))
+    return l1, l2

@@ -388,7 +388,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         moved: list[tf.Tensor],
     ) -> None:
         rate = tf.constant(self.outer_learning_rate, tf.float64)
-        self._send(variables, sparsity, moved, None, rate)
+        self._send(variables, sparsity, moved, tf.constant(1.0), rate)
 
     def _store(
         self, variables: Sequence[tf.Variable], weights: Sequence[tf.Variable]
@@ -397,41 +397,41 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         for variable, weight in zip(variables, weights, strict=True):
             self._store_weight(own_component(variable), weight)
 
-    def _hold_back(
-        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
+    def _accumulate_residual(
+        self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
-        """Add how far a worker's devices moved a weight to its residual."""
+        """Add a worker's pseudo-gradient of a weight to its residual."""
         del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)
-        # Its devices share e_i, and step alike.
-        parts = wire.devices * wire.replicas
-        add = compiled(_add_to_residual, residual, decay, parts)
+        # The worker's devices share e_i, and make the same step.
+        copies = wire.devices * wire.replicas
+        add = compiled(_add_to_residual, residual, decay, copies)
         with tf.device(residual.device):
             add(residual.handle, moved)
 
-    def _update_by_sum(
-        self, index: int, moved: tf.Tensor, weight: Any, rate: Any
+    def _dense_update(
+        self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return the mean of how far all replicas moved a weight."""
+        """Return the mean of all replicas' pseudo-gradients of a weight."""
         del index, weight, rate
         return moved / self._compressor.wire.replicas
 
 
 def _add_to_residual(
-    residual_decay: float, parts: int, residual: tf.Tensor, moved: tf.Tensor
+    residual_decay: float, copies: int, residual: tf.Tensor, moved: tf.Tensor
 ) -> None:
-    """Update e_i, behind a handle."""
+    """Update e_i, the variable of the handle `residual`."""
     old = read(residual, moved)
-    assign(residual, sparse_loco(residual_decay, parts, old, moved))
+    assign(residual, sparse_loco(residual_decay, copies, old, moved))
 
 
 def sparse_loco(
-    residual_decay: float, parts: int, residual: tf.Tensor, moved: tf.Tensor
+    residual_decay: float, copies: int, residual: tf.Tensor, moved: tf.Tensor
 ) -> tf.Tensor:
     """Return the new e_i of the formula.
 
-    `moved` is w - w_i; where several devices of a worker share e_i, the sum of
-    theirs, and `parts` is as many times N.
+    `moved` is w - w_i, and `copies` is N. If the M devices of a worker share
+    e_i, `moved` is the sum of their w - w_i, and `copies` is M N.
     """
-    return scalar(residual_decay, residual) * residual + moved / parts
+    return scalar(residual_decay, residual) * residual + moved / copies

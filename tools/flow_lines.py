@@ -12,7 +12,8 @@ on:
   of the nearest class below it that has one. In a base class of the flow's
   optimizer, the search begins at the optimizer;
 - `other.name(...)`, or `other.name` where that is a property: the methods of
-  this name in all classes that the function's module defines or imports.
+  this name in all classes that the function's module, or a constant in it,
+  names.
 
 One reads the functions of `_compat` and `checks` too, but nothing that they
 call: they stand for TensorFlow, for Keras, and for errors. What a variable
@@ -210,16 +211,26 @@ class Reader:
         return found
 
     def _seen(self, path: str) -> list[Place]:
-        """Return the classes that a module defines or imports."""
+        """Return the classes that a module, or a constant in it, names."""
         module = self.module(path)
-        places = [
+        found = [
             self._resolve(path, name)
             for name in [*module.defined, *module.imported]
         ]
+        places = [place for place in found if place]
+        for constant, name in list(places):
+            node = self.module(constant).defined[name]
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                held = [
+                    self._resolve(constant, part.id)
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Name)
+                ]
+                places += [place for place in held if place]
         return [
             each
-            for place in places
-            if place and self._is_class(place)
+            for place in dict.fromkeys(places)
+            if self._is_class(place)
             for each in self._classes_below(place)
         ]
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 from cases import with_long
 
 from tf_optimizers.codes.entries import (
-    CODES,
     Entries,
     pack_entries,
     packed_bits,
@@ -16,7 +15,7 @@ from tf_optimizers.codes.entries import (
     unpack_entries,
     whole_bytes,
 )
-from tf_optimizers.codes.layout import CHUNK, chunk_count
+from tf_optimizers.codes.layout import CHUNK, Layout, chunk_count
 from tf_optimizers.codes.positions import (
     from_bytes,
     from_planes,
@@ -26,6 +25,7 @@ from tf_optimizers.codes.positions import (
     to_planes,
     write_positions,
 )
+from tf_optimizers.codes.values import CODES
 
 SIZES = [0, 1, 7, 8, 9, 64, 1000]
 
@@ -123,7 +123,9 @@ def test_more_entries_than_32_bits_count_have_shapes(code, share):
 
     @tf.function
     def send(values, positions):
-        (sent,) = CODES[code].round([values[tf.newaxis]], [positions[None]])
+        (sent,) = CODES[code].round(
+            [values[tf.newaxis]], Layout([positions[None]])
+        )
         entries = [Entries(sent[0], positions, size, code)]
         words = pack_entries(entries)
         assert words.shape == [1, packed_words(entries)]
@@ -149,7 +151,7 @@ def rounded(code, values, positions=None):
     values = [tf.constant(v, tf.float32) for v in values]
     if positions is None:
         positions = [np.ones(v.shape, "int32") for v in values]
-    sent = CODES[code].round(values, list(map(tf.constant, positions)))
+    sent = CODES[code].round(values, Layout([*map(tf.constant, positions)]))
     return [tf.cast(s, tf.float32).numpy() for s in sent]
 
 
@@ -175,7 +177,8 @@ def test_entries_arrive_as_they_were_rounded(code, rows, graph):
 
     def send():
         sent = CODES[code].round(
-            list(map(tf.constant, values)), list(map(tf.constant, positions))
+            list(map(tf.constant, values)),
+            Layout([*map(tf.constant, positions)]),
         )
         entries = [
             Entries(tf.reshape(s, [-1]), tf.reshape(at, [-1]), place[0], code)
@@ -281,7 +284,7 @@ def test_a_chunk_is_of_one_tensor_of_those_that_are_joined(code, counts):
         expected.append(np.hstack(arriving))
     at = tf.constant(np.stack(positions))
     values = tf.constant(np.stack(values), tf.float32)
-    (sent,) = CODES[code].round([values], [at], [ends])
+    (sent,) = CODES[code].round([values], Layout([at], [ends]))
     np.testing.assert_array_equal(sent, np.stack(expected))
     flat = [tf.reshape(sent, [-1]), tf.reshape(at, [-1])]
     entries = [Entries(*flat, ends[-1], code, tuple(ends))]

@@ -10,7 +10,7 @@ import reference
 import tensorflow as tf
 from scripts import scatter, transport
 
-from tf_optimizers.codes.entries import Entries, pack_entries
+from tf_optimizers.codes.entries import Entries, pack_entries, unpack_entries
 from tf_optimizers.compression.exchanges import (
     GatheredExchange,
     choose_exchange,
@@ -82,8 +82,7 @@ def test_shards_send_their_largest_sums_on(dtype):
     rng = np.random.default_rng(0)
     capacity, counts = 90, (12, 4, 160)
     wire = Wire(4, dtype, is_packed=True)
-    exchange = ShardedExchange(wire, SIZES, counts)
-    shards = exchange.shards
+    shards = ShardedExchange(wire, SIZES, counts).shards
     assert shards.sums == (3, 1, 40)
     first = shards.first_groups
     per_replica = []
@@ -100,6 +99,7 @@ def test_shards_send_their_largest_sums_on(dtype):
             tf.reshape(tf.cast(values, dtype), [-1]),
             tf.constant(groups.reshape(-1)),
             shards.span,
+            dtype,
         )
         for values, groups in per_replica
     ]
@@ -108,9 +108,8 @@ def test_shards_send_their_largest_sums_on(dtype):
         sums = np.zeros(first[-1])
         for values, groups in per_replica:
             np.add.at(sums, groups[shard], values[shard])
-        found = shards.largest_sums(
-            *exchange._received(rows[shard], entries[shard])
-        )
+        (received,) = unpack_entries(rows[shard], [entries[shard]], 4)
+        found = shards.largest_sums(received)
         for t, (values, groups, *_) in enumerate(found):
             own = sums[first[t] : first[t + 1]]
             largest = np.sort(np.abs(own))[::-1][: shards.sums[t]]

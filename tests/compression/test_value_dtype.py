@@ -8,7 +8,8 @@ import tensorflow as tf
 from cases import with_long
 
 import tf_optimizers as tfo
-from tf_optimizers.codes.entries import CODES
+from tf_optimizers.codes.layout import Layout
+from tf_optimizers.codes.values import CODES
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.wire import Wire
 
@@ -20,7 +21,8 @@ SHAPES = [(6, 8), (7,)]
 def rounded(values, dtype):
     """Return values as they arrive, as float32."""
     values = tf.constant(values, "float32")[tf.newaxis]
-    (sent,) = CODES[dtype].round([values], [tf.ones(values.shape, tf.int32)])
+    layout = Layout([tf.ones(values.shape, tf.int32)])
+    (sent,) = CODES[dtype].round([values], layout)
     return tf.cast(sent[0], "float32").numpy()
 
 

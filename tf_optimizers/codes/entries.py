@@ -1,17 +1,16 @@
-"""Packs tensors of any dtype, and entries, as 32-bit words.
+"""Packs tensors of any dtype, and entries, into 32-bit words.
 
-Every collective takes such words. Values of entries are floats in them, or have
-a few bits.
+Every collective sends such words.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.codes.chunks import Ends, Int2, Int4
+from tf_optimizers.codes.layout import Layout
 from tf_optimizers.codes.positions import (
     from_bytes,
     position_bits,
@@ -19,130 +18,27 @@ from tf_optimizers.codes.positions import (
     to_bytes,
     write_positions,
 )
+from tf_optimizers.codes.values import CODES
 
-
-class ValueCode(Protocol):
-    """How values are sent: those of several tensors, each of them [rows, n].
-
-    `positions` are int, of the same shapes, -1 where there is no entry. `ends`
-    are those of `Entries`, of each.
-    """
-
-    def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of so many values of some tensors."""
-
-    def round(
-        self,
-        values: Sequence[tf.Tensor],
-        positions: Sequence[tf.Tensor],
-        ends: Ends = (),
-    ) -> list[tf.Tensor]:
-        """Return float32 values as they arrive."""
-
-    def write(
-        self,
-        values: Sequence[tf.Tensor],
-        positions: Sequence[tf.Tensor],
-        ends: Ends = (),
-    ) -> tf.Tensor:
-        """Return uint8 [rows, any], what is sent of rounded values."""
-
-    def read(
-        self,
-        data: tf.Tensor,
-        positions: Sequence[tf.Tensor],
-        ends: Ends = (),
-    ) -> list[tf.Tensor]:
-        """Return the values that were written."""
-
-
-class Float:
-    """Values as floats of a dtype."""
-
-    def __init__(self, dtype: tf.DType) -> None:
-        self.dtype = dtype
-
-    def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of so many values."""
-        del tensors
-        return count * self.dtype.size
-
-    def round(
-        self,
-        values: Sequence[tf.Tensor],
-        positions: Sequence[tf.Tensor],
-        ends: Ends = (),
-    ) -> list[tf.Tensor]:
-        """Finite values beyond the range become the largest there is."""
-        del ends
-        if self.dtype == tf.float32:
-            return list(values)
-        every = tf.concat(values, 1)
-        limit = tf.cast(self.dtype.max, tf.float32)
-        inside = tf.clip_by_value(every, -limit, limit)
-        every = tf.where(tf.math.is_finite(every), inside, every)
-        return _split(tf.cast(every, self.dtype), positions)
-
-    def write(
-        self,
-        values: Sequence[tf.Tensor],
-        positions: Sequence[tf.Tensor],
-        ends: Ends = (),
-    ) -> tf.Tensor:
-        """Return the bytes of values."""
-        del positions, ends
-        data = tf.bitcast(tf.concat(values, 1), tf.uint8)
-        return tf.reshape(data, [data.shape[0], -1])
-
-    def read(
-        self,
-        data: tf.Tensor,
-        positions: Sequence[tf.Tensor],
-        ends: Ends = (),
-    ) -> list[tf.Tensor]:
-        """Return the values that were written."""
-        del ends
-        each = tf.reshape(data, [data.shape[0], -1, self.dtype.size])
-        return _split(tf.bitcast(each, self.dtype), positions)
-
-
-CODES: dict[str, ValueCode] = {
-    "float32": Float(tf.float32),
-    "float16": Float(tf.float16),
-    "bfloat16": Float(tf.bfloat16),
-    "int4": Int4(),
-    "int2": Int2(),
-}
-
-
-def value_code(name: str) -> ValueCode:
-    """Return one of `CODES`, or floats of another dtype as they are."""
-    return CODES.get(name) or Float(tf.as_dtype(name))
-
-
-def _split(joined: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return tf.split(joined, [part.shape[1] for part in like], axis=1)
-
-
-_BYTES = 4
+_WORD = tf.int32.size  # Bytes.
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the bits of a tensor as int32 [words], filled up with zeros."""
+    """Return the bits of a tensor as int32 [words], padded with zeros."""
     flat = tf.reshape(tensor, [-1])
-    if tensor.dtype.size < _BYTES:
-        per_word = _BYTES // tensor.dtype.size
+    if tensor.dtype.size < _WORD:
+        per_word = _WORD // tensor.dtype.size
         flat = tf.pad(flat, [[0, -tf.size(flat) % per_word]])
         flat = tf.reshape(flat, [-1, per_word])
     return tf.reshape(tf.bitcast(flat, tf.int32), [-1])
 
 
 class WordReader:
-    """Reads tensors of several replicas back, in the order of `to_words`.
+    """Reads the tensors of several replicas back, in the order of writing.
 
     Args:
-        words: int32, of each replica equally many.
-        replicas: Their number.
+        words: int32, the words of one replica after those of another.
+        replicas: int >= 1. They all wrote the same number of words.
     """
 
     def __init__(self, words: tf.Tensor, replicas: int) -> None:
@@ -151,49 +47,41 @@ class WordReader:
         self._next: Any = 0
 
     def read(self, dtype: tf.DType, shape: Sequence[Any]) -> tf.Tensor:
-        """Return [replicas, *shape] of what each replica wrote next."""
+        """Return the next tensor of each replica, [replicas, *shape]."""
         size = math.prod(shape)
-        end = self._next + -(-size * dtype.size // _BYTES)
+        end = self._next + -(-size * dtype.size // _WORD)
         words = self._words[:, self._next : end]
         self._next = end
-        if dtype.size > _BYTES:
-            per_element = dtype.size // _BYTES
+        if dtype.size > _WORD:
+            per_element = dtype.size // _WORD
             words = tf.reshape(words, [self.replicas, -1, per_element])
         flat = tf.reshape(tf.bitcast(words, dtype), [self.replicas, -1])
         return tf.reshape(flat[:, :size], [self.replicas, *shape])
 
 
-_WORD = tf.int32.size
-
-
 class Entries(NamedTuple):
-    """Entries of a flattened tensor, equally many on every replica.
+    """Some entries of a flattened tensor, the same number on every replica.
 
     Args:
         values: [n].
-        positions: int [n], rising; first may be some -1, with values that
-            are not sent. Of several replicas, those of one after those of
-            another, and 0 with a value of 0 for what was not sent.
-        size: Elements of the tensor.
-        code: What values are sent as, of `CODES`. They must be rounded to it.
-            None for what they are.
-        ends: Where tensors end that were joined to this one, which share no
-            chunk; none if it is one.
+        positions: int [n], rising. The first ones may be -1: their values are
+            not sent. Once received, the entries of all replicas follow one
+            another, and an entry that was not sent has position and value 0.
+        size: Number of elements of the tensor.
+        code: How values are sent, a key of `CODES`. They must be rounded to it.
+            Defaults to `"float32"`.
+        ends: Where tensors end that were joined into this one; they share no
+            chunk. Empty for a single tensor.
     """
 
     values: tf.Tensor
     positions: tf.Tensor
     size: int
-    code: str | None = None
+    code: str = "float32"
     ends: tuple[int, ...] = ()
 
-    @property
-    def code_name(self) -> str:
-        """What values are sent as."""
-        return self.code or self.values.dtype.name
-
     def slices(self) -> tf.IndexedSlices:
-        """Return them as TensorFlow has them."""
+        """Return the entries as `tf.IndexedSlices`."""
         return tf.IndexedSlices(
             self.values,
             tf.maximum(self.positions, 0),
@@ -202,7 +90,7 @@ class Entries(NamedTuple):
 
 
 def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices, as int32 where it is known to hold them."""
+    """Return the indices, as int32 if the dense shape is known to fit."""
     shape = None
     if part.dense_shape is not None:
         shape = tf.get_static_value(part.dense_shape)
@@ -212,15 +100,15 @@ def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
 
 
 def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
-    """Return what `count` of `size` elements take, as entries of tensors."""
-    values = 8 * value_code(code).byte_size(count, tensors)
+    """Return the bits of `count` entries of `size` elements, packed."""
+    values = 8 * CODES[code].byte_size(count, tensors)
     return values + position_bits(size, count)
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return the bytes of parts that have these bits, one behind another.
+    """Return the bytes of consecutive parts that have these bits.
 
-    The sum is what all take: whole words. A byte counts where it begins.
+    A byte counts for the part that begins it. The sum is that of whole words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
     ends[-1] += -ends[-1] % _WORD
@@ -230,9 +118,7 @@ def whole_bytes(bits: Sequence[int]) -> list[int]:
 def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
     """Return the words of each row of `pack_entries`."""
     bits = [
-        packed_bits(
-            *(e.size, e.values.shape[0] // rows, e.code_name), len(e.ends) or 1
-        )
+        packed_bits(e.size, e.values.shape[0] // rows, e.code, len(e.ends) or 1)
         for e in entries
     ]
     return sum(whole_bytes(bits)) // _WORD
@@ -242,15 +128,16 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
     """Return the words of entries of one code, int32 [rows, words].
 
     Args:
-        entries: Of each tensor, those of one row after those of another.
-        rows: Their number.
+        entries: Entries of each tensor, the same number in each row, row by
+            row.
+        rows: int >= 1.
     """
     values = [tf.reshape(e.values, [rows, -1]) for e in entries]
     positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]
-    code = value_code(entries[0].code_name)
-    written = code.write(values, positions, [e.ends for e in entries])
-    where = write_positions(positions, [e.size for e in entries])
-    data = tf.concat([written, to_bytes(tf.concat(where, 1))], 1)
+    layout = Layout(positions, [e.ends for e in entries])
+    written = CODES[entries[0].code].write(values, layout)
+    bits = write_positions(positions, [e.size for e in entries])
+    data = tf.concat([written, to_bytes(tf.concat(bits, 1))], 1)
     words = packed_words(entries, rows)
     data = tf.pad(data, [[0, 0], [0, _WORD * words - data.shape[1]]])
     return tf.bitcast(tf.reshape(data, [rows, words, _WORD]), tf.int32)
@@ -259,25 +146,24 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
 def unpack_entries(
     words: tf.Tensor, entries: Sequence[Entries], rows: int = 1
 ) -> list[Entries]:
-    """Return the entries of all rows that arrived, in their order.
+    """Return all received entries, in the order of their rows.
 
     Args:
-        words: int32 [any, words], a row of `pack_entries` in each.
-        entries: This replica's, for dtypes and shapes.
-        rows: In how many rows it has packed them.
+        words: int32 [any, words], each a row of `pack_entries`.
+        entries: What this replica packed, for dtypes and shapes.
+        rows: The number of rows that this replica packed.
     """
     sizes = [e.size for e in entries]
     counts = [e.values.shape[0] // rows for e in entries]
-    code = value_code(entries[0].code_name)
+    code = CODES[entries[0].code]
     data = tf.reshape(tf.bitcast(words, tf.uint8), [words.shape[0], -1])
-    ends = [e.ends for e in entries]
     first = sum(
-        code.byte_size(count, len(own) or 1)
-        for count, own in zip(counts, ends, strict=True)
+        code.byte_size(count, len(e.ends) or 1)
+        for count, e in zip(counts, entries, strict=True)
     )
     bits = from_bytes(data[:, first:], sum(map(position_bits, sizes, counts)))
-    where = read_positions(bits, sizes, counts)
-    values = code.read(data[:, :first], where, ends)
+    positions = read_positions(bits, sizes, counts)
+    layout = Layout(positions, [e.ends for e in entries])
     return [
         e._replace(
             values=tf.reshape(value, [-1]),
@@ -285,5 +171,7 @@ def unpack_entries(
                 tf.reshape(tf.maximum(at, 0), [-1]), e.positions.dtype
             ),
         )
-        for value, at, e in zip(values, where, entries, strict=True)
+        for value, at, e in zip(
+            code.read(data[:, :first], layout), positions, entries, strict=True
+        )
     ]

@@ -1,12 +1,14 @@
-"""Lays entries out in chunks, of which each has those of one tensor.
+"""Groups the entries of tensors into chunks that share a scale.
 
-Of tensors that are joined to one, it depends on positions how many entries
-each has. So chunks are as many as there may be, and the last ones empty:
+A chunk holds entries of one tensor. If several tensors are joined into one, the
+positions decide how many entries belong to each. The layout then has as many
+chunks as there may be, and leaves the last ones empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
 """
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -15,21 +17,24 @@ CHUNK = 64
 
 
 def chunk_count(count: int, tensors: int = 1) -> int:
-    """Return how many chunks so many entries of some tensors take, at most.
+    """Return how many chunks `count` entries of some tensors take, at most.
 
-    Every tensor has one, and those beyond the first of each fill others.
+    The first entry of each tensor begins a chunk; every 64 others may fill one
+    more.
     """
     return min(count, tensors + max(count - tensors, 0) // CHUNK)
 
 
 class Layout:
-    """The chunks of some parts, each of them [rows, n].
+    """Lays out the entries of parts, each [rows, n], in chunks.
+
+    A part is one tensor, or several that are joined.
 
     Args:
-        positions: int of each part, which rise in a row; first may be some -1.
-            They are only read where tensors are joined.
-        ends: Of each part, where the tensors end that are joined to it. Empty
-            if every part is one tensor.
+        positions: int [rows, n] of each part, rising in each row; the first
+            ones may be -1, where there is no entry.
+        ends: For each part, where its tensors end in it. By default, every
+            part is one tensor.
     """
 
     def __init__(
@@ -37,24 +42,29 @@ class Layout:
         positions: Sequence[tf.Tensor],
         ends: Sequence[Sequence[int]] = (),
     ) -> None:
-        ends = ends or [()] * len(positions)
+        self.rows = positions[0].shape[0]
+        self.counts = [at.shape[1] for at in positions]
         self._positions = positions
-        self._parts = [
-            _Joined(at, own) if own[1:] else _Alone(at)
-            for at, own in zip(positions, ends, strict=True)
+        self._ends = ends or [()] * len(positions)
+
+    @functools.cached_property
+    def _parts(self) -> "list[_Alone | _Joined]":
+        return [
+            _Joined(at, ends) if ends[1:] else _Alone(at)
+            for at, ends in zip(self._positions, self._ends, strict=True)
         ]
 
     def fill(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the chunks, [all, CHUNK], each filled up with zeros."""
+        """Return chunks of the parts, [chunks, CHUNK], with zeros in gaps."""
         filled: list[tf.Tensor] = []
         for own, part in zip(self._parts, parts, strict=True):
             filled += own.fill(part)
         return tf.reshape(tf.concat(filled, 1), [-1, CHUNK])
 
     def strip(self, chunks: tf.Tensor) -> list[tf.Tensor]:
-        """Return the parts of what `fill` has filled up."""
+        """Return the parts that `fill` has put into chunks."""
         sizes = [CHUNK * own.chunks for own in self._parts]
-        rows = tf.reshape(chunks, [self._parts[0].rows, -1])
+        rows = tf.reshape(chunks, [self.rows, -1])
         return [
             own.strip(part)
             for own, part in zip(
@@ -63,20 +73,20 @@ class Layout:
         ]
 
     def is_empty(self) -> tf.Tensor:
-        """Return where entries are none that are sent, [all, CHUNK]."""
+        """Return where positions are -1, bool [chunks, CHUNK]."""
         return self.fill(self._positions) < 0
 
 
 class _Alone:
     """The chunks of one tensor."""
 
-    def __init__(self, like: tf.Tensor) -> None:
-        self.rows, self._count = like.shape
+    def __init__(self, positions: tf.Tensor) -> None:
+        self._count = positions.shape[1]
         self.chunks = chunk_count(self._count)
 
     def fill(self, part: tf.Tensor) -> list[tf.Tensor]:
         gap = CHUNK * self.chunks - self._count
-        return [part, tf.zeros([self.rows, gap], part.dtype)]
+        return [part, tf.zeros([part.shape[0], gap], part.dtype)]
 
     def strip(self, filled: tf.Tensor) -> tf.Tensor:
         return filled[:, : self._count]
@@ -86,23 +96,23 @@ class _Joined:
     """The chunks of several tensors whose entries follow one another."""
 
     def __init__(self, positions: tf.Tensor, ends: Sequence[int]) -> None:
-        self.rows, count = positions.shape
+        rows, count = positions.shape
         self.chunks = chunk_count(count, len(ends))
         inner = tf.constant(ends[:-1], positions.dtype)
         tensor = tf.searchsorted(inner, tf.reshape(positions, [-1]), "right")
-        tensor = tf.reshape(tensor, [self.rows, count])
-        number = tf.range(count)
+        tensor = tf.reshape(tensor, [rows, count])
         first = _first(tensor, len(ends))
-        inside = number - tf.gather(first, tensor, batch_dims=1)
-        begins = tf.cast(inside % CHUNK == 0, tf.int32)
+        # The number of each entry within its tensor.
+        number = tf.range(count) - tf.gather(first, tensor, batch_dims=1)
+        begins = tf.cast(number % CHUNK == 0, tf.int32)
         chunk = tf.cumsum(begins, axis=1) - 1
-        self._cells = CHUNK * chunk + inside % CHUNK
+        self._cells = CHUNK * chunk + number % CHUNK
         first = _first(chunk, self.chunks + 1)
         entries = first[:, :-1, tf.newaxis] + tf.range(CHUNK)
         is_entry = entries < first[:, 1:, tf.newaxis]
-        # Empty cells have what follows the last entry: 0.
+        # Empty cells refer to the zero that `fill` appends.
         entries = tf.where(is_entry, entries, count)
-        self._entries = tf.reshape(entries, [self.rows, -1])
+        self._entries = tf.reshape(entries, [rows, -1])
 
     def fill(self, part: tf.Tensor) -> list[tf.Tensor]:
         part = tf.pad(part, [[0, 0], [0, 1]])

@@ -1,32 +1,34 @@
 """Encodes positions of entries in few bits.
 
-The low bits of a position are sent as they are. The others say which block it
-is in: as positions rise, a 1 for each entry and a 0 where a block ends tell
-that (the code of Elias and Fano). With 3 low bits, and blocks of 8:
+The code is that of Elias and Fano. The low bits of a position are sent as they
+are. The high bits are the number of a block. Since positions rise, blocks are
+encoded as a 1 for each entry and a 0 at the end of each block. With 3 low bits,
+and blocks of 8:
 
     positions     4    8    11   29
-    addresses     5    9    12   30     0 is for an entry that is none
+    addresses     5    9    12   30     0 is the address of position -1
     low bits     101  001  100  110
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
-An entry of a thousandth of all takes 12 bits, one of 64 takes 8. Where every
-fourth element is an entry, or more, it is fewer bits to say of each element
-whether it is one. Size and number of the entries alone decide.
+If one element in a thousand is an entry, an entry takes 12 bits; if one in 64
+is, it takes 8. If one in four is, or more, a bit for each element is shorter.
+The choice depends only on the number of elements and of entries.
 
-Bits are booleans, or bytes: the first of eight is the lowest of a byte.
+Bits are booleans, or are packed into bytes, the lowest bit first.
 """
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-# Of eight bytes that are 0 or 1, the product's highest byte has all the bits:
-# byte i is moved by 56 - 7 i, hence to bit 56 + i, and nothing else gets there.
+# Multiplying eight bytes that are 0 or 1 by this collects them in the highest
+# byte: byte i moves by 56 - 7 i, so to bit 56 + i, and nothing else gets there.
 _GATHER = sum(1 << 56 - 7 * i for i in range(8))
-# The product has a byte in all eight places, of which each keeps its own bit.
+# Multiplying a byte by this copies it to all eight bytes. Each then keeps one
+# bit.
 _SPREAD = sum(1 << 8 * i for i in range(8))
 _OWN = sum(1 << 8 * i + i for i in range(8))
 _HIGHEST = np.uint64(56)
@@ -47,9 +49,9 @@ def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
-    """Return the lowest bits of int [rows, n], as booleans [rows, width n].
+    """Return the `width` lowest bits of int [rows, n], bool [rows, width n].
 
-    The lowest bit of all numbers comes first, then the next of all.
+    The lowest bits of all numbers come first, then the next ones.
     """
     rows, count = numbers.shape
     weights = _weights(width)
@@ -59,20 +61,20 @@ def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
 
 
 def from_planes(bits: tf.Tensor, width: int, count: int) -> tf.Tensor:
-    """Return the numbers of `to_planes`, int32 if they fit, or int64."""
+    """Return the numbers of `to_planes`, int32 if they fit, else int64."""
     planes = tf.reshape(bits, [bits.shape[0], width, count])
     weights = _weights(width)
     return tf.reduce_sum(tf.cast(planes, weights.dtype) * weights, axis=1)
 
 
 def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
-    """Return booleans [rows, size] that are True at int64 [rows, n].
+    """Return bool [rows, size], True at the places `where`.
 
-    Those of a row must not decrease.
+    `where` is int64 [rows, n], and must not decrease in a row.
     """
     rows = where.shape[0]
     flat = tf.reshape(where + _first(rows, size), [-1])
-    # Takes a tenth of the time of a scatter; checked, it would refuse repeats.
+    # Ten times as fast as a scatter. Its check would reject repeated indices.
     bits = tf.raw_ops.SparseToDense(
         sparse_indices=flat,
         output_shape=tf.constant([rows * size], tf.int64),
@@ -84,9 +86,9 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
-    """Return where each row, which has `count` bits that are True, has them.
+    """Return where the `count` bits of each row are that are True.
 
-    As int32 if that holds them all, else as int64.
+    The result is int32 if that holds all places, else int64.
     """
     rows, size = bits.shape
     flat = tf.where(tf.reshape(bits, [-1]))
@@ -103,12 +105,12 @@ def count_set(bits: tf.Tensor) -> tf.Tensor:
 
 
 def position_dtype(size: int) -> tf.DType:
-    """Return the integers that hold positions in `size` elements."""
+    """Return the integer dtype that holds positions in `size` elements."""
     return tf.int32 if size <= tf.int32.max else tf.int64
 
 
 def _eights(bits: tf.Tensor) -> tf.Tensor:
-    """Return each eight bits as the bytes of an uint64, 0 or 1."""
+    """Return uint64, each with eight bits as its bytes, 0 or 1."""
     rows, count = bits.shape
     size = -(-count // 8)
     bits = tf.pad(tf.cast(bits, tf.uint8), [[0, 0], [0, 8 * size - count]])
@@ -116,12 +118,12 @@ def _eights(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _first(rows: int, size: int) -> np.ndarray:
-    """Return the first address of each row."""
+    """Return where each row begins when all rows are joined."""
     return size * np.arange(rows, dtype="int64")[:, np.newaxis]
 
 
 def _weights(width: int) -> tf.Tensor:
-    """Return the powers of two of so many bits, [width, 1]."""
+    """Return the first `width` powers of two, [width, 1]."""
     dtype = "int32" if width < 32 else "int64"
     powers = 1 << np.arange(width, dtype=dtype)
     return tf.constant(powers[:, np.newaxis])
@@ -139,9 +141,9 @@ def write_positions(
     """Return the bits, [rows, any], of the positions of several tensors.
 
     Args:
-        positions: int [rows, n] of each tensor, none twice and rising, but
-            for as many -1 as there may be first: these are no entries.
-        sizes: Of the tensors.
+        positions: int [rows, n] of each tensor, strictly rising; the first
+            ones of a row may be -1, where there is no entry.
+        sizes: Number of elements of each tensor.
     """
     counts = [part.shape[1] for part in positions]
     addresses = [tf.cast(part, tf.int64) + 1 for part in positions]
@@ -157,9 +159,9 @@ def read_positions(
     """Return the positions, int [rows, count] of each tensor.
 
     Args:
-        bits: [rows, all], joined.
-        sizes: Of the tensors.
-        counts: Of the positions of each.
+        bits: bool [rows, all], what `write_positions` returned, joined.
+        sizes: Number of elements of each tensor.
+        counts: Number of positions of each tensor.
     """
     groups = _groups(sizes, counts)
     parts = tf.split(bits, [group.bits for group in groups], axis=1)
@@ -170,7 +172,7 @@ def read_positions(
 
 
 class _Plain(NamedTuple):
-    """A tensor of which each element has a bit."""
+    """A tensor that is coded with a bit per element."""
 
     members: tuple[int]
     size: int
@@ -181,11 +183,11 @@ class _Plain(NamedTuple):
         return self.size
 
     def write(self, addresses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        # How many have no element follows from the number of bits.
+        # The number of 1 bits implies how many positions are -1.
         return [set_bits(addresses[0], self.size + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
-        # As many bits in front, so that each row has the same number.
+        # Bits in front make the number of 1 bits the same in each row.
         count = count_set(bits)
         places = tf.range(self.entries, dtype=count.dtype)
         missing = places < self.entries - count
@@ -194,12 +196,12 @@ class _Plain(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """Tensors of equally many low bits, which are coded as one."""
+    """Tensors with the same number of low bits, which are coded as one."""
 
+    low: int
     members: tuple[int, ...]
     sizes: tuple[int, ...]
     counts: tuple[int, ...]
-    low: int
 
     @property
     def bits(self) -> int:
@@ -238,26 +240,21 @@ class _Split(NamedTuple):
 def _groups(
     sizes: Sequence[int], counts: Sequence[int]
 ) -> list[_Plain | _Split]:
-    """Return what is coded together, in an order that all workers have."""
-    by_low: dict[int | None, list[int]] = {}
-    for i, each in enumerate(zip(sizes, counts, strict=True)):
-        by_low.setdefault(_low_bits(*each), []).append(i)
-    plain = [_Plain((i,), sizes[i], counts[i]) for i in by_low.pop(None, [])]
-    split = [
-        _Split(
-            tuple(members),
-            tuple(sizes[i] for i in members),
-            tuple(counts[i] for i in members),
-            low,
-        )
-        for low, members in by_low.items()
-        if low is not None
+    """Return groups of tensors, in an order that is the same on all workers."""
+    by_low: dict[Any, list[tuple[int, int, int]]] = {}
+    for i, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        by_low.setdefault(_low_bits(size, count), []).append((i, size, count))
+    return [
+        *(_Plain((i,), size, n) for i, size, n in by_low.pop(None, [])),
+        *(_Split(low, *zip(*own, strict=True)) for low, own in by_low.items()),
     ]
-    return [*plain, *split]
 
 
 def _low_bits(size: int, count: int) -> int | None:
-    """Return how many low bits make the fewest; None: a bit per element."""
+    """Return the number of low bits that is shortest.
+
+    None stands for a bit per element.
+    """
     low = min(
         range(size.bit_length()), key=lambda b: _split_bits(size, count, b)
     )
@@ -269,5 +266,5 @@ def _split_bits(size: int, count: int, low: int) -> int:
 
 
 def _blocks(size: int, low: int) -> int:
-    """Return the number of blocks of addresses, of which 0 is the first."""
+    """Return the number of blocks that hold `size` addresses and 0."""
     return (size >> low) + 1

@@ -1,4 +1,4 @@
-"""Exchanges only the largest entries of what replicas accumulate."""
+"""Sends only the largest entries of what replicas accumulate."""
 
 import warnings
 from collections.abc import Sequence
@@ -20,26 +20,20 @@ from tf_optimizers.compression.traffic import traffic_summary
 class CompressedOptimizer(Optimizer):
     """An optimizer whose replicas send the largest entries, and keep the rest.
 
-    Subclasses have `_add_state(variables)`, which adds them to `_compressor`,
-    and `_update`, in which a step may `_send`. That calls
-
-        `_hold_back(index, gradient, weight, rate)`, which adds a worker's
-            gradient of a variable to its residual;
-        `_update_by_sum(index, total, weight, rate)`, which returns the update
-            for the sum of all replicas' gradients of one that is not
-            compressed.
+    The `_update` of a subclass calls `_send`. That calls `_accumulate_residual`
+    for every compressed variable, and `_dense_update` for every other one.
 
     Args:
         learning_rate: See `Optimizer`.
-        schedule: The share that is held back at each step.
-        min_compress_size: See `Compressor`, as the next two.
-        value_dtype: See there.
-        sends_rows: See there.
+        schedule: The sparsity of each step.
+        min_compress_size: See `Compressor`.
+        value_dtype: See `Compressor`.
+        sends_rows: See `Compressor`. Defaults to `True`.
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
     _supports_jit = False  # XLA cannot compile a selection by value.
-    _alone: str  # The warning where there is one replica.
+    _alone: str  # The warning if there is only one replica.
 
     def __init__(
         self,
@@ -66,7 +60,7 @@ class CompressedOptimizer(Optimizer):
         self._compressor = compressor
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the accumulators and residuals of variables."""
+        """Create the accumulators and the residuals of variables."""
         if self.built:
             return
         super().build(variables)
@@ -77,16 +71,19 @@ class CompressedOptimizer(Optimizer):
         self._add_state(variables)
 
     def _add_state(self, variables: Sequence[Any]) -> None:
+        """Create the state, and add variables to `_compressor`."""
         raise NotImplementedError
 
-    def _hold_back(
-        self, index: int, gradient: Any, weight: tf.Variable, rate: Any
+    def _accumulate_residual(
+        self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
+        """Add a worker's gradient of a variable to its residual."""
         raise NotImplementedError
 
-    def _update_by_sum(
-        self, index: int, total: Any, weight: tf.Variable, rate: Any
+    def _dense_update(
+        self, index: int, total: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> tf.Tensor:
+        """Return the update for the sum of all replicas' gradients."""
         raise NotImplementedError
 
     def _weights(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
@@ -98,17 +95,18 @@ class CompressedOptimizer(Optimizer):
         variables: list[tf.Variable],
         sparsity: float | None,
         gradients: list[Gradient],
-        rate: tf.Tensor | None,
+        rate: tf.Tensor,
         received_rate: Any,
     ) -> None:
         """Exchange gradients, and apply what all replicas have sent.
 
         Args:
-            variables: Those that have gradients.
-            sparsity: The share held back; None exchanges whole gradients.
-            gradients: This replica's; any tensors to sum over replicas.
-            rate: Multiplies what is accumulated, if it is not None.
-            received_rate: Multiplies what is received.
+            variables: The variables of the gradients.
+            sparsity: Fraction of entries that are not sent; None sends whole
+                gradients.
+            gradients: This replica's gradients.
+            rate: Scalar that multiplies gradients when they are accumulated.
+            received_rate: Scalar that multiplies received sums.
         """
         compressor, weights = self._compressor, self._weights(variables)
         indices = [variable_index(self, variable) for variable in variables]
@@ -117,14 +115,14 @@ class CompressedOptimizer(Optimizer):
         whole = [i for i in range(len(variables)) if i not in chosen]
         totals = compressor.sum_on_worker([gradients[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
-            self._hold_back(indices[i], total, weights[i], rate)
-        received = compressor.exchange(
+            self._accumulate_residual(indices[i], total, weights[i], rate)
+        received = compressor.send(
             *(self, sparsity, [indices[i] for i in chosen]),
             *([gradients[i] for i in whole], rate),
         )
         updates = dict(zip([*chosen, *whole], received, strict=True))
         for i in whole:
-            updates[i] = self._update_by_sum(
+            updates[i] = self._dense_update(
                 indices[i], updates[i], weights[i], rate
             )
         in_order = [updates[i] for i in range(len(variables))]
@@ -133,12 +131,12 @@ class CompressedOptimizer(Optimizer):
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
     ) -> None:
-        """Subtract what was received from a variable, or its component.
+        """Subtract a received sum from a variable, or from its component.
 
         Args:
             gradient: Dense, or `tf.IndexedSlices` of the flattened variable.
             variable: A variable that the optimizer was built with.
-            learning_rate: Scalar, that what was received is multiplied by.
+            learning_rate: Scalar that multiplies the sum.
         """
         variable = backend_variable(variable)
         weight = self._full_precision(variable)
@@ -147,23 +145,25 @@ class CompressedOptimizer(Optimizer):
         self._store_weight(variable, weight)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
-        """Return what one replica sends at a step that exchanges, in bytes.
+        """Return the bytes that one replica sends at a step that exchanges.
 
-        That is what it hands over; in a ring of N devices entries are passed on
-        N - 1 times, and dense tensors, which are summed, 2 (N - 1) / N times.
-        Of sparse gradients it is what `DGCMomentum` sent in the last step,
-        whatever `step` is; `SparseLoCo` makes them dense. Before the first step
-        they count like any others.
+        Each byte counts once, as the replica contributes it. In a ring of N
+        devices, entries are passed on N - 1 times, and dense tensors, which are
+        summed, 2 (N - 1) / N times.
+        A sparse gradient counts as in the last step of `DGCMomentum`, for every
+        `step`; before the first step it counts as dense. `SparseLoCo` makes
+        sparse gradients dense.
 
         Args:
-            step: int >= 0, from 0. Defaults to the next step.
+            step: int >= 0, from 0. Defaults to `None`, the next step.
 
         Returns:
-            {"step": step, "sparsity": share held back, 0 while all is dense,
-            "variables": {path: traffic}, "total": traffic}, where traffic is
-            {"dense_bytes": of the gradient, "sent_bytes": of what is sent
-            instead, "ratio": dense_bytes / sent_bytes}. Where two variables
-            have one path, the second is "path (2)".
+            A dict of `"step"`; `"sparsity"`, the fraction of entries that are
+            not sent, 0 while exchange is dense; `"variables"`, the traffic of
+            each variable by path; and `"total"`, the traffic of all. Traffic is
+            a dict of `"dense_bytes"`, the size of the gradient; `"sent_bytes"`;
+            and `"ratio"`, dense_bytes / sent_bytes. If two variables have the
+            same path, the second is "path (2)".
 
         Raises:
             RuntimeError: If the optimizer is not built.

@@ -1,4 +1,4 @@
-"""Tracks which variables have been compressed, and when residuals are due."""
+"""Tracks which variables were compressed, and sends old residuals."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ class CompressionHistory:
 
     Args:
         name: The optimizer's class, for error messages.
-        schedule: Of the share that is held back.
-        strategy: Of the variables.
+        schedule: The sparsity of each step.
+        strategy: The strategy of the variables.
     """
 
     def __init__(
@@ -33,15 +33,14 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # A step after the cool-down from which on all that is left is sent.
+        # The step, after the cool-down, that begins to send old residuals.
         self._late: int | None = None
 
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
-        """Before the first step, find what a loaded state holds back.
+        """Before the first step, find the residuals of a loaded state.
 
-        It is sent although the gradient of its variable has become rows, which
-        are not compressed, or the step is after the cool-down, where nothing
-        is held back.
+        They must be sent even if the gradient of their variable has become
+        sparse since, or if the cool-down is over.
         """
         if self._is_begun:
             return
@@ -57,11 +56,11 @@ class CompressionHistory:
     def _waiting(self, residuals: Mapping[int, Residual]) -> list[int]:
         """Return the indices of residuals that are not 0 on some replica.
 
-        Under TensorFlow's strategies, any replica of this process: loading
-        divides a sum evenly among all.
+        Under TensorFlow's strategies, this process's replicas are enough:
+        loading divides a sum evenly among all replicas.
         """
         own = [i for i, each in residuals.items() if each.is_waiting()]
-        every = replicas_of(self._strategy).agree("what is held back", own)
+        every = replicas_of(self._strategy).agree("the residuals to send", own)
         return sorted(set(itertools.chain(*every)))
 
     def stage(self, optimizer: Any) -> tf.Tensor:
@@ -83,10 +82,10 @@ class CompressionHistory:
         gradients: Sequence[Gradient],
         variables: Sequence[Any],
     ) -> list[Gradient]:
-        """Make rows dense if their variable has been compressed.
+        """Make sparse gradients dense if their variable has been compressed.
 
-        What replicas have accumulated of it differs, and they would not make
-        the same update of the same rows.
+        Its accumulators differ between replicas, so updates by rows would
+        differ, too.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient
@@ -98,12 +97,12 @@ class CompressionHistory:
     def check(
         self, indices: list[int], paths: Sequence[str], is_all: bool
     ) -> None:
-        """Refuse what would be sent twice, or not at all at the end.
+        """Raise if a variable would be sent twice, or missed by the cool-down.
 
         Args:
-            indices: Of what a step compresses.
-            paths: Of all variables.
-            is_all: Whether the step exchanges others as well.
+            indices: Indices of the variables that a step compresses.
+            paths: Paths of all variables.
+            is_all: Whether the step exchanges all variables, not only these.
         """
         if len(set(indices)) < len(indices):
             twice = max(indices, key=indices.count)
@@ -116,9 +115,9 @@ class CompressionHistory:
         if missing and has_cool_down and not is_all:
             raise ValueError(
                 "With a cool-down, all variables must have gradients in every "
-                "step, since one of the steps sends all that is left. "
-                f"Received: no gradient of {paths[min(missing)]}, of which "
-                "there was one before. Pass `rampdown_begin_step=None` and "
+                "step, since one of the steps sends all residuals. "
+                f"Received: no gradient of {paths[min(missing)]}, which had "
+                "one in an earlier step. Pass `rampdown_begin_step=None` and "
                 "`rampdown_step=1`, or use an optimizer for each set of "
                 "variables."
             )

@@ -1,15 +1,16 @@
-"""Exchanges what replicas accumulate in a step, and keeps residuals.
+"""Compresses the gradients of a step, and keeps residuals.
 
 local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
                       └───────── no: as it is ────────────────────┤
                                                            exchange (SUM)
-update of all ─── compressed? ── yes: as received; clear what ────┤
-                      │               was sent out of v           │
-                      └───────── no: what the optimizer makes ────┘
-                                     of the sum
+update of all ─── compressed? ── yes: as received; remove what ───┤
+                      │               was sent from v             │
+                      └───────── no: the optimizer computes it ───┘
+                                     from the sum
 
-At sparsity 0 nothing is selected or rounded: all of v is sent, densely.
+At sparsity 0 nothing is selected or rounded: all of v is sent as a dense
+tensor.
 """
 
 import functools
@@ -34,37 +35,37 @@ from tf_optimizers._compat.tensorflow_internals import (
 )
 from tf_optimizers.base.components import own_component
 from tf_optimizers.checks import check_choice, check_integer
-from tf_optimizers.codes.entries import CODES
+from tf_optimizers.codes.values import CODES
 from tf_optimizers.compression.compression_history import CompressionHistory
 from tf_optimizers.compression.exchanges import (
+    GatheredExchange,
     choose_exchange,
-    send_all,
-    send_largest,
 )
 from tf_optimizers.compression.residual import Residual
+from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
     sent_count,
 )
 from tf_optimizers.compression.traffic import SentRows
-from tf_optimizers.compression.wire import Exchange, Wire
+from tf_optimizers.compression.wire import Wire
 from tf_optimizers.replicas import replicas_of
 
 
 class Compressor:
-    """Sends the largest entries of large gradients, and holds back the rest.
+    """Sends the largest entries of large gradients, and keeps the rest.
 
     Args:
         name: The optimizer's class, for error messages.
-        schedule: The share that is held back at each step.
+        schedule: The sparsity of each step.
         min_compress_size: int >= 1. Variables with fewer elements are not
             compressed.
-        value_dtype: The dtype that sent values are rounded to.
+        value_dtype: What sent values are rounded to, a key of `CODES`.
         sends_rows: Whether gradients that are `tf.IndexedSlices` are sent as
-            such, or what the optimizer makes of them.
+            rows. If not, the optimizer makes them dense. Defaults to `True`.
     """
 
-    # Forces one kind of exchange; see `choose_exchange`.
+    # "gathered" or "sharded" forces that kind; see `choose_exchange`.
     exchange_kind: str | None = None
 
     def __init__(
@@ -86,11 +87,11 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for the variables of a strategy."""
+        """Prepare to add variables of a strategy."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
-        self._shared: dict[int, keras.Variable] = {}
+        self._unmasked: dict[int, keras.Variable] = {}
         self._history = CompressionHistory(self._name, self.schedule, strategy)
         self.momentums: dict[int, keras.Variable] = {}
 
@@ -104,12 +105,13 @@ class Compressor:
         """Create the residual of a variable if it may be compressed.
 
         Args:
-            optimizer: Owns the variable.
-            variable: The one to compress.
-            momentum: Its u, which every replica has its own of.
-            masking: Whether u becomes 0 wherever v is sent. If not, u must
-                be equal on all replicas once gradients are dense again: when
-                all of v is sent, each gets an N-th of the sum of theirs.
+            optimizer: The optimizer of the variable.
+            variable: The variable.
+            momentum: Its u, one per replica. Defaults to `None`.
+            masking: Whether u becomes 0 wherever v is sent. If not, u is
+                summed when all of v is sent, and every replica gets an N-th
+                of the sum: u must be equal on all replicas once gradients are
+                dense again. Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -123,7 +125,7 @@ class Compressor:
             masked = momentum if masking else None
             self._residuals[index] = Residual(v, self.wire, masked)
             if momentum is not None and not masking:
-                self._shared[index] = momentum
+                self._unmasked[index] = momentum
 
     @property
     def residuals(self) -> list[keras.Variable]:
@@ -131,14 +133,14 @@ class Compressor:
         return [residual.variable for residual in self._residuals.values()]
 
     def own_residual(self, index: int) -> tf.Variable:
-        """Return this replica's v of the variable at a position."""
+        """Return this replica's v of the variable at an index."""
         return own_component(self._residuals[index].variable)
 
     @property
     def compressed(self) -> list[int]:
-        """Indices of compressed variables, as far as steps have shown.
+        """The indices of compressed variables.
 
-        Variables whose gradients came as rows are not among them.
+        A variable is no longer compressed once its gradient was sparse.
         """
         return [i for i in self._residuals if i not in self.rows]
 
@@ -149,9 +151,13 @@ class Compressor:
         variables: Sequence[tf.Variable],
         sends_all: bool = False,
     ) -> list[Gradient]:
-        """Prepare for a step, or refuse it; return its gradients.
+        """Prepare for a step, and return its gradients.
 
-        `sends_all` says that it exchanges all variables, not these alone.
+        `sends_all` says that the step exchanges all variables, not only these.
+
+        Raises:
+            ValueError: If a variable would be sent twice, or missed by the
+                step that sends all residuals.
         """
         self._history.begin(optimizer, self._residuals)
         indices = [variable_index(optimizer, v) for v in variables]
@@ -159,7 +165,7 @@ class Compressor:
         compressed = [
             i
             for i, gradient in zip(indices, gradients, strict=True)
-            if self._is_compressed(i, gradient)
+            if i in self._residuals and not self.rows.is_sparse(i, gradient)
         ]
         paths = list(map(path_of, built_variables(optimizer)))
         self._history.check(compressed, paths, sends_all)
@@ -182,7 +188,7 @@ class Compressor:
             residual.allocate()
 
     def allocate(self) -> None:
-        """Prepare to exchange all variables, with or without a gradient."""
+        """Allocate the residuals of all compressed variables."""
         self._allocate([self._residuals[i] for i in self.compressed])
 
     def at_stage(
@@ -194,14 +200,15 @@ class Compressor:
     ) -> None:
         """Call `function(sparsity, gradients)` at the stage of this step.
 
-        The function is traced once per stage of the schedule, and may
-        exchange and change variables. Call `prepare` first.
+        The function is traced once per stage of the schedule. It may exchange
+        values and change variables. Call `prepare` first.
 
         Args:
-            optimizer: Whose step it is.
-            gradients: Passed on to the function.
-            function: See above.
-            is_due: bool, equal on all replicas. If False, nothing is called.
+            optimizer: The optimizer that steps.
+            gradients: Passed to the function.
+            function: The function.
+            is_due: bool scalar, equal on all replicas. If False, nothing is
+                called. Defaults to `None`, always.
         """
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
@@ -212,57 +219,93 @@ class Compressor:
             calls.append(lambda gradients: None)
         switch_across_replicas(stage, calls, gradients)
 
-    def exchange(
+    def send(
         self,
         optimizer: Any,
         sparsity: float | None,
         compressed: Sequence[int],
         others: Sequence[Gradient],
-        rate: tf.Tensor | None,
+        rate: tf.Tensor,
     ) -> list[Gradient]:
-        """Send what residuals hold; return the sums over all replicas.
+        """Send residuals, or their largest entries, and other gradients.
 
         Args:
-            optimizer: Whose step it is.
-            sparsity: The share held back; 0 or None sends all.
-            compressed: Positions of the variables whose residuals are sent.
+            optimizer: The optimizer that steps.
+            sparsity: Fraction of entries that are not sent; 0 or None sends
+                all.
+            compressed: Indices of the variables whose residuals are sent.
             others: Gradients that are sent whole.
-            rate: The step's learning rate, if residuals scale with it.
+            rate: Scalar that residuals scale with: the learning rate, or 1.
 
         Returns:
-            The updates of the compressed variables, then the other sums.
+            The sums over all replicas, first of the compressed variables, then
+            of the others.
         """
-        residuals = [self._residuals[i] for i in compressed]
         if not sparsity:
-            shared = [self._shared[i] for i in compressed if i in self._shared]
-            return send_all(self.wire, residuals, others, shared)
+            return self._flush(compressed, others)
+        residuals = [self._residuals[i] for i in compressed]
         exchange = self._choose(residuals, sparsity)
         step = tf.cast(optimizer.iterations, tf.int32)
-        unit = None if rate is None else self.wire.unit(rate)
-        return send_largest(exchange, residuals, others, step, unit)
+        unit = self.wire.unit(rate)
+        one = 1.0 if unit is None else unit
+        selections = [
+            residual.select(count, tf.stack([step, i]), one)
+            for i, (residual, count) in enumerate(
+                zip(residuals, exchange.counts, strict=True)
+            )
+        ]
+        sent, sums = exchange.sum(selections, others)
+        for i, residual in enumerate(residuals):
+            residual.clear(selections[i], sent[i], one)
+        if unit is None:
+            return sums
+        end = len(residuals)
+        return [*(_multiplied(s, unit) for s in sums[:end]), *sums[end:]]
+
+    def _flush(
+        self, compressed: Sequence[int], others: Sequence[Gradient]
+    ) -> list[Gradient]:
+        """Send all that residuals hold, and empty them.
+
+        Nothing is selected or rounded. Momentums without masking are summed as
+        well, and every replica keeps an N-th of the sum.
+        """
+        residuals = [self._residuals[i] for i in compressed]
+        unmasked = [
+            own_component(self._unmasked[i])
+            for i in compressed
+            if i in self._unmasked
+        ]
+        whole = [residual.everything() for residual in residuals]
+        whole += [tf.identity(variable) for variable in unmasked]
+        sums = replicas_of().exchange([*whole, *others])
+        for residual in residuals:
+            residual.empty()
+        count, end = len(residuals), len(whole)
+        for variable, total in zip(unmasked, sums[count:end], strict=True):
+            variable.assign(total / self.wire.replicas)
+        return [*sums[:count], *sums[end:]]
 
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
-        """Return what one replica sends of variables that are not dense."""
+        """Return the bytes that a replica sends of variables, by index.
+
+        Variables that are sent as dense tensors are left out.
+        """
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
             both = 2 * tf.float32.size
-            shared = [i for i in self.compressed if i in self._shared]
-            sent |= {i: both * self._residuals[i].size for i in shared}
+            unmasked = [i for i in self.compressed if i in self._unmasked]
+            sent |= {i: both * self._residuals[i].size for i in unmasked}
         elif sparsity is not None:
             residuals = [self._residuals[i] for i in self.compressed]
             taken = self._choose(residuals, sparsity).sent_bytes()
             sent |= dict(zip(self.compressed, taken, strict=True))
         return sent
 
-    def _is_compressed(self, index: int, gradient: Gradient) -> bool:
-        """Tell whether replicas send only entries of this gradient."""
-        has_residual = index in self._residuals
-        return has_residual and not self.rows.is_sparse(index, gradient)
-
     def _choose(
         self, residuals: Sequence[Residual], sparsity: float
-    ) -> Exchange:
-        """Return the exchange for the entries of some residuals."""
+    ) -> GatheredExchange | ShardedExchange:
+        """Return the cheaper exchange for the entries of some residuals."""
         sizes = [residual.size for residual in residuals]
         counts = [sent_count(size, sparsity) for size in sizes]
         return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
@@ -272,3 +315,11 @@ class Compressor:
         if self.wire.devices == 1 or not gradients:
             return gradients
         return replicas_of().sum_on_worker(gradients)
+
+
+def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
+    """Return an update, given in multiples of a unit."""
+    if not isinstance(update, tf.IndexedSlices):
+        return unit * update
+    values = unit * tf.cast(update.values, unit.dtype)
+    return tf.IndexedSlices(values, update.indices, update.dense_shape)

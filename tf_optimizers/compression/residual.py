@@ -22,10 +22,10 @@ class Residual:
     sum to what a single replica would hold.
 
     Args:
-        variable: v. Until `allocate` it has no value, and reads as zeros.
-        wire: How its entries are sent.
+        variable: v. Until `allocate` it has no memory, and reads as zeros.
+        wire: How its entries travel.
         masked: A variable, such as u, that is set to 0 wherever entries of v
-            are sent.
+            are sent. Defaults to `None`.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Residual:
         return self._like.shape.num_elements()
 
     def allocate(self) -> None:
-        """Give this replica's v a value, before the step runs."""
+        """Give this replica's v memory, before the step runs."""
         own = own_component(self.variable)
         if isinstance(own, LazyZeros):
             with tf.init_scope():
                 own.allocate()
 
     def is_waiting(self) -> bool:
-        """Tell whether v is not 0 on some replica of this process, eagerly."""
+        """Return whether v is not 0 on some replica of this process."""
         return any(
             not (isinstance(part, LazyZeros) and not part.has_value())
             and bool(tf.reduce_any(part.read_value() != 0))
@@ -59,7 +59,7 @@ class Residual:
         )
 
     def select(
-        self, count: int, seed: tf.Tensor, unit: tf.Tensor | float = 1.0
+        self, count: int, seed: tf.Tensor, unit: tf.Tensor | float
     ) -> Selection:
         """Return the `count` entries of largest magnitude.
 
@@ -78,28 +78,25 @@ class Residual:
         return Selection(values, positions, self._like.shape)
 
     def everything(self) -> tf.Tensor:
-        """Return all of v; its sum over replicas is what has not been sent."""
+        """Return all of v."""
         return self._call(read, self._like)
 
     def empty(self) -> None:
-        """Set v, and what is masked, to 0."""
+        """Set v, and the masked variable, to 0."""
         zeros = tf.zeros(self._like.shape, self._like.dtype)
         self._call(assign, zeros)
         for handle in self._masked_handles():
             assign(handle, zeros)
 
     def clear(
-        self,
-        selection: Selection,
-        sent: tf.Tensor,
-        unit: tf.Tensor | float = 1.0,
+        self, selection: Selection, sent: tf.Tensor, unit: tf.Tensor | float
     ) -> None:
-        """Take what was sent of a selection out of v; zero what is masked.
+        """Remove what was sent of a selection from v, and mask.
 
-        What rounding has taken off stays; of what is not finite, nothing does.
+        Rounding errors stay in v, unless they are not finite.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
-        # All reads of v are over by then, so it is changed without a copy.
+        # After all reads of v, so that it is changed in place.
         with tf.control_dependencies([selection.values]):
             self._call(
                 *(clear, *selection[:2], sent, unit), *self._masked_handles()
@@ -110,7 +107,7 @@ class Residual:
         return [] if masked is None else [own_component(masked).handle]
 
     def _call(self, function: Callable, *args: Any) -> Any:
-        """Call `function(handle of v, ...)` on v's device."""
+        """Call `function(handle of v, *args)` on v's device."""
         own = own_component(self.variable)
         with tf.device(own.device):
             return function(own.handle, *args)
@@ -128,7 +125,7 @@ def _select(
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
-    # The devices have equal copies, of which one is sent, for all of them.
+    # The devices of a worker have equal copies, but send each entry once.
     values = devices * values / unit
     return values, tf.cast(found, position_dtype(v.shape[0]))
 
@@ -159,11 +156,12 @@ def subtract(
     """Subtract `rate` times an update from a variable.
 
     Args:
-        variable: This replica's.
-        update: Dense, or entries of the flattened variable: those of each
-            replica in turn, equally many, none of which repeats a position.
+        variable: This replica's component.
+        update: Dense, or entries of the flattened variable: the same number
+            from each replica, one replica after another. No replica repeats a
+            position.
         rate: Scalar of the variable's dtype.
-        replicas: How many replicas the entries come from.
+        replicas: Number of replicas that the entries come from.
     """
     if not isinstance(update, tf.IndexedSlices):
         variable.assign_sub(rate * update)
@@ -183,22 +181,14 @@ def _subtract(
 ) -> None:
     changes = tf.reshape(rate * tf.cast(values, rate.dtype), [replicas, -1])
     positions = tf.reshape(positions, [replicas, -1, 1])
-
-    def subtract_next(
-        rank: tf.Tensor, flat: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        changed = tf.tensor_scatter_nd_sub(flat, positions[rank], changes[rank])
-        return rank + 1, changed
-
-    flat = tf.reshape(read(handle, like), [-1])
-    if replicas == 1:
-        _, flat = subtract_next(0, flat)
-    else:
-        # One after another: of several changes at one position, a GPU would
-        # add up in any order, and every replica in another one.
-        _, flat = tf.while_loop(
-            lambda rank, _: rank < replicas, subtract_next, (0, flat)
-        )
+    subtract_at = tf.tensor_scatter_nd_sub
+    # One replica after another: a GPU adds several changes at the same position
+    # in any order, which may differ between replicas.
+    _, flat = tf.while_loop(
+        lambda i, _: i < replicas,
+        lambda i, flat: (i + 1, subtract_at(flat, positions[i], changes[i])),
+        (0, tf.reshape(read(handle, like), [-1])),
+    )
     assign(handle, tf.reshape(flat, like.shape))
 
 
@@ -210,8 +200,8 @@ def _set(
 ) -> None:
     """Set entries of a flattened variable; drop positions beyond its end.
 
-    TensorFlow's own `ResourceScatterNd...` ops turn every later read of the
-    variable into a copy.
+    TensorFlow's own `ResourceScatterNd...` ops would make every later read of
+    the variable a copy.
     """
     flat = tf.reshape(read(handle, like), [-1])
     flat = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], values)

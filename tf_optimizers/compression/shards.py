@@ -1,15 +1,16 @@
 """Maps entries of several tensors to the replicas that sum them.
 
-Groups of N consecutive positions have one entry for each of N shards, and are
-numbered through all tensors. In every group the shards are rotated, so that a
-regular pattern (a dead column) does not end up in one shard. With 3 shards:
+Each group of N consecutive positions has one position for each of N shards.
+Groups are numbered through all tensors. Every group rotates the shards, so that
+a regular pattern (a dead column) does not end up in one shard. With 3 shards:
 
     position    0  1  2    3  4  5    6  7  8    9
     group          0          1          2       3
     shard       0  1  2    1  2  0    2  0  1    1
 
-An entry's address is its shard times the span of groups, plus its group: the
-addresses in a shard follow one another, in the order of tensors and positions.
+An entry's address is its shard times the number of groups, plus its group. So
+the addresses of a shard follow one another, in the order of tensors and
+positions.
 """
 
 import itertools
@@ -29,9 +30,9 @@ class Shards(NamedTuple):
     """The shards of several tensors.
 
     Args:
-        sizes: Of the tensors, in elements.
-        sums: How many of each tensor a shard sends on.
-        replicas: Their number, N, each of whom sums a shard.
+        sizes: Number of elements of each tensor.
+        sums: How many sums of each tensor a shard sends on.
+        replicas: Number of replicas, N. Each sums one shard.
     """
 
     sizes: tuple[int, ...]
@@ -40,13 +41,13 @@ class Shards(NamedTuple):
 
     @property
     def first_groups(self) -> np.ndarray:
-        """The number of each tensor's first group, and of all groups."""
+        """The first group of each tensor, then the number of groups."""
         groups = (-(-size // self.replicas) for size in self.sizes)
         return np.array([*itertools.accumulate(groups, initial=0)], "int64")
 
     @property
     def span(self) -> int:
-        """Addresses of a shard: one per group."""
+        """The number of addresses of a shard: one per group."""
         return int(self.first_groups[-1])
 
     @property
@@ -59,7 +60,7 @@ class Shards(NamedTuple):
         """Return the addresses of entries, int64 [all].
 
         Args:
-            positions: int [entries] of each tensor.
+            positions: int [entries] of each tensor, flattened.
         """
         flat = tf.concat([tf.cast(p, tf.int64) for p in positions], 0)
         sizes = [part.shape[0] for part in positions]
@@ -71,7 +72,7 @@ class Shards(NamedTuple):
         """Return the positions of sums, int64 [N * sums] of each tensor.
 
         Args:
-            addresses: int64 [N, all sums], of each shard those of each tensor.
+            addresses: int64 [N, all sums], shard by shard, tensor by tensor.
         """
         shard, group = addresses // self.span, addresses % self.span
         inside = (shard - _rotation(group)) % self.replicas
@@ -80,24 +81,23 @@ class Shards(NamedTuple):
         return self.split(flat)
 
     def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Return the part of each tensor, flat, of [N, all sums]."""
+        """Split [N, all sums] into the sums of each tensor, flat."""
         parts = tf.split(tensor, self.sums, axis=1)
         return [tf.reshape(part, [-1]) for part in parts]
 
-    def largest_sums(
-        self, values: tf.Tensor, groups: tf.Tensor
-    ) -> list[Entries]:
-        """Return what a shard sends on of the entries that it got.
+    def largest_sums(self, received: Entries) -> list[Entries]:
+        """Return the sums that a shard sends on.
 
         Args:
-            values: float32 [n].
-            groups: int64 [n], of the shard; several may be equal.
+            received: Entries of the shard from all replicas, by group. Several
+                may have the same group.
 
         Returns:
-            The largest sums of each tensor, at the tensor's groups from 0 on;
-            first of all zeros at -1 if there are fewer.
+            The largest sums of each tensor, by group, counted from the
+            tensor's first. Zeros at -1 come first if there are too few.
         """
-        sums, groups = _sums(values, groups)
+        values = tf.cast(received.values, tf.float32)
+        sums, groups = _sums(values, received.positions)
         firsts = self.first_groups
         tensor = tf.searchsorted(firsts[1:], groups, side="right")
         slots = slots_of(sums, tensor, self.sums)
@@ -115,8 +115,7 @@ class Shards(NamedTuple):
         """Return the addresses of all shards' sums, int64 [N, all sums].
 
         Args:
-            sums: Of each tensor those of `largest_sums`, of one shard after
-                another.
+            sums: The `largest_sums` of each tensor, shard by shard.
         """
         groups = [
             tf.reshape(part.indices, [self.replicas, -1]) + first
@@ -133,9 +132,9 @@ def _rotation(group: tf.Tensor) -> tf.Tensor:
 
 
 def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return rising groups, with the sum at the last of several equal ones.
+    """Return sums and rising groups.
 
-    The others have 0.
+    The last of several equal groups has their sum, the others have 0.
     """
     order = rising(groups)
     values, groups = tf.gather(values, order), tf.gather(groups, order)
@@ -148,23 +147,21 @@ def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def slots_of(
     values: tf.Tensor, bins: tf.Tensor, capacities: Sequence[int]
 ) -> tf.Tensor:
-    """Return where entries go if each bin has so many slots.
+    """Return the slot of each entry, int32 [n].
 
-    The largest of a bin go to its last slots, in their order. NaN is larger
-    than infinity; zeros, and what does not fit, go beyond the last slot.
+    The largest entries of a bin get its last slots, in their order. NaN counts
+    as larger than infinity. Zeros, and entries that do not fit, get the slot
+    beyond the last one.
 
     Args:
         values: float32 [n].
-        bins: int32 [n], not decreasing.
-        capacities: Slots of each bin.
-
-    Returns:
-        int32 [n].
+        bins: int32 [n], the bin of each value, not decreasing.
+        capacities: Number of slots of each bin.
     """
     magnitude = tf.bitwise.bitwise_and(
         tf.bitcast(values, tf.int32), tf.int32.max
     )
-    # As one key, so that each bin stays where it is.
+    # Bin and magnitude make one key, so that sorting keeps bins together.
     order = rising(
         tf.cast(bins, tf.int64) * (1 << 31)
         + tf.cast(tf.int32.max - magnitude, tf.int64)
@@ -182,10 +179,10 @@ def slots_of(
 
 
 def fill(slots: tf.Tensor, values: tf.Tensor, count: int) -> tf.Tensor:
-    """Return `count` slots with the values that go there, and zeros."""
+    """Return `count` slots with the values that belong there, or zeros."""
     return tf.scatter_nd(slots[:, tf.newaxis], values, [count + 1])[:count]
 
 
 def rising(keys: tf.Tensor) -> tf.Tensor:
-    """Return the order in which int64 keys rise; equal ones stay in theirs."""
+    """Return the stable order in which int64 keys rise."""
     return tf.math.top_k(-keys, keys.shape[0]).indices

@@ -11,7 +11,7 @@ from real_workers import report
 from scripts import transport
 
 import tf_optimizers as tfo
-from tf_optimizers.codes.entries import CODES
+from tf_optimizers.codes.values import CODES
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.sharded_exchange import ShardedExchange
 

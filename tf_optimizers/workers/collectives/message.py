@@ -103,7 +103,7 @@ def layout(
     read as what they are not.
     """
     parts = [
-        [(e.code_name, e.values.shape[0], e.size) for e in entries],
+        [(e.code, e.values.shape[0], e.size) for e in entries],
         [
             (s.values.dtype.name, narrow_indices(s).dtype.name)
             + tuple(s.values.shape[1:])
