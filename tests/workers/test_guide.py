@@ -203,12 +203,10 @@ def test_different_seeds_are_an_error_that_names_them(results):
         else:
             assert "[[1, 0]] on worker 1" in messages["arrays"]
         for message in messages.values():
-            assert "must shuffle shared data alike" in message
+            assert "must shuffle shared data in the same way" in message
         expected = "the seeds [[3, 0]] on worker 0, [[3, 1]] on worker 1"
         assert expected in messages["shuffle"]
-        remedy = (
-            "let all workers shuffle there, not each in a branch of its own"
-        )
+        remedy = "shuffle on the same line on all workers"
         assert remedy in messages["branches"]
 
 

@@ -1,1 +1,1 @@
-"""Shares data among replicas: rows, their order, and what is known of them."""
+"""Splits data among replicas, and compares rows and order between workers."""

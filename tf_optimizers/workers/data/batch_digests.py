@@ -1,15 +1,16 @@
 """Compares the batches that workers draw, by digests of samples.
 
-Everything is in a note, an int32 vector, which is summed up over replicas:
+Each replica has a note on its part of a batch, an int32 vector. The notes of
+all replicas are reduced to a summary:
 
-    has one, rows, how to compare, says something 0..7, digest 0..7
+    is a part, rows, how to compare, is informative 0..7, digest 0..7
 
-A digest is of a part of the batch, such as its images or its labels. It is
-taken of a sample of bounded size, another one in each batch.
+A digest covers one component of the batch, such as its images or its labels. It
+is taken from a sample of bounded size, a different one for each batch.
 
-Random augmentation makes the images of a batch differ between workers although
-their rows are the same. Then the labels still agree, which says so, unless all
-of them are the same in this batch.
+Random augmentation makes the images of a batch differ between workers, although
+the rows are the same. Equal labels then show that they are, if the labels are
+informative: not the same for all rows of this batch.
 """
 
 import enum
@@ -20,59 +21,59 @@ import tensorflow as tf
 
 from tf_optimizers.workers.data.batch_splits import blank
 
-_SLOTS = 8  # What has more parts has several in some.
-# At most so many elements of so many rows are looked at.
+_SLOTS = 8  # With more components, some share a slot.
+# The largest sample: rows, and elements of each.
 _ROWS, _COLUMNS = 256, 64
-# So many batches of augmented data in a row may leave open what they are.
+# How many undecided batches in a row are accepted.
 _PATIENCE = 64
 
 
 class Comparison(enum.IntEnum):
-    """How what workers draw must compare."""
+    """What must be the same in the batches that workers draw."""
 
-    NOT = 0  # Each has data of its own.
-    SOME = 1  # Random parts may differ.
-    ALL = 2
+    NOT = 0  # Nothing: each worker has its own data.
+    SOME = 1  # The rows: random augmentation may differ.
+    ALL = 2  # Everything.
 
 
 class Verdict(enum.IntEnum):
-    """What a comparison has shown."""
+    """The result of a comparison."""
 
     SAME = 0
     DIFFERENT = 1
-    ENDED = 2  # On some workers only.
+    ENDED = 2  # The data have ended on some workers only.
 
 
-__all__ = ["blank"]  # Which iterators ask for here, too.
+__all__ = ["blank"]  # For iterators, which use it through this module.
 
-# The summary of notes before the first.
+# The summary before the first batch.
 UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
 _RULE = "All workers must draw the same batches of data that they share."
 BY_HAND = (
     "All workers must pass the same rows to `train_on_batch`, `test_on_batch` "
     "and `predict_on_batch`, which share them among replicas.",
-    "Pass the whole batch on every worker. If each worker has data of its own, "
+    "Pass the whole batch on every worker. If each worker has its own data, "
     "use `fit`, `evaluate` or `predict`, with "
-    "`distribute_datasets_from_function`. If all have the same rows, and "
-    "what is random makes them look different, set "
+    "`distribute_datasets_from_function`. If all have the same rows, which "
+    "look different only because of random numbers, set "
     "`strategy.compares_data = False`.",
 )
 _HINT = (
-    "Workers may shuffle, filter or augment by random numbers of their own, or "
-    "one may have drawn some alone, from Python's or NumPy's generator, as in "
-    "a callback, or by looking at a batch: give what draws a seed or a "
-    "generator of its own, and let all workers draw. If each worker is to have "
-    "data of its own, set "
-    "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
-    "`distribute_datasets_from_function`. If all have the same rows, and what "
-    "is random makes them look different, set `strategy.compares_data = False`."
+    "Workers may shuffle, filter or augment by different random numbers. Or "
+    "one worker has drawn from Python's or NumPy's generator alone, as in a "
+    "callback, or has looked at a batch alone. Set a seed, or use a separate "
+    "generator, and draw on all workers. If each worker should have its own "
+    "data, set `options.experimental_distribute.auto_shard_policy` to `OFF`, "
+    "or use `distribute_datasets_from_function`. If all have the same rows, "
+    "which look different only because of random numbers, set "
+    "`strategy.compares_data = False`."
 )
 
 
 def note(
     rows: Any, comparison: Comparison, digests: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Return the note on a replica's part, with the rows of it that count."""
+    """Return the note on a replica's part, of which `rows` rows count."""
     if digests is None:
         digests = tf.zeros([2 * _SLOTS], tf.int32)
     head = tf.stack([1, rows, int(comparison)])
@@ -80,18 +81,18 @@ def note(
 
 
 def end(comparison: Comparison) -> list[int]:
-    """Return the note on what comes after the last batch."""
+    """Return the note for positions after the last batch."""
     return [0, 0, int(comparison), *[0] * (2 * _SLOTS)]
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
-    """Return an int32 [16]: what parts say something, and their digests.
+    """Return an int32 [16]: which slots are informative, and their digests.
 
     Args:
         batch: A nest of tensors of any kind.
-        number: Of the batch; scalar of int64.
+        number: The number of the batch, an int64 scalar.
     """
-    # Few ops: a step waits for them, and a fit until they have been traced.
+    # Use few ops: every step waits for them, and `fit` for their tracing.
     prints = [
         [tf.fingerprint(_sample(tensor, number)) for tensor in tensors]
         for tensors in map(_tensors, tf.nest.flatten(batch))
@@ -102,14 +103,14 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
         return tf.zeros([2 * _SLOTS], tf.int32)
     says = tf.stack([_says_something(slot) for slot in slots])
     bits = tf.concat([_digest(slot) for slot in slots], 0)[:, :4]
-    # A digest is never 0, which stands for a slot without parts.
+    # 0 stands for an unused slot, so no digest may be 0.
     own = tf.bitwise.bitwise_or(tf.bitcast(bits, tf.int32), 1)
     both = tf.stack([tf.cast(says, tf.int32), own])
     return tf.reshape(tf.pad(both, [[0, 0], [0, _SLOTS - len(slots)]]), [-1])
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
-    """Return the tensors of a value, first that of its elements."""
+    """Return the tensors of a value; the one with its elements comes first."""
     if isinstance(value, tf.SparseTensor):
         return [value.values, value.indices, value.dense_shape]
     tensors = tf.nest.flatten(value, expand_composites=True)
@@ -124,18 +125,18 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
-    # In time, all elements have their turn.
+    # Over several batches, the samples cover all elements.
     return tf.reshape(tensor, [rows, columns])[
         number % down :: down, number % right :: right
     ]
 
 
 def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
-    """Return the sides of a tensor as a matrix: integers, if they are known."""
+    """Return the sizes of a tensor as a matrix, ints where they are static."""
     if tensor.shape.rank == 0:
         return 1, 1
     shape = tf.shape(tensor, out_type=tf.int64)
-    if tensor.shape.rank is None:  # It may still be a scalar.
+    if tensor.shape.rank is None:  # It may be a scalar.
         shape, rows = tf.concat([shape, [1]], 0), None
     else:
         rows = tensor.shape[0]
@@ -147,27 +148,27 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _says_something(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Tell whether the rows of a slot are not all the same."""
+    """Return whether the rows of a slot are not all the same."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
 
 def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return the bytes of a digest, as a row."""
+    """Return the digest of a slot, uint8 [1, 8]."""
     return tf.fingerprint(tf.reshape(tf.concat(sum(slot, []), 0), [1, -1]))
 
 
 def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Return what all notes on a batch say.
+    """Return the summary of all notes on a batch.
 
     Args:
-        notes: Those of all replicas, int32 [replicas, 19].
-        before: The summary of the batch before.
+        notes: The notes of all replicas, int32 [replicas, 19].
+        before: The summary of the previous batch.
 
     Returns:
-        An int32 vector: how many replicas have a part, the rows of all, a
-        `Verdict`; for the next summary, how many batches in a row have left
-        open what they are, and which slots have said something so far.
+        An int32 vector. How many replicas have a part, the rows of all
+        replicas, a `Verdict`. Then, for the next summary, how many batches in a
+        row were undecided, and which slots have been informative so far.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -178,7 +179,9 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     speaks = is_used & same & tf.reduce_all(says > 0, 0)
     differs = ~same
     is_open = tf.reduce_any(differs) & ~tf.reduce_any(speaks)
-    # Labels that have always agreed, and do, may be all the same in a batch.
+    # Differing images with equal but uninformative labels are undecided. They
+    # are an error if the slot that differs was informative before, if no slot
+    # agrees, or if no batch has been decided for too long.
     is_wrong = is_open & (
         tf.reduce_any(differs & told)
         | ~tf.reduce_any(is_used & same)
@@ -201,24 +204,28 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 
 
 def goes_on(known: tf.Tensor) -> tf.Tensor:
-    """Tell from a summary whether there may be another batch."""
+    """Return whether another batch may follow the one of a summary."""
     return (known[0] > 0) & (known[2] == Verdict.SAME)
 
 
 def start(last: tf.Variable | None) -> Sequence[int]:
-    """Return the summary to begin with, after an iterator with the last one."""
+    """Return the first summary of an iterator.
+
+    Args:
+        last: The summary of the dataset's last iterator, or None.
+    """
     if last is None:
         return UNKNOWN
     return [*UNKNOWN[:3], *last.numpy()[3:]]
 
 
 def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:
-    """Raise an error, or return an op that does, if workers differ.
+    """Raise if workers differ. In a function, return an op that raises.
 
     Args:
         known: A summary.
-        rule: How the error begins.
-        hint: How it ends.
+        rule: The first sentence of the error.
+        hint: The last sentences of the error.
     """
     verdict = known[2]
     received = tf.where(
@@ -227,7 +234,7 @@ def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:
         "Received: batches that differ between workers.",
     )
     message = tf.strings.join([rule, received, hint], " ")
-    if tf.executing_eagerly():  # Where an assertion would cut the message.
+    if tf.executing_eagerly():  # An assertion would cut the message short.
         if verdict != Verdict.SAME:
             text = message.numpy().decode()
             raise tf.errors.InvalidArgumentError(None, None, text)

@@ -1,12 +1,12 @@
 """Splits a global batch into the parts of replicas.
 
-Of 7 rows on 3 replicas:
+7 rows on 3 replicas become
 
     rows     0 1 2   3 4   5 6
     replica  0       1     2
 
-Of a single row, replicas 1 and 2 get it as well, since few layers take none.
-There it counts for nothing: such a part has 0 rows of its own.
+If there is only one row, replicas 1 and 2 get a copy as padding, since few
+layers accept a batch without rows. Such a part has 0 rows of its own.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ import tensorflow as tf
 
 _SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
-_RULE = "All that has rows in a batch must have equally many, to be shared out."
+_RULE = "All batched inputs must have the same number of rows."
 _HINT = (
-    "Repeat what is the same for all rows once for each, or let the model hold "
-    "it."
+    "Repeat a value that all rows have in common for each row, or keep it in "
+    "the model."
 )
 
 
 def is_split(spec: Any) -> bool:
-    """Return whether we know how to split batches of a specification."""
+    """Return whether batches of a type specification can be split."""
     leaves = tf.nest.flatten(spec)
     return any(_has_rows(leaf) for leaf in leaves) and all(
         isinstance(leaf, _SPLIT | tf.OptionalSpec) or _is_none(leaf)
@@ -44,12 +44,12 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
     """Return some replicas' parts of a batch, each with its number of rows.
 
     Args:
-        batch: A nest, of which `is_split` holds.
-        places: Of the replicas whose parts are returned, among all.
-        replicas: The number of all.
+        batch: A nest that satisfies `is_split`.
+        places: Which parts to return, numbered from 0.
+        replicas: The number of all parts.
     """
     rows = _common_rows(batch)
-    # How many rows a part has is part of its type only if it is of all parts.
+    # The number of rows may be static only if all parts have the same number.
     is_even = isinstance(rows, int) and rows > 0 and not rows % replicas
     if not is_even:
         rows = tf.compat.v1.placeholder_with_default(rows, [])
@@ -67,7 +67,7 @@ def _part(batch: Any, rows: Any, place: int, replicas: int) -> tuple[Any, Any]:
 
 
 def take_rows(batch: Any, begin: Any, count: Any) -> Any:
-    """Return `count` rows of a nest, from row `begin` on, or all there are."""
+    """Return up to `count` rows of a nest, from row `begin` on."""
     return tf.nest.map_structure(
         lambda value: _take(value, begin, count), batch
     )
@@ -88,7 +88,7 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
     )
     size = [tf.cast(count, tf.int64), *shape[1:]]
     taken = tf.sparse.slice(value, tf.stack(start), tf.stack(size))
-    # A layer needs to know the other dimensions, which the slice has lost.
+    # Layers need the other static dimensions, which the slice has lost.
     known = [
         here if dim is None else tf.constant(dim, tf.int64)
         for here, dim in zip(shape[1:], value.shape[1:], strict=True)
@@ -101,7 +101,10 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
 
 
 def rows_in(value: Any) -> Any:
-    """Return the rows of a value, an int if they are known; None without."""
+    """Return the number of rows of a value, or None if it has none.
+
+    The number is an int if it is known statically, else an int32 tensor.
+    """
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[0], tf.int32)
     if isinstance(value, tf.RaggedTensor):
@@ -113,14 +116,14 @@ def rows_in(value: Any) -> Any:
 
 
 def rows_of_type(spec: Any) -> int | None:
-    """Return the rows of values of a specification, None if they vary."""
+    """Return the fixed number of rows of a specification, or None."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return None
     return spec.shape[0]
 
 
 def blank(spec: Any) -> Any:
-    """Return values of zeros, with one row where any number may be."""
+    """Return zeros of a type specification; unknown dimensions become 1."""
     return tf.nest.map_structure(_blank, spec)
 
 
@@ -145,7 +148,7 @@ def _blank(spec: Any) -> Any:
 
 
 def _common_rows(batch: Any) -> Any:
-    """Return the rows of all of a batch's values, or raise an error."""
+    """Return the number of rows of a batch; raise if its values differ."""
     every = list(_all_rows(batch))
     known = [rows for rows in every if isinstance(rows, int)]
     if len({*known}) > 1:

@@ -1,8 +1,9 @@
 """Counts how often shuffles have drawn their seeds.
 
-Each iterator over a shuffled dataset draws a pair of seeds, so one that only
-a single worker has made gives all later epochs another order there. TensorFlow
-does not tell how often that was, but saves it with an iterator.
+Every iterator over a shuffled dataset draws a pair of seeds. If one worker
+makes an iterator alone, its order differs in all later epochs. TensorFlow has
+no API for the number of draws, but saves it as part of an iterator's state. So
+draws are counted by comparing such states with those of a second generator.
 """
 
 import functools
@@ -14,15 +15,15 @@ import tensorflow as tf
 from tf_optimizers._compat.patches import replace
 from tf_optimizers.workers._compat.distribution import ShuffleDataset
 
-# A shuffle that has drawn more often than this is not followed.
+# Shuffles that have drawn more often than this are not counted.
 _MOST = 2000
 
 
 class _Probe:
-    """An iterator over nothing, which draws from a generator of seeds."""
+    """An empty iterator that draws from a generator of seeds."""
 
     def __init__(self, seeds: dict[str, Any], generator: Any) -> None:
-        # It lives as long as what deletes it.
+        # The generator lives as long as its deleter.
         handle, self._deleter = generator
         kind = {"output_types": [tf.int64], "output_shapes": [[]]}
         self._dataset = tf.raw_ops.ShuffleDatasetV3(
@@ -37,17 +38,17 @@ class _Probe:
         self._iterator = tf.raw_ops.AnonymousIteratorV3(**kind)
 
     def draw(self) -> bytes:
-        """Draw once, and return what is saved after it."""
+        """Draw once, and return the state after it."""
         tf.raw_ops.MakeIterator(dataset=self._dataset, iterator=self._iterator)
         return self.save()
 
     def save(self) -> bytes:
-        """Return what tells how often anybody has drawn."""
+        """Return the state, which depends on how often the generator drew."""
         state = tf.raw_ops.SerializeIterator(resource_handle=self._iterator)
         return tf.io.serialize_tensor(state).numpy()
 
     def load(self, saved: bytes) -> None:
-        """Go on as if nothing had been drawn since this was saved."""
+        """Set the generator back to a saved state."""
         tf.raw_ops.DeserializeIterator(
             resource_handle=self._iterator,
             serialized=tf.io.parse_tensor(saved, tf.variant),
@@ -55,11 +56,11 @@ class _Probe:
 
 
 class Draws:
-    """How often a shuffle has drawn seeds; it can be set, but not to 0.
+    """Counts the draws of a shuffle, and can set their number, but not to 0.
 
     Attributes:
-        seeds: Of its generator of seeds.
-        generator: Its handle, and what deletes it.
+        seeds: The two seeds of the generator.
+        generator: The handle of the generator, and its deleter.
     """
 
     def __init__(self, seed: tf.Tensor, seed2: tf.Tensor) -> None:
@@ -69,7 +70,7 @@ class Draws:
         self._numbers: dict[bytes, int] = {}
 
     def _make_generator(self) -> tuple[Any, Any]:
-        """Return a handle, and what deletes it."""
+        """Return a generator's handle, and its deleter."""
         return tf.raw_ops.AnonymousSeedGenerator(**self.seeds, reshuffle=True)
 
     @functools.cached_property
@@ -78,22 +79,23 @@ class Draws:
 
     @functools.cached_property
     def _counted(self) -> _Probe:
-        """What draws the same seeds from a generator of its own."""
+        """A probe of a second generator with the same seeds."""
         return _Probe(self.seeds, self._make_generator())
 
     def state(self) -> bytes:
-        """Return what is alike on all workers that have drawn equally often.
+        """Return bytes that are the same after the same number of draws.
 
-        It is, too, if they have since all have last set one number.
+        They also match after all workers have called `set` with the same
+        number.
         """
         if not self._saved:
             self.count()
         return self._own.save()
 
     def count(self) -> int:
-        """Return how often it has drawn, -1 if too often to tell.
+        """Return the number of draws, or -1 if it is too large.
 
-        What has never drawn counts as having drawn once, and has, then.
+        If nothing was drawn yet, this draws once and returns 1.
         """
         with tf.device("CPU:0"):
             found = self._find(self._own.draw())
@@ -116,7 +118,7 @@ class Draws:
         self._numbers[saved] = len(self._saved)
 
     def set(self, number: int) -> None:
-        """Go on as if it had drawn so often, at least once."""
+        """Continue as after `number` draws, at least 1."""
         with tf.device("CPU:0"):
             while len(self._saved) < number:
                 self._draw_counted()
@@ -130,15 +132,15 @@ def count_draws(
     reshuffles: bool | None,
     chosen: int | None,
 ) -> Any:
-    """Return a shuffled dataset that tells its draws: see `draws_of`.
+    """Return a shuffled dataset whose draws can be counted; see `draws_of`.
 
     Args:
-        dataset: What `Dataset.shuffle` has returned. It keeps the generator of
-            its seeds to itself; this gives it another with the same seeds.
-        source: What is shuffled.
-        size: Of the buffer.
-        reshuffles: Whether each iteration has another order; None means so.
-        chosen: The seed, where the user has given none.
+        dataset: The result of `Dataset.shuffle`. Its generator of seeds is
+            private, so this gives it another one with the same seeds.
+        source: The dataset that is shuffled.
+        size: The number of elements in the shuffle buffer.
+        reshuffles: Whether each iteration has another order. None means True.
+        chosen: The seed that we have chosen, or None if the user has set one.
     """
     if not isinstance(dataset, ShuffleDataset) or reshuffles is False:
         return dataset
@@ -158,18 +160,19 @@ def count_draws(
             seed_generator=draws.generator[0],
             **dataset._common_args,
         )
-    # A function may hold on to this only, and still needs the generator.
+    # A function may keep only the variant, and still needs the generator.
     variant.draws = dataset.draws = draws
     dataset._variant_tensor_attr = variant
     return dataset
 
 
 def _of_function(chosen: int | None) -> Draws | None:
-    """Return the draws of a shuffle in a function, None if the user's alone.
+    """Return the draws of a shuffle in a function; None if the user seeds it.
 
-    Such as that of `flat_map`, which makes a dataset of each file. Each has its
-    own generator of seeds there, and with one seed all would have one order, in
-    all epochs. So they draw from one generator, which the function captures.
+    An example is a function of `flat_map` that makes a dataset for each file.
+    TensorFlow gives each of these datasets its own generator, so with one seed
+    they all would have the same order, in all epochs. Instead they all draw
+    from one generator, which the function captures.
     """
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope(), tf.device("CPU:0"):
@@ -178,7 +181,7 @@ def _of_function(chosen: int | None) -> Draws | None:
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
         draws = Draws(*tf.unstack(seeds))
     while hasattr(graph, "outer_graph"):
-        # It lives as long as any of them, and is found there.
+        # `draws_of` finds it there, and it lives as long as any of the graphs.
         graph.draws = [*getattr(graph, "draws", []), draws]
         graph = graph.outer_graph
     return draws
@@ -187,8 +190,8 @@ def _of_function(chosen: int | None) -> Draws | None:
 def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
     """Return the draws of all shuffles in a dataset, in a fixed order.
 
-    Of those in functions, the ones that the user gives no seed. TensorFlow has
-    no public way to list the parts of a dataset.
+    Shuffles in functions are included if we have chosen their seed. TensorFlow
+    has no public way to list the parts of a dataset.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
     for function in dataset._functions():
@@ -200,13 +203,12 @@ def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
 
 @functools.cache
 def share_generators(peek: Callable[[Callable, Any], Any]) -> None:
-    """Let a function peek at the generators that Keras draws from.
-
-    From now on in this process.
+    """Replace the function by which Keras peeks at generators, permanently.
 
     Args:
-        peek: Called with Keras's own, and a generator. Returns the first
-            batches, and what makes an iterator that begins with these.
+        peek: Called with Keras's own function and a generator. Returns the
+            first batches, and a function that makes an iterator which begins
+            with them.
     """
     replace(
         "generator_data_adapter.peek_and_restore",

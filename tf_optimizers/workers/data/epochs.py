@@ -1,7 +1,7 @@
-"""Begins an epoch in the same order on all workers, whoever looked before.
+"""Begins an epoch in the same order on all workers.
 
-To look at a batch of shuffled data, on one worker, draws the order that the
-others have next. So all tell each other how often their shuffles have drawn,
+If one worker looks at a batch of shuffled data, it draws the order that the
+other workers use next. So workers exchange how often their shuffles have drawn,
 and those behind catch up.
 """
 
@@ -30,7 +30,7 @@ class EpochStart:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         dataset: The dataset, the same on all workers.
-        generator: What Keras has made it of, if that was one.
+        generator: The generator from which Keras has made it, or None.
     """
 
     def __init__(
@@ -41,20 +41,21 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # Whether there is anything to agree on must not depend on the worker.
+        # All workers must find the same here, since it decides on messages.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)
 
     def __call__(self, make: Callable[[], Any]) -> Any:
-        """Return an iterator that `make` makes, in the order of the others."""
+        """Return `make()`, an iterator, in the same order on all workers."""
         if self._generator:
             self._generator.begin(self._strategy)
         iterator = make()
         if not self._draws and not self._is_python:
             return iterator
         generators = generators_of_host() if self._is_python else []
-        # These have drawn for the iterator: only then can they be set.
+        # Shuffles must have drawn, as they now have for the iterator: their
+        # number of draws cannot be set to 0.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:
@@ -67,11 +68,11 @@ class EpochStart:
         return gather_statements(self._strategy, _SUBJECT, statement, _HINT)
 
     def _catch_up(self, iterator: Any, make: Callable[[], Any]) -> Any:
-        """Return an iterator in the order of who has drawn most often."""
+        """Return an iterator in the order of the worker that is ahead."""
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            return iterator  # If batches differ, all workers are told so.
+            return iterator  # If batches differ, all workers get an error.
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
         else:
@@ -79,7 +80,7 @@ class EpochStart:
         return iterator
 
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
-        """Return an iterator after which shuffles have drawn so often."""
+        """Return an iterator after which shuffles have drawn `most` times."""
         _set(self._draws, most)
         make()
         steps = [
@@ -87,7 +88,7 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # None can be set to 0. Then all workers skip an order.
+        # Draws cannot be set to 0. In that case all workers skip an order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

@@ -1,9 +1,9 @@
 """Draws from Python generators equally often on all workers.
 
-TensorFlow reads ahead, in threads. When Keras gives up an iterator, at the end
-of a `fit` or of an evaluation by steps, some workers have read further than
-others, and the next iterator goes on from there. So before that, those behind
-draw as many batches as the others have.
+TensorFlow reads ahead, in threads. When Keras drops an iterator, at the end of
+a `fit` or of an evaluation by steps, some workers have read further than
+others, and the next iterator would continue from there. So workers that are
+behind first draw batches until all have drawn the same number.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ _HINT = "Pass generators to Keras on every worker."
 
 
 class _State:
-    """What all who draw from a generator know."""
+    """The state that all iterators over a generator share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.turn: object = None  # Of who may draw.
-        self.count = 0  # Batches that have been drawn.
+        self.turn: object = None  # The token of the iterator that may draw.
+        self.count = 0  # The number of batches drawn.
 
 
 _states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
 
 
 class SharedGenerator:
-    """A generator from which the iterator that was made last may draw.
+    """A generator from which only the latest iterator may draw.
 
     Attributes:
-        peeked: What Keras has drawn to see its type. Each iterator begins with
-            that.
+        peeked: The batches that Keras has drawn to see their type. Every
+            iterator begins with them.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -48,7 +48,7 @@ class SharedGenerator:
         self.peeked: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield what is left, until there is another iterator."""
+        """Yield the remaining batches, until another iterator is made."""
         state, turn = self._state, object()
         with state.lock:
             state.turn = turn
@@ -71,7 +71,7 @@ class SharedGenerator:
         return batch
 
     def begin(self, strategy: tf.distribute.Strategy) -> None:
-        """Let an iterator begin with what it begins with on other workers."""
+        """Begin an iterator at the same batch on all workers."""
         if self._is_used:
             self._catch_up(strategy)
         self._is_used = self._has_begun = True
@@ -85,11 +85,11 @@ class SharedGenerator:
         if min(counts) == max(counts):
             return
         self._draw_some(max(counts) - state.count)
-        if not self._has_begun:  # What was peeked at differs, too.
+        if not self._has_begun:  # The peeked batches differ, too.
             self.peeked[:] = self._draw_some(len(self.peeked))
 
     def _draw_some(self, number: int) -> list[Any]:
-        """Return so many batches, or all that there are."""
+        """Return up to `number` batches."""
         found: list[Any] = []
         with contextlib.suppress(StopIteration):
             while len(found) < number:
@@ -98,7 +98,7 @@ class SharedGenerator:
 
 
 class _Made(threading.local):
-    """What Keras has made data of, which it is about to distribute."""
+    """The generator of the dataset that Keras is about to distribute."""
 
     generator: SharedGenerator | None = None
 
@@ -107,7 +107,12 @@ _made = _Made()
 
 
 def peek_at_shared(peek: Callable, generator: Generator) -> Any:
-    """Let Keras draw from a generator as others do."""
+    """Peek at a generator through a `SharedGenerator`.
+
+    Args:
+        peek: Keras's own function.
+        generator: The generator that the user has passed.
+    """
     shared = _made.generator = SharedGenerator(generator)
     found = peek(shared)
     shared.peeked = found[0]
@@ -115,6 +120,6 @@ def peek_at_shared(peek: Callable, generator: Generator) -> Any:
 
 
 def take_shared() -> SharedGenerator | None:
-    """Return what the data are made of that are distributed now, once."""
+    """Return the generator of the data now being distributed, and forget it."""
     found, _made.generator = _made.generator, None
     return found

@@ -1,9 +1,8 @@
-"""Checks that shared data have one order, and one length, on all workers.
+"""Gives shared data one order on all workers, and checks order and length.
 
-Under TensorFlow, every worker goes through all of a dataset, and keeps its
-share of each batch. If workers shuffle differently, an epoch misses some rows
-and sees others twice. If they count different numbers of batches, they wait for
-each other forever.
+Every worker iterates over the whole dataset, and keeps its share of each batch.
+If workers shuffle differently, an epoch misses some rows and sees others twice.
+If they count different numbers of batches, they wait for each other forever.
 """
 
 import collections
@@ -39,20 +38,21 @@ _BATCHES = {
 
 
 class _ShuffleSeed:
-    """The seed to shuffle data by, unless the user has seeded TensorFlow."""
+    """The seed of unseeded shuffles, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
 
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
-        # Seed and epoch of the arrays that will be distributed next.
+        # Seed and epoch of the arrays that `fit` is about to distribute.
         self._of_arrays: tf.Variable | None = None
 
     def set(self, seed: int) -> None:
-        """Shuffle by a seed from now on.
+        """Shuffle by this seed from now on.
 
-        So do arrays that were waiting for it. Workers may have come to `fit` on
-        different lines, after others that one has trained alone.
+        Arrays that are about to be distributed use it, too. Their own seed may
+        differ, since workers may call `fit` on different lines, or after a
+        worker has trained alone.
         """
         _shuffle_alike()
         self._seed = seed
@@ -62,20 +62,24 @@ class _ShuffleSeed:
             self._of_arrays = None
 
     def next(self) -> int | None:
-        """Return a seed that no other shuffle has, unless the user has one.
+        """Return a new seed, or None if the user has seeded TensorFlow.
 
-        Rows of two datasets that are shuffled alike would come in pairs.
+        No two shuffles share a seed: rows of two datasets would come in pairs.
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # One worker may make shuffles that others do not, elsewhere.
+        # Count per line: a worker may shuffle other data alone, elsewhere.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"
         return zlib.crc32(text.encode()) % 2**31
 
     def shuffle_of_arrays(self) -> Callable | None:
-        """Return a function that shuffles differently in every epoch."""
+        """Return a function that shuffles rows differently in every epoch.
+
+        Returns:
+            None if the user has seeded TensorFlow.
+        """
         seed = self.next()
         if seed is None:
             return None
@@ -93,7 +97,7 @@ class _ShuffleSeed:
 
 
 def _line_of_user() -> str:
-    """Return the function and line that call a package of those used here."""
+    """Return the function and line in the user's code that led here."""
     for frame, line in traceback.walk_stack(None):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package not in ("tensorflow", "keras", "tf_optimizers"):
@@ -106,12 +110,12 @@ _shuffle_seed = _ShuffleSeed()
 
 @functools.cache
 def _shuffle_alike() -> None:
-    """Let data be shuffled by the seed, once."""
+    """Have TensorFlow and Keras shuffle by our seed, permanently."""
     replace_shuffles(_shuffle_seed.next, _shuffle_seed.shuffle_of_arrays)
 
 
 def propose_seeds() -> list[int]:
-    """Return a seed to shuffle by, and digests of this host's generators."""
+    """Return a seed for shuffles, and digests of this host's generators."""
     return [secrets.randbelow(2**31), *generators_of_host()]
 
 
@@ -128,11 +132,11 @@ def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
 
 
 def align_generators(digests: Sequence[Sequence[int]]) -> None:
-    """Seed those of this host's generators that differ between workers.
+    """Reseed Python's and NumPy's generators if they differ between workers.
 
-    A `PyDataset` or a generator may shuffle by Python's or NumPy's random
-    numbers. These are left alone where they are alike on all workers, or where
-    the user has seeded TensorFlow.
+    A `PyDataset` or a Python generator may shuffle by them. They are left alone
+    if their states are the same on all workers, or if the user has seeded
+    TensorFlow.
     """
     if tensorflow_seed() is not None:
         return
@@ -143,10 +147,10 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 
 
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset whose order is the same on all who share it.
+    """Return a dataset with a deterministic order if workers share it.
 
-    The order in which parallel parts are done, which
-    `options.deterministic=False` allows, differs between workers.
+    `options.deterministic=False` allows the order in which parallel calls end,
+    which differs between workers.
     """
     if not is_shared(dataset):
         return dataset
@@ -156,13 +160,13 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
-    """Raise unless all workers distribute data of one length and order.
+    """Raise unless all workers distribute data of the same length and order.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         dataset: The dataset that workers share, or None if each has its own.
         batches: This worker's number of batches, or TensorFlow's constant for
-            an infinite or unknown one.
+            an infinite or unknown number.
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []
@@ -177,17 +181,17 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         told = [_BATCHES.get(length, length) for length in lengths]
         raise_together(
             "All workers must have the same number of batches. "
-            f"Received: {_by_worker(told)}. Use `.take(n)` with one n on every "
-            "worker; or `.repeat()`, with `steps_per_epoch` in `fit`."
+            f"Received: {_by_worker(told)}. Use `.take(n)` with the same n on "
+            "every worker; or `.repeat()`, with `steps_per_epoch` in `fit`."
         )
     if any(other != shuffles[0] for other in shuffles):
         raise_together(
-            "All workers must shuffle shared data alike. "
+            "All workers must shuffle shared data in the same way. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
-            "on every worker, and let all make the same datasets. Without a "
-            "seed, the order follows the line that shuffles: let all workers "
-            "shuffle there, not each in a branch of its own. Or, if "
-            "workers share files or nothing, set "
+            "on every worker, and make the same datasets. Without a seed, the "
+            "order depends on the line that shuffles: shuffle on the same line "
+            "on all workers, not in different branches. If each worker should "
+            "read its own files, or has its own data, set "
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."
         )
@@ -197,7 +201,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
 
 
 def is_shared(dataset: Any) -> bool:
-    """Return whether every worker goes through the whole dataset."""
+    """Return whether every worker iterates over the whole dataset."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -1,4 +1,4 @@
-"""Seeds and lists the shuffles of data."""
+"""Seeds shuffles of datasets, and inspects datasets for random operations."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ _SAME = {"Assert", "ReadVariableOp"}
 
 
 def tensorflow_seed() -> int | None:
-    """Return what `tf.random.set_seed` was given; there is no public getter."""
+    """Return the seed given to `tf.random.set_seed`, by a private getter."""
     return global_seed()
 
 
@@ -44,11 +44,10 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 def has_random_maps(dataset: tf.data.Dataset) -> bool:
-    """Tell whether what is in a dataset's rows may differ between workers.
+    """Return whether the content of rows may differ between workers.
 
-    So it may where a `map` draws random numbers, or calls Python, and where
-    rows come from Python. TensorFlow has no public way to list the parts of a
-    dataset.
+    It may if a `map` draws random numbers or calls Python, or if rows come from
+    Python. TensorFlow has no public way to list the parts of a dataset.
     """
     is_map = isinstance(dataset, MAPS)
     for function in dataset._functions():
@@ -59,7 +58,7 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
 
 
 def comes_from_python(dataset: tf.data.Dataset) -> bool:
-    """Tell whether any of a dataset's rows come from a Python function.
+    """Return whether any rows of a dataset come from a Python function.
 
     TensorFlow has no public way to list the parts of a dataset.
     """
@@ -76,7 +75,7 @@ def _is_random(graph: Any) -> bool:
 
 
 def _has_random_maps(graph: Any) -> bool:
-    """Tell whether a function makes datasets with such maps."""
+    """Return whether a function makes datasets with random maps."""
 
     def makes_rows(op: Any) -> bool:
         return "Map" in op.type and "FlatMap" not in op.type
@@ -89,7 +88,7 @@ def _has_random_maps(graph: Any) -> bool:
 
 
 def _ops(graph: Any, is_entered: Callable[[Any], bool]) -> Iterator[Any]:
-    """Yield the ops of a graph, and of the functions that they call."""
+    """Yield the ops of a graph, and of functions called by entered ops."""
     for op in graph.get_operations():
         yield op
         if is_entered(op):
@@ -108,16 +107,17 @@ def replace_shuffles(
     choose_seed: Callable[[], int | None],
     choose_shuffle: Callable[[], Callable | None],
 ) -> None:
-    """Change how data are shuffled, from now on in this process.
+    """Change how data are shuffled, permanently in this process.
 
-    To set TensorFlow's global seed would do too much: random numbers in
-    `Dataset.map`, and so the order that Keras gives arrays, would be the same
-    in every epoch.
+    Setting TensorFlow's global seed would do too much: random numbers in
+    `Dataset.map`, and therefore the order that Keras gives arrays, would be the
+    same in every epoch.
 
     Args:
-        choose_seed: Returns the seed of a `Dataset.shuffle` without one.
-        choose_shuffle: Returns what shuffles the rows of arrays in `fit`, in
-            place of Keras's choice. If either returns None, nothing changes.
+        choose_seed: Returns the seed of a `Dataset.shuffle` without one. None
+            changes nothing.
+        choose_shuffle: Returns a function that shuffles the rows of arrays in
+            `fit`. None keeps Keras's own.
     """
 
     def seeding(shuffle: Callable) -> Callable:
@@ -153,7 +153,7 @@ def replace_shuffles(
 
 @contextlib.contextmanager
 def _shuffling(adapter: Any, shuffle: Callable) -> Iterator[None]:
-    """Let an adapter of arrays shuffle by a function."""
+    """Have an adapter of arrays shuffle by a function."""
     if hasattr(adapter, "_tf_shuffle"):  # From Keras 3.16 on.
         adapter._tf_shuffle = shuffle
         yield

@@ -1,1 +1,1 @@
-"""Runs steps of Keras models, on the rows that each replica has."""
+"""Runs steps of Keras models, weighted by the rows of each replica."""

@@ -1,8 +1,8 @@
-"""Makes common what steps assign on each replica, without an optimizer.
+"""Averages over replicas the state that steps assign without an optimizer.
 
-Layers and steps keep state that they assign from the rows of their replica:
-moving statistics, centers, codebooks. Within an epoch each replica has its own.
-Before it is measured or saved, it becomes the mean over replicas.
+Layers and steps assign state from the rows of their replica: moving statistics,
+centers, codebooks. Within an epoch each replica has its own values. Before the
+model is evaluated or saved, they become the mean over replicas.
 
     epoch                    its end, `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
@@ -31,14 +31,14 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _HINT = (
-    "Steps have assigned variables on each replica, which become common to be "
-    "read: save, evaluate and predict on every worker."
+    "Steps have assigned variables on each replica, and workers average them "
+    "before they are read: save, evaluate and predict on every worker."
 )
 
 
 @functools.cache
 def watch_state() -> None:
-    """Let Keras call what is below, for models of our strategy."""
+    """Have Keras average the state of models of our strategy, permanently."""
     call_first(MakesCommon, lambda model: _state_of_model(model) is not None)
     check_saving(_make_common_to_save)
 
@@ -49,23 +49,23 @@ class MakesCommon(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Make it common, before other callbacks save a model."""
+        """Make state common before other callbacks save the model."""
         self._make_common("the end of an epoch")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Make it common, before an evaluation, that of `fit` too."""
+        """Make state common before an evaluation, also within `fit`."""
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Note that an evaluation has changed nothing."""
+        """Note that the evaluation has changed no state of training."""
         self._keep()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Make it common, before a prediction."""
+        """Make state common before a prediction."""
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Note that a prediction has changed nothing."""
+        """Note that the prediction has changed no state of training."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -79,7 +79,7 @@ class MakesCommon(keras.callbacks.Callback):
 
 def _make_common_to_save(model: keras.Model) -> None:
     state = _state_of_model(model)
-    # A function that is being traced can save nothing.
+    # While a function is traced, nothing can be exchanged.
     if state is not None and tf.executing_eagerly():
         state.make_common(model, "the saving of a model")
 
@@ -89,7 +89,7 @@ class _Assigned(NamedTuple):
 
     Attributes:
         variable: The variable.
-        only_in_training: Whether steps by which models train are the only ones.
+        only_in_training: Whether only training steps assign it.
     """
 
     variable: weakref.ref[Any]
@@ -104,10 +104,10 @@ class CommonState:
     """
 
     def __init__(self, strategy: Any) -> None:
-        # A reference would keep the strategy, which this is found by.
+        # `_states` is keyed by the strategy, which must not be kept alive.
         self._reference = weakref.ref(strategy)
         self._assigned: dict[int, _Assigned] = {}
-        # By the ids of variables, what was in progress when they were common.
+        # By a variable's id, the progress at which it was last common.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 
@@ -118,7 +118,7 @@ class CommonState:
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Note that a replica assigns a variable, in a step being traced."""
         if variable.aggregation != "none":
-            return  # All replicas get the same.
+            return  # The assignment is reduced over replicas.
         known = self._assigned.get(id(variable))
         if known is not None and known.variable() is variable:
             is_training = is_training and known.only_in_training
@@ -132,17 +132,17 @@ class CommonState:
         return known is not None and known.variable() is variable
 
     def make_common(self, model: keras.Model, subject: str) -> None:
-        """Give all replicas the mean of the state that a model has.
+        """Give all replicas the mean of a model's state.
 
-        Nothing is exchanged if no step has run since it was common. Every
-        worker must call this otherwise.
+        Every worker must call this, unless no step has run since the state was
+        last common. Then nothing is exchanged.
 
         Args:
-            model: Has the state.
-            subject: What it is needed for.
+            model: The model.
+            subject: The purpose, for errors, such as "a prediction".
 
         Raises:
-            RuntimeError: If a worker calls it alone.
+            RuntimeError: If only some workers call this.
         """
         strategy, now = self._strategy, self._progress()
         variables = [
@@ -162,7 +162,7 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Note that state is common still, unless what has run assigns it."""
+        """Note that state is still common if only training assigns it."""
         self._note_common(
             [
                 variable
@@ -177,13 +177,13 @@ class CommonState:
         self._common_at |= {id(variable): now for variable in variables}
 
     def _progress(self) -> Any:
-        """Return what is equal as long as no step runs."""
+        """Return a value that stays equal until a step runs."""
         extended = self._strategy.extended
-        # In one process, runs are not counted, and asking costs nothing.
+        # With one worker, steps are not counted, and comparing is cheap.
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _of(self, model: keras.Model) -> list[Any]:
-        """Return what steps have assigned, in the order of the model."""
+        """Return the variables that steps assign, in the model's order."""
         of_rows = _states_of_rows(model)
         found = [
             variable
@@ -195,7 +195,7 @@ class CommonState:
         return [*found, *_variables_of_tensorflow(model)]
 
     def _warn(self, variables: Sequence[Any]) -> None:
-        """Warn of variables that have no mean, on the first worker, once."""
+        """Warn about variables without a mean, on the first worker, once."""
         new = [v for v in variables if id(v) not in self._warned]
         self._warned |= {id(variable) for variable in new}
         if new and self._strategy.extended.worker_index == 0:
@@ -205,11 +205,11 @@ class CommonState:
             )
             warnings.warn(
                 "Variables that steps assign must be floating-point to become "
-                f"their mean over replicas. Received: {shown}, with other "
-                "values on other replicas, so that each worker saves its own. "
-                "Make it float32; or assign what all replicas have in common, "
-                "such as `tf.distribute.get_replica_context().all_reduce("
-                "'SUM', value)`.",
+                f"their mean over replicas. Received: {shown}, with different "
+                "values on different replicas, so each worker saves its own. "
+                "Make it float32; or assign a value that all replicas have in "
+                "common, such as `tf.distribute.get_replica_context()."
+                "all_reduce('SUM', value)`.",
                 stacklevel=2,
             )
 
@@ -220,12 +220,15 @@ _states: weakref.WeakKeyDictionary[Any, CommonState] = (
 
 
 def state_of(strategy: Any) -> CommonState:
-    """Return the state of a strategy, which is ours."""
+    """Return the state of a strategy of ours."""
     return _states.setdefault(strategy, CommonState(strategy))
 
 
 def _state_of_model(model: keras.Model) -> CommonState | None:
-    """Return the state of a model's strategy, None if replicas have none."""
+    """Return the state of a model's strategy, or None if it has one replica.
+
+    Other strategies than ours have none, either.
+    """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):
         return None
@@ -233,7 +236,7 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
 
 
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
-    """Note that a variable is being assigned, if it is on a replica of ours."""
+    """Note that a step assigns a variable, if this is a replica of ours."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return
@@ -244,7 +247,7 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 def _states_of_rows(model: keras.Model) -> set[int]:
     """Return the ids of states that recurrent layers keep for each row.
 
-    A replica has the same rows of all batches, and goes on with their states.
+    A replica gets the same rows of every batch, and continues their states.
     """
     return {
         id(state)
@@ -255,10 +258,10 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 
 
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
-    """Return those that a model and its layers have as attributes.
+    """Return each `tf.Variable` that is an attribute of a model or its layers.
 
-    Keras knows nothing of them, nor of what assigns them. Random generators
-    are not among them: each replica has its own on purpose.
+    Keras does not track them or their assignments. Random generators are not
+    included: each replica has its own on purpose.
     """
     found = {
         id(each): each
@@ -286,7 +289,7 @@ def _elements(value: Any) -> Iterator[Any]:
 def _differing(
     strategy: Any, variables: Sequence[Any], subject: str
 ) -> list[Any]:
-    """Return the variables of which replicas have different values."""
+    """Return the variables whose values differ between replicas."""
     own = [
         digests(part.numpy() for part in local_copies(strategy, variable))
         for variable in variables

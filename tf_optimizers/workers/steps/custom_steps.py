@@ -1,9 +1,9 @@
-"""Weighs what a model's step gives to optimizers and metrics, by rows.
+"""Weighs the gradients and metrics of a model's step by the replica's rows.
 
-A step computes what one process would from the replica's rows. Gradients count
-by the replica's share where an optimizer takes them, which sums them over
-replicas. A number that is given to a `Mean`, which takes it for that of a
-batch, counts by the share, too. A replica without rows changes no metric.
+A step computes from the replica's rows as one process would. Gradients are
+multiplied by the replica's share when they are given to an optimizer, which
+sums them over replicas. A number given to a `Mean` is weighted by the share,
+too, since it stands for the batch. A replica without rows changes no metric.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +31,9 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> Any:
-    """Give an optimizer gradients that count by the replica's rows.
+    """Give an optimizer gradients that are multiplied by the replica's share.
 
-    One that is called by another, as in a `LossScaleOptimizer`, gets them as
-    they are.
+    An inner optimizer, as in a `LossScaleOptimizer`, gets them unchanged.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -47,7 +46,7 @@ def apply(
         variables = built_variables(optimizer)
     grads = list(grads)
     is_scaled = id(optimizer) in replica.scaled
-    if len(variables) == len(grads):  # Others get an error.
+    if len(variables) == len(grads):  # Otherwise Keras raises an error.
         grads = [
             gradient
             if is_overwritten(optimizer, variable)
@@ -59,11 +58,12 @@ def apply(
 
 
 def _build_together(optimizer: Any, variables: Any) -> None:
-    """Build an optimizer that a step is the first to use.
+    """Build an optimizer, on all replicas, in the first step that uses it.
 
-    Keras builds it on the first replica alone. What that assigns, as the
-    momentum of `ScheduleFreeAdamW` begins with the weights, others would lack.
-    One that was made outside of the scope becomes the strategy's.
+    Keras would build it on the first replica only. The other replicas would
+    miss assignments, such as the momentum of `ScheduleFreeAdamW`, which starts
+    at the weights. An optimizer made outside of the scope becomes the
+    strategy's.
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
@@ -78,7 +78,7 @@ def _build_together(optimizer: Any, variables: Any) -> None:
         with tf.init_scope(), scope:
             for part in wrapped_optimizers(optimizer):
                 adopt(part, variables or ())
-            # Keras builds nothing without variables, or gets an error.
+            # Without variables Keras builds nothing, or raises an error.
             if variables and not optimizer.built:
                 optimizer.build(variables)
 
@@ -86,9 +86,9 @@ def _build_together(optimizer: Any, variables: Any) -> None:
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
-    """Raise if an optimizer is to update variables that replicas share.
+    """Raise if an optimizer is to update variables made outside of the scope.
 
-    They would wait for each other to update them.
+    Replicas share such variables, and would wait for each other to update them.
     """
     if strategy.num_replicas_in_sync == 1:
         return
@@ -103,9 +103,9 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
-    """Return a gradient times the share; 0 without rows, even if it is NaN.
+    """Return a gradient times the share; 0 without rows, even for NaN.
 
-    That of a scaled loss is times the share already.
+    The gradient of a scaled loss includes the share already.
     """
     if gradient is None:
         return None
@@ -116,7 +116,7 @@ def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     if not is_scaled:
         weight = tf.cast(share.weight, gradient.dtype)
         return tf.math.multiply_no_nan(gradient, weight)
-    # A multiplication would take a pass through memory.
+    # A multiplication would take another pass through memory.
     counted = tf.cond(
         share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
     )
@@ -124,12 +124,12 @@ def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Scale a loss of which gradients are taken.
+    """Scale a loss before its gradients are taken.
 
-    Those of a vector, as without a reduction, are the sum over rows. Where all
-    gradients must be of that loss, it is the loss that counts by the share (a
-    vector's, if the replica has rows), so that the gradients overflow together
-    with their sum. So it is in Keras's own step, and in dynamic loss scaling.
+    In Keras's own step, and under dynamic loss scaling, the loss is multiplied
+    by the share here, so that gradients overflow only if their sum does. There
+    all gradients are those of this loss. A vector, a loss without a reduction,
+    has as gradient the sum over rows, so it needs no share.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
@@ -149,7 +149,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Add to a mean; one number is that of the replica's rows."""
+    """Add to a mean; a single number stands for all rows of the replica."""
     if replica.note_metric is not None:
         replica.note_metric(metric)
     is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
@@ -159,9 +159,9 @@ def update_mean(
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign to a variable, unless it is a metric's and there are no rows.
+    """Assign to a variable; a metric's stays unchanged without rows.
 
-    State and weights that a step assigns without an optimizer are noted.
+    Assignments by a step itself, without an optimizer, are noted.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:

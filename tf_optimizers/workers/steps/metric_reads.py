@@ -1,4 +1,4 @@
-"""Reads variables of which each replica has a value of its own."""
+"""Reads variables of metrics, as sums over the replicas of all workers."""
 
 import weakref
 from collections.abc import Sequence
@@ -21,21 +21,22 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.steps.common_state import state_of
 
 _SUBJECT = "the reading of a variable"
-_OF_ALL = "It is the sum of what each worker has, and "
 _SAVING = (
-    f"{_OF_ALL}saving reads it: save on each, to a path of its own, or use "
-    "`tfo.callbacks.BackupAndRestore`."
+    "It is the sum over all workers, and saving reads it: save on every "
+    "worker, each to its own path, or use `tfo.callbacks.BackupAndRestore`."
 )
-_METRICS = f"{_OF_ALL}so is each metric: read and reset them on every worker."
+_METRICS = (
+    "Metrics are sums over all workers: read and reset them on every worker."
+)
 
 
 class Reading:
-    """Reads a variable as the sum over replicas, which takes all workers.
+    """Reads a variable as the sum over replicas; all workers must take part.
 
-    Keras reads the variables of a model's metrics one by one, at the end of
-    every epoch, which is also when workers compare what they have trained.
-    Whoever reads one variable reads all of them, and knows their sums until a
-    step or a collective begins, or a replica of this worker has other values.
+    At the end of every epoch, Keras reads the variables of a model's metrics
+    one by one. The first read sums all of them, and lets workers compare their
+    training. The sums stay valid until a step or a collective begins, or the
+    value of a replica of this worker changes.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -43,7 +44,7 @@ class Reading:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # In the order of the script.
+        # The order is that of the script, so it is the same on all workers.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()
         )
@@ -54,21 +55,22 @@ class Reading:
     def watch(self, model: keras.Model) -> None:
         """Read the metrics of a model together from now on.
 
-        Those that were made outside of the scope would count the rows of this
-        worker alone.
+        Variables made outside of the scope become the strategy's. Otherwise
+        they would count the rows of this worker only.
         """
         bring_in(self._strategy, model.metrics_variables)
         self._models[model] = None
 
     def on_assign(self) -> None:
-        """Note that this worker has assigned to such a variable."""
+        """Note that this worker has assigned to a metric's variable."""
         self._assignments += 1
 
     def read(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Return the sum of a metric's variable, None of another variable.
+        """Return the sum of a metric's variable; None for other variables.
 
         Raises:
-            RuntimeError: If a worker reads alone, or has trained differently.
+            RuntimeError: If only some workers read it, or if they have trained
+                differently.
         """
         if self._known_at == self._now():
             own = self._own(variable)
@@ -88,7 +90,7 @@ class Reading:
         return self._strategy.extended.channel.progress(), self._assignments
 
     def _own(self, variable: tf.Variable) -> bytes:
-        """Return the values of this worker's replicas."""
+        """Return the values of this worker's replicas, as bytes."""
         parts = self._strategy.experimental_local_results(variable)
         return b"".join(part.numpy().tobytes() for part in parts)
 
@@ -117,7 +119,7 @@ class Reading:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Learn the sums of all variables of the same dtype."""
+        """Sum all variables that have the dtype of this one."""
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = reduce_together(
             self._strategy, reducing(self._strategy, "SUM"), variables
@@ -130,7 +132,7 @@ class Reading:
 
 
 def _summed(model: keras.Model) -> list[tf.Variable]:
-    """Return the variables of a model's metrics that replicas add to."""
+    """Return those variables of a model's metrics that are sums."""
     values = [variable.value for variable in model.metrics_variables]
     return [
         value

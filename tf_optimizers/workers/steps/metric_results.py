@@ -1,7 +1,7 @@
-"""Notes which tensors of a step are results of metrics.
+"""Records which tensors of a step are results of metrics.
 
-A metric's result is computed again from what its variables are over all
-replicas, where a step returns it as it is.
+If a step returns a metric's result unchanged, it is computed again, from the
+metric's variables summed over all replicas.
 """
 
 import math
@@ -13,14 +13,15 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.share import replica
 
-# What a metric may have in variables that are summed with every step.
+# The largest variables of a metric that are summed in every step.
 _MOST_BYTES = 1 << 16
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Return a `result` whose tensors are known in a step.
+    """Return a `result` that records its tensors in `replica.results`.
 
-    Of one that is not computed again, no metric is noted.
+    Each is recorded as (name, tensor, metric, place among the tensors). The
+    metric is None if its results are not to be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -28,7 +29,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # A variable would be returned as one of the strategy's.
+        # A variable would be returned as the strategy's, not as a tensor.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
@@ -48,9 +49,9 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 
 
 def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Tell whether a step has returned a result as a Python number.
+    """Return whether an output is a result that was made a Python number.
 
-    Eagerly it may, as all of Keras's own do before 3.15.
+    Eagerly, Keras's own steps do so before Keras 3.15.
     """
     return (
         isinstance(output, float)
@@ -63,9 +64,9 @@ def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Tell whether a metric is that of its variables' sums, if these are few.
+    """Return whether a metric has only sums as variables, and small ones.
 
-    A large confusion matrix is not exchanged with every step.
+    A large confusion matrix is not exchanged in every step.
     """
     variables = list(variables)
     size = sum(math.prod(v.shape) * 4 for v in variables)
@@ -78,6 +79,6 @@ def _is_summed(variables: Iterable[keras.Variable]) -> bool:
 def names_of(
     nest: Any, flat: Sequence[Any], otherwise: Any = None
 ) -> list[Any]:
-    """Return the names of the leaves of a flat dictionary, in their order."""
+    """Return the names of all leaves: keys if `nest` is a flat dictionary."""
     is_flat = isinstance(nest, dict) and len(nest) == len(flat)
     return sorted(nest) if is_flat else [otherwise] * len(flat)

@@ -1,14 +1,15 @@
-"""Tells what steps do with the variables of metrics, by the graph they trace.
+"""Warns if steps use the variables of metrics wrongly, by their graphs.
 
-A variable of a metric is a sum, unless `add_variable` is told otherwise: read
-outside of a step, it is the sum of the replicas'. That is right for
+A variable of a metric is a sum, unless it was added with another
+`aggregation`: outside of a step, its value is the sum over replicas. That is
+right for
 
     total.assign(total + of_rows)
 
-and wrong for what keeps a maximum, a mean or the last value. In a step, its
-value is that of the replica's rows. That is right for what the metric's
-`result()` makes of it, which is computed again from the sums, and wrong for
-what else a step makes of it and returns.
+and wrong for a maximum, a mean or the last value. In a step, the variable has
+the value of the replica's rows. That is right for the metric's `result()`,
+which is computed again from the sums. It is wrong for other outputs that the
+step computes from the variable.
 """
 
 import warnings
@@ -20,9 +21,9 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import layers_of, path_of
 
-# What has the value of its first operand.
+# Ops that return the value of their first operand.
 _SAME = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
-# What has that, and more.
+# Ops that add to their first operand.
 _FROM_FIRST = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 
@@ -41,35 +42,35 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 def warn_unless_sum(
     variable: keras.Variable, old: tf.Tensor, value: tf.Tensor
 ) -> None:
-    """Warn of a variable that is assigned something else than a sum.
+    """Warn if a step assigns something other than a sum to a variable.
 
     Args:
-        variable: Of a metric.
-        old: Its value.
-        value: What a step assigns to it.
+        variable: A variable of a metric.
+        old: The value of the variable.
+        value: The value that the step assigns.
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return
     if not _is_zero(value) and not _is_sum(value, _source(old)):
         _warn(
-            "A metric's variable must be a sum over rows, to which a step "
-            f"adds, to be added over replicas. Received: `{path_of(variable)}`,"
-            " to which a step assigns something else, such as a maximum. It is "
-            "read as the sum of the replicas' values. Add to it what is a sum "
-            "over rows; or make it by `add_variable(..., aggregation='mean')` "
-            "to get the mean of the replicas' values."
+            "A metric's variable must be a sum over rows, to which steps add, "
+            f"to be summed over replicas. Received: `{path_of(variable)}`, to "
+            "which a step assigns something else, such as a maximum. It is "
+            "read as the sum of the replicas' values. Add sums over rows to "
+            "it; or create it by `add_variable(..., aggregation='mean')` to "
+            "get the mean of the replicas' values."
         )
 
 
 def warn_if_made_of(
     variables: Iterable[keras.Variable], outputs: Sequence[tuple[Any, Any]]
 ) -> None:
-    """Warn of what a step returns that is made of metrics' variables.
+    """Warn if a step returns a value computed from a metric's variables.
 
     Args:
-        variables: That a step has assigned to.
-        outputs: What it returns that is no result of a metric, each with its
-            name, or None.
+        variables: The variables of metrics to which the step has assigned.
+        outputs: Pairs (name or None, value) for all outputs of the step that
+            are not the result of a metric.
     """
     if tf.executing_eagerly():
         return  # There is no graph.
@@ -81,38 +82,38 @@ def warn_if_made_of(
         read = _read_by(output, sources) if sources else None
         if read is not None:
             _warn(
-                "What a step makes of a metric must be the metric's `result()` "
-                f"to count all rows. Received: `{name or 'a value'}`, which "
-                f"depends on `{path_of(read)}` in another way, or on a metric "
-                "that the model does not know. It is the mean of the replicas' "
-                "values, by their rows of the last batch. List the metric in "
-                "the model's `metrics`, and compute in its `result()` what is "
-                "returned."
+                "A step must return a metric's own `result()` for it to count "
+                f"all rows. Received: `{name or 'a value'}`, which depends on "
+                f"`{path_of(read)}` in another way, or on a metric that the "
+                "model does not know. It is the mean of the replicas' values, "
+                "weighted by their rows of the last batch. List the metric in "
+                "the model's `metrics`, and compute the value in its "
+                "`result()`."
             )
 
 
 def _warn(message: str) -> None:
-    """Warn, on the first replica of all."""
+    """Warn, on the first replica of the first worker only."""
     context = tf.distribute.get_replica_context()
     if tf.get_static_value(context.replica_id_in_sync_group) == 0:
         warnings.warn(message, stacklevel=2)
 
 
 def _is_zero(value: tf.Tensor) -> bool:
-    """Tell whether it is known to be zero, as when a metric is reset."""
+    """Return whether a value is constant zero, as when a metric is reset."""
     known = tf.get_static_value(value)
     return known is not None and not known.any()
 
 
 def _source(tensor: tf.Tensor) -> Any:
-    """Return what a variable's value is read from, None of another tensor."""
+    """Return the handle that a tensor is read from, or None."""
     while tensor.op.type in _SAME:
         tensor = tensor.op.inputs[0]
     return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else None
 
 
 def _is_sum(value: tf.Tensor, source: Any) -> bool:
-    """Tell whether a value is what is read from a source, and more."""
+    """Return whether a value is the one read from a source plus something."""
     op = value.op
     if op.type in _SAME or op.type in _FROM_FIRST:
         return _is_sum(op.inputs[0], source)
@@ -126,7 +127,7 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
 def _read_by(
     output: Any, sources: dict[int, keras.Variable]
 ) -> keras.Variable | None:
-    """Return the first variable on which a tensor depends in its graph."""
+    """Return the first variable found that a tensor depends on, or None."""
     if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
         return None
     waiting: list[tf.Operation] = [output.op]

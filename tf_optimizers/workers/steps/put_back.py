@@ -1,11 +1,11 @@
-"""Puts weights back exactly that a step moves there and back.
+"""Restores weights exactly when a step moves them away and back.
 
 Sharpness-aware steps add e to the weights, take gradients there, and subtract
-e again. e follows from the rows of a replica, and w + e - e is rounded: weights
-would differ between replicas from then on. All had w, so all get it back.
+e again. e depends on the rows of a replica, and w + e - e is rounded: from then
+on, weights would differ between replicas. So each replica restores w itself.
 
-    a step assigns       w + e         w + e - e
-    a replica then has   w + e         w
+    the step assigns        w + e         w + e - e
+    the replica then has    w + e         w
 """
 
 import functools
@@ -14,30 +14,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# Of dtypes, the distance from 1 to the next larger number.
+# For each dtype, the distance from 1 to the next larger number.
 _EPSILONS = {
     tf.float16: 2.0**-10,
     tf.bfloat16: 2.0**-7,
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# By how many times as much as rounding may do a weight must have been moved, to
-# have been moved there and back.
+# Only weights that were away by more than this, times the largest rounding
+# error, are restored.
 _FAR = 16.0
 
 
 class PutBack:
-    """What a step of a replica has assigned to weights so far.
+    """The values that a step of a replica has assigned to weights so far.
 
-    A function that is traced on its own is a step of its own here.
+    Functions that are traced separately count as separate steps.
     """
 
     def __init__(self) -> None:
-        # By graph and weight: what it was before, and what was assigned.
+        # By graph and weight: the value at first, then those assigned.
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:
-        """Return what to assign in place of a value."""
+        """Return the value to assign in place of `value`."""
         dtype = tf.as_dtype(weight.dtype)
         if dtype not in _EPSILONS:
             return value
@@ -53,9 +53,9 @@ class PutBack:
 
 
 def _exact(value: tf.Tensor, before: list[tf.Tensor]) -> tf.Tensor:
-    """Return the first of the values before, if this is it but for rounding.
+    """Return the first previous value if this one equals it up to rounding.
 
-    Each assignment rounds by half of the distance to the next number, at most.
+    Each assignment rounds by at most half of the distance to the next number.
     """
     start, *_, last = before
     largest = functools.reduce(tf.maximum, map(tf.abs, before))

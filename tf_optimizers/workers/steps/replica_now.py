@@ -1,8 +1,8 @@
-"""What a replica does now, for functions that Keras calls in a step.
+"""The state of the replica that runs now, for functions that Keras calls.
 
-Those that replace Keras's get nothing but Keras's arguments. So what runs a
-replica's function notes here what they must know. The replica is a thread, and
-has its own.
+Functions that replace Keras's get only Keras's arguments. Whatever else they
+need is set here by the code that runs a replica's function. Each replica is a
+thread with its own values.
 
     field          set by                       read by
     share          model_steps                  custom_steps, uneven_batches
@@ -29,23 +29,23 @@ from tf_optimizers.workers.steps.put_back import PutBack
 
 
 class _Replica(threading.local):
-    """What a replica does; nothing, where there is no step."""
+    """The state of a replica. Outside of steps, it has these defaults."""
 
-    share: Any = None  # Its `Share` of the batch.
+    share: Any = None  # The replica's `Share` of the batch.
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
     is_training: bool = False  # Whether it runs any `train_step`.
-    weights: PutBack | None = None  # What a step assigns to them by itself.
-    scaled: set[int] = set()  # Ids of optimizers whose loss has been weighed.
-    updated: dict[int, keras.Variable] = {}  # Those of metrics, by id.
-    results: list[Any] | None = None  # Of metrics, see `metric_results.py`.
-    note_metric: Callable | None = None  # Lets `results` have a metric's.
-    is_applying: bool = False  # Within an optimizer.
-    is_assigning: bool = False  # Within `keras.Variable.assign`.
-    loop: Any = None  # The `Loop` that it runs, which is no step of a model.
+    weights: PutBack | None = None  # Weights that the step itself assigns.
+    scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
+    updated: dict[int, keras.Variable] = {}  # Assigned metrics' variables.
+    results: list[Any] | None = None  # See `metric_results.noted_result`.
+    note_metric: Callable | None = None  # Has a metric add to `results`.
+    is_applying: bool = False  # Whether it is in an optimizer's `apply`.
+    is_assigning: bool = False  # Whether it is in `keras.Variable.assign`.
+    loop: Any = None  # The `Loop` of a function that is not a model's step.
 
     @contextlib.contextmanager
     def set(self, **values: Any) -> Iterator[None]:
-        """Set attributes for a while."""
+        """Set attributes within a context."""
         before = {name: getattr(self, name) for name in values}
         self.__dict__.update(values)
         try:

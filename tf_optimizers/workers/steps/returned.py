@@ -21,20 +21,20 @@ from tf_optimizers.workers.collectives.message import pad_rows
 def gather_any(
     strategy: Any, gather: Callable, value: Any, axis: int
 ) -> tf.Tensor:
-    """Return the values of all replicas, one after another.
+    """Return the values of all replicas, of any dtype, joined along an axis.
 
     Args:
         strategy: The strategy, outside of its replicas.
-        gather: TensorFlow's, of a value and an axis.
-        value: One for each replica.
-        axis: Along which they are joined.
+        gather: TensorFlow's function, called with a value and an axis.
+        value: A value of each replica.
+        axis: The axis.
     """
     local = strategy.experimental_local_results(value)[0]
     tensor = tf.convert_to_tensor(local)
     dtype, axis = tensor.dtype, axis % (len(tensor.shape) or 1)
 
     def mapped(function: Callable, *args: Any) -> Any:
-        # The strategy's own `run` would take note of what it returns.
+        # `strategy.run` would treat this as a call of the user's.
         return tf.distribute.Strategy.run(strategy, function, args)
 
     if dtype != tf.string:
@@ -50,15 +50,15 @@ def gather_any(
 
 
 def fill_up_rows(strategy: Any, value: Any) -> Any:
-    """Append zeros, eagerly, to values with fewer rows than those of others."""
+    """Append zeros, eagerly, until all replicas' values have as many rows."""
     local = strategy.experimental_local_results(value)
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
     ):
-        return value  # of the host, not of replicas; or of one shape
+        return value  # A host's value; or a variable, with the same shape.
 
     def map_local(function: Callable) -> Any:
-        """Return `function(component, number of the replica)` of each."""
+        """Return `function(component, replica's number)` for each replica."""
         remaining = iter(local)
         return strategy.experimental_distribute_values_from_function(
             lambda context: function(
@@ -73,7 +73,7 @@ def fill_up_rows(strategy: Any, value: Any) -> Any:
             * tf.one_hot(replica, replicas, dtype=tf.int32)
         )
     )
-    # The strategy's own method would fill these up, too.
+    # `strategy.reduce` would fill these up, too.
     most = tf.reduce_max(
         tf.distribute.Strategy.reduce(
             strategy, tf.distribute.ReduceOp.SUM, rows, axis=None
@@ -83,22 +83,22 @@ def fill_up_rows(strategy: Any, value: Any) -> Any:
 
 
 class ScalarsOfRun:
-    """The scalars that one `run` returned, to be reduced over replicas.
+    """The scalars that one `strategy.run` returned, reduced together.
 
-    Keras reduces the logs of a step one after another. A collective costs the
-    same for all of them as for one, so the first that is reduced takes the
-    others with it.
+    Keras reduces the logs of a step one by one. A collective for all of them
+    costs as much as one for a single scalar, so the first call reduces all.
     """
 
     def __init__(
         self, strategy: Any, outputs: Any, alike: Sequence[Any] = ()
     ) -> None:
-        """Keep the scalars.
+        """Store the scalars.
 
         Args:
             strategy: The strategy.
-            outputs: What its replicas have returned.
-            alike: What is the same on all of them, scalars or others.
+            outputs: The outputs of all replicas.
+            alike: Those outputs, of any shape, that are the same on all
+                replicas.
         """
         self._strategy = strategy
         self._graph = tf.compat.v1.get_default_graph()
@@ -117,13 +117,13 @@ class ScalarsOfRun:
         return self._strategy.experimental_local_results(value)[0]
 
     def reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return the value reduced, or None if it is not one of these."""
+        """Return the reduced value, or None if it is not one of the scalars."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
-        if isinstance(reduce_op, str):  # As Keras has it.
+        if isinstance(reduce_op, str):  # Keras passes a string.
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
-            # In one collective, which runs beside the gradients'.
+            # One collective, which runs in parallel with the gradients'.
             beside = functools.partial(
                 self._strategy.extended.reduce_beside, reduce_op
             )

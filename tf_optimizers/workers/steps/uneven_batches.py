@@ -1,23 +1,22 @@
 """Weighs losses by a replica's share of the rows of a global batch.
 
-In a step of a Keras model under our strategy, a replica computes what one
-process would from its rows, whoever writes the loss. What counts by its share
+In a step of a Keras model under our strategy, a replica computes from its rows
+as one process would. Its gradients and metrics are then multiplied by its share
 
-    rows of the replica / rows of all
+    rows of the replica / rows of all replicas
 
-are its gradients, where an optimizer takes them, and its metrics
-(`custom_steps.py`). So Keras's own scaling of losses, by the number of
-replicas, does nothing there, and this is left:
+in `custom_steps.py`. So Keras's own scaling of losses, by the number of
+replicas, is disabled there, and only these losses are scaled:
 
-    sums, also TensorFlow's        times the inverse of the share
-    a mean that is divided by      times divisor here / divisor everywhere,
-    what a mask leaves, or by      times the inverse
-    the sum of sample weights
+    sums, also TensorFlow's        by the inverse of the share
+    means over what a mask         by own divisor / divisor of all replicas,
+    leaves, or divided by the      and by the inverse of the share
+    sum of sample weights
 
 In other functions that `strategy.run` calls, gradients are summed as they are.
-There a mean that Keras or TensorFlow takes is multiplied by
+There, a mean that Keras or TensorFlow takes is scaled
 
-    its divisor here / divisor everywhere
+    by own divisor / divisor of all replicas
 """
 
 import functools
@@ -36,7 +35,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weigh_uneven_batches() -> None:
-    """Let Keras weigh rows like this under our strategy, once."""
+    """Have Keras weigh rows like this under our strategy, permanently."""
     hook_batches(
         {
             "scale": _scale,
@@ -54,12 +53,12 @@ def weigh_uneven_batches() -> None:
 
 
 def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Leave a loss as it is in a model's step."""
+    """Return Keras's scaled loss; in a model's step, the loss unscaled."""
     return original(loss) if replica.share is None else loss
 
 
 def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Return the sum of a loss that is the same on all replicas."""
+    """Return the sum of a regularization loss, the same on all replicas."""
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
 
 
@@ -69,7 +68,7 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Return TensorFlow's mean over a global batch, as of one process."""
+    """Return TensorFlow's mean over a global batch, as one process would."""
     share = replica.share
     if share is None:
         if global_batch_size is None and _is_replica_of_ours():
@@ -85,7 +84,7 @@ def _average(
 def _average_of_loop(
     original: Callable, per_example_loss: Any, sample_weight: Any
 ) -> tf.Tensor:
-    """Return a replica's part of a mean over rows, in a loop of the user's."""
+    """Return a replica's part of a mean over rows, in the user's own loop."""
     if replica.loop is not None and replica.loop.is_alike:
         return original(per_example_loss, sample_weight)
     rows = tf.shape(per_example_loss)[0]
@@ -113,7 +112,7 @@ def _reduce(
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # The user has averaged it; Keras takes it for what is to be summed.
+        # A mean of the user's own, which Keras would sum over replicas.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
@@ -122,12 +121,16 @@ def _reduce(
         return loss
     counted = tf.ones_like(values) if counted is None else counted
     part = _part(tf.reduce_sum(tf.cast(counted, tf.float32)))
-    # Keras has divided by the number of replicas where there is no share.
+    # Without a share, Keras has divided by the number of replicas.
     return loss * _cast(part * (share.inverse if share else _replicas()), loss)
 
 
 def _counted(sample_weight: Any, mask: Any, reduction: str) -> Any:
-    """Return what a mean divides by the sum of, None if by its elements."""
+    """Return the weights whose sum divides a mean.
+
+    Returns:
+        None if the mean is divided by its number of elements.
+    """
     by_weight = reduction == "mean_with_sample_weight"
     if not by_weight or sample_weight is None:
         return mask
@@ -135,7 +138,7 @@ def _counted(sample_weight: Any, mask: Any, reduction: str) -> Any:
 
 
 def _part(divisor: tf.Tensor) -> tf.Tensor:
-    """Return how much of a divisor over all replicas is this one's."""
+    """Return this replica's divisor as a fraction of all replicas' sum."""
     if tf.executing_eagerly():
         _check_alone()
     if replica.share is not None:
@@ -153,7 +156,7 @@ def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
 def _moments(
     original: Callable, layer: Any, inputs: tf.Tensor, *args: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return a batch's mean and variance; without rows, the moving ones."""
+    """Return the mean and variance of a batch; without rows, moving ones."""
     if not _is_replica_of_ours():
         return original(layer, inputs, *args)
     has_rows = tf.size(inputs) > 0
@@ -178,11 +181,12 @@ def _moments(
 
 
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Return values through which gradients pass times a factor.
+    """Return values whose gradients are multiplied by a factor.
 
-    Statistics of all replicas send each the gradients of all. In a step that
-    users write, a replica's gradients count by its share only when an optimizer
-    takes them: so the others' come times their shares, and by its inverse.
+    Through synchronized statistics, a replica gets gradients of all replicas.
+    In the user's own step, gradients are weighted by the receiving replica's
+    share when they reach an optimizer. So scale gradients by each sender's
+    share, then by this replica's inverse.
     """
 
     @tf.custom_gradient
@@ -193,16 +197,15 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def _check_alone() -> None:
-    """Refuse to wait for another replica of this process, eagerly.
+    """Raise if a worker with several devices runs a step eagerly.
 
-    Replicas take turns then, and one that waits in the middle of its step finds
-    the `losses` of another in the model's layers. What a mask leaves is not
-    known before.
+    Its replicas take turns. A replica that waits for a sum in the middle of its
+    step would find the `losses` of another one in the model's layers.
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
-            "A loss that is divided by a sum over all replicas, such as of "
-            "a mask, must be traced where a worker has several devices. "
+            "A loss that is divided by a sum over all replicas, such as that "
+            "of a mask, must be traced if workers have several devices. "
             "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
             "`compile`, or call the loss in a `tf.function`."
         )
@@ -213,7 +216,7 @@ def _replicas() -> int:
 
 
 def _is_replica_of_ours() -> bool:
-    """Tell whether this is one of several replicas of our strategy."""
+    """Return whether this is one of several replicas of our strategy."""
     strategy = tf.distribute.get_strategy()
     return (
         is_ours(strategy)
