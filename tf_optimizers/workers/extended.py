@@ -1,4 +1,4 @@
-"""Runs replicas of workers, and what data and steps ask of them."""
+"""Extends TensorFlow's strategy: replicas, their collectives, their numbers."""
 
 import functools
 import itertools
@@ -26,10 +26,10 @@ from tf_optimizers.workers.collectives.variables import VariablesExtended
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
-# More than workers: the inner channel of each takes one.
+# Every worker's `worker_channel` takes one, so this must exceed their number.
 _KEYS_PER_STRATEGY = 1 << 12
-# TensorFlow (2.21) sends messages in strings of 4 KiB, which takes longer for
-# those of many MiB. Larger strings than these do, too, for those of one.
+# TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow for
+# messages of many MiB. Chunks larger than this are slow for messages of one.
 RPC_CHUNK_BYTES = 1 << 15
 _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 
@@ -37,27 +37,31 @@ _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 class SparseExtended(VariablesExtended):
     """The extension of `MultiWorkerMirroredStrategy`.
 
-    A strategy does its work in such an object, which has no public name.
+    TensorFlow implements every strategy in such an object. The class has no
+    public name.
+
+    Attributes:
+        replica_group: The class that `replicas_of` uses.
+        number: The strategy's number among those of this process, from 1.
     """
 
-    replica_group = WorkerReplicas  # See `replicas_of`.
-    number: int  # Of the strategies of this process, in order, from 1.
+    replica_group = WorkerReplicas
+    number: int
 
     @property
     def timeout_seconds(self) -> float | None:
-        """How long a collective may wait for other workers."""
+        """The seconds that a collective may wait for other workers, or None."""
         return self._communication_options.timeout_seconds
 
     def _use_merge_call(self) -> bool:
-        # Without merge calls, collectives may stand inside a `tf.cond`, and
+        # Without merge calls, collectives are possible inside a `tf.cond`, and
         # gradient accumulation works.
         return False
 
     def _initialize_local_devices(
         self, cluster_resolver: Any, worker_device: str
     ) -> tuple[tuple[str, ...], str]:
-        # TensorFlow takes one CPU; we take every logical one. With one, the
-        # two are the same.
+        # TensorFlow takes one CPU; we take every logical one.
         devices, kind = super()._initialize_local_devices(
             cluster_resolver, worker_device
         )
@@ -83,39 +87,39 @@ class SparseExtended(VariablesExtended):
     def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
         self._take_keys()
         if joined_cluster() is not None:
-            # Another strategy did: its server and its watch over peers remain.
+            # Another strategy has started the server and the health checks.
             self._std_server_started = True
             self._enable_check_health = False
         super()._initialize_multi_worker(cluster_resolver)
         self._replace_collectives()
 
     def _update_config_proto(self, config_proto: Any) -> Any:
-        # The server's, which has no argument for it.
+        # TensorFlow's server takes no other argument for the chunk size.
         config = super()._update_config_proto(config_proto)
         config.experimental.recv_buf_max_chunk = RPC_CHUNK_BYTES
         return config
 
     def _take_keys(self) -> None:
-        # All of TensorFlow's strategies start at the same group key, so one
-        # would meet the collectives of another.
+        # All of TensorFlow's strategies start at the same group key, which
+        # would mix up their collectives.
         self.number = next(_numbers)
         self._collective_key_base += self.number * _KEYS_PER_STRATEGY
 
     def _replace_collectives(self) -> None:
-        # There is no argument for them.
+        # The parent's constructor has no argument for its collectives.
         self._cross_device_ops = self._make_collectives(
             self._collective_keys, self.replicas
         )
-        # Far from the keys of all strategies' own collectives.
+        # Far from the keys of any strategy's main collectives.
         far = self._collective_key_base + (1 << 24)
-        # NCCL may wait for ever if two groups of the same GPUs run at a time.
+        # Not NCCL: it may deadlock if two groups of the same GPUs run at once.
         self._side_channel, self._input_channel = (
             self._make_collectives(
                 CollectiveKeys(group_key_start=key), self.replicas, _RING
             )
             for key in (far, far + (3 << 24))
         )
-        # Groups of different devices need keys of their own.
+        # Groups of different devices need different keys.
         key = far + (1 << 24) + self.worker_index
         self.worker_channel = self._make_collectives(
             CollectiveKeys(group_key_start=key), len(self.worker_devices)
@@ -151,19 +155,19 @@ class SparseExtended(VariablesExtended):
         notes: Sequence[tf.Tensor],
         before: tf.Tensor,
     ) -> tf.Tensor:
-        """Return what the notes of all replicas on a batch say.
+        """Return a summary of all replicas' notes on a batch.
 
         Args:
-            summarize: Called with all notes, and `before`.
-            notes: One of each replica of this worker.
-            before: What those on the batch before said.
+            summarize: Called with all notes and `before`; returns the summary.
+            notes: The notes of this worker's replicas.
+            before: The summary for the previous batch.
         """
         ask = self._ask_in_function if tf.executing_eagerly() else self._ask
         return ask(summarize, list(notes), before)
 
     @functools.cached_property
     def _ask_in_function(self) -> Callable:
-        """Does so in one call, in which nothing waits for Python."""
+        """Runs `_ask` as one function, which never waits for Python."""
         return tf.function(self._ask, autograph=False)
 
     def _ask(
@@ -171,18 +175,18 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Beside the scalars of a step, which come at its end.
+        # Not the side channel, where a step reduces its scalars at its end.
         return summarize(self._gather(self._input_channel, notes), before)
 
     def ask(self, note: tf.Tensor) -> tf.Tensor:
-        """Stack the notes of all workers, for a step that is to wait for them.
+        """Stack the notes of all workers, each once per replica of the worker.
 
-        Each comes once for each of the worker's replicas.
+        Steps may wait for the result, as it is exchanged in their channel.
         """
         return self._gather(self.channel, [note] * len(self.worker_devices))
 
     def _gather(self, channel: Any, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Stack small tensors of one shape, of each replica of this worker."""
+        """Stack small tensors of all replicas; `parts` are this worker's."""
 
         def gather(rank: int) -> tf.Tensor:
             part = parts[rank][tf.newaxis]
@@ -199,13 +203,13 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def background(self) -> BackgroundCall:
-        """Asks the others eagerly, beside a step."""
+        """The thread in which eager mode exchanges notes during a step."""
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
-        """Note that a step has failed, if one has not ended.
+        """Record a failure if a step has begun and not ended.
 
-        Called between steps by the main thread, which usually runs them too.
+        The main thread, which usually runs steps, calls this between them.
         """
         if any(map(is_in_run, self.channel.progress())):
             self.channel.enter()
@@ -214,8 +218,8 @@ class SparseExtended(VariablesExtended):
         """Return `method(*args, local rank, options)` for the calling replica.
 
         Args:
-            method: Of the collectives of some channel.
-            *args: Nests, in which tensors are this replica's.
+            method: A method of `channel` or another one.
+            *args: Nests of this replica's tensors.
         """
         context = tf.distribute.get_replica_context()
         options = self._communication_options
@@ -236,7 +240,7 @@ class SparseExtended(VariablesExtended):
 
     @property
     def channels(self) -> list[SparseCollectiveAllReduce]:
-        """All collectives that workers meet in."""
+        """All collectives between workers."""
         return [
             self._cross_device_ops,
             self._side_channel,
@@ -245,7 +249,7 @@ class SparseExtended(VariablesExtended):
 
     @property
     def channel(self) -> SparseCollectiveAllReduce:
-        """The collectives of all replicas; no public accessor."""
+        """The main collectives of all replicas; no public accessor."""
         return self._cross_device_ops
 
     @property

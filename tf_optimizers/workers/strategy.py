@@ -86,15 +86,18 @@ class SparseMultiWorkerMirroredStrategy(
     time, if they have the same cluster and every worker creates them in the
     same order.
 
-    Differs from `MultiWorkerMirroredStrategy`: every logical CPU device of a
-    worker is a replica, not only the first; collectives may be inside a
-    `tf.cond`, or in a function that is called there, so that
-    `gradient_accumulation_steps` and `steps_per_execution` work; all workers
-    see shared data in the same order, without a seed too; workers that were
-    started with different settings, count different numbers of batches, or
-    exchange values of different sizes get an error, instead of waiting for each
-    other. TensorFlow itself notices a worker that has died or cannot be
-    reached, after 1 to 25 seconds.
+    Differs from `MultiWorkerMirroredStrategy`:
+
+    - Every logical CPU device of a worker is a replica, not only the first.
+    - Collectives may be inside a `tf.cond`, or in a function called there, so
+      that `gradient_accumulation_steps` and `steps_per_execution` work.
+    - All workers see shared data in the same order, even without a seed.
+    - Workers get an error instead of waiting for each other if they were
+      started with different settings, count different numbers of batches, or
+      exchange values of different sizes.
+
+    TensorFlow itself notices a worker that has died or cannot be reached, after
+    1 to 25 seconds.
 
     Args:
         cluster_resolver: None or a
@@ -106,20 +109,20 @@ class SparseMultiWorkerMirroredStrategy(
             an error, some seconds later. Defaults to `None`: no timeout.
 
     Attributes:
-        agreement_seconds: How many seconds workers wait for one that prepares
-            its data, or computes something on its own, before they agree on
-            what comes next. Half an hour, unless you set it. No collective
-            waits in the meantime.
-        compares_data: Whether a batch that differs between workers which share
-            their data is an error. True, unless you set it before `fit`.
+        agreement_seconds: float > 0. The seconds that workers wait outside of
+            collectives for another worker, such as one that still prepares its
+            data. Defaults to `1800.0`, half an hour.
+        compares_data: bool. Whether workers that share their data compare
+            batches, and raise if these differ. Set it before `fit`. Defaults to
+            `True`.
 
     Raises:
         TypeError: If an argument is of another class.
         ValueError: If the cluster is malformed.
-        RuntimeError: If TensorFlow was used before the first strategy, if a
-            later one has another cluster, or if the workers disagree on the
-            number of devices or strategies, or on versions of packages, or if
-            Keras or TensorFlow no longer has a name that must be replaced.
+        RuntimeError: If TensorFlow was used before the first strategy; if a
+            later strategy has another cluster; if workers differ in the number
+            of devices or strategies, or in versions of packages; or if Keras or
+            TensorFlow no longer has a name that must be replaced.
     """
 
     agreement_seconds: float = 1800.0
@@ -137,7 +140,7 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         end_when_asked()
-        agree_on_overflow()  # Of gradients that have been weighed.
+        agree_on_overflow()  # First, so that it sees weighted gradients.
         weigh_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)
         build_from_specs(is_ours)
@@ -153,7 +156,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers match; make them shuffle data alike."""
+        """Raise unless workers match; let all of them shuffle by one seed."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -187,7 +190,7 @@ class SparseMultiWorkerMirroredStrategy(
     def distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any = None
     ) -> Any:
-        """Distribute data that every worker creates for itself.
+        """Distribute datasets that `dataset_fn` creates on each worker.
 
         Every worker must call this.
 
@@ -203,12 +206,12 @@ class SparseMultiWorkerMirroredStrategy(
         kwargs: Any = None,
         options: Any = None,
     ) -> Any:
-        """Call `fn` on every replica; return what each returned.
+        """Call `fn` on every replica; return the replicas' results.
 
-        Scalars that it returns are reduced together, when the first of them
-        is. A Keras model's `train_step` and `test_step` compute what one
-        process would from the rows that a replica has. Gradients then count by
-        the replica's share of the global batch's rows.
+        When the first of the returned scalars is reduced, all of them are, in
+        one exchange. A Keras model's `train_step` and `test_step` compute the
+        same as one process would with the replica's rows, and gradients are
+        weighted by the replica's share of the rows of the global batch.
         """
         step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
@@ -230,14 +233,13 @@ class SparseMultiWorkerMirroredStrategy(
         return outputs
 
     def _as_function(self, fn: Any) -> Callable:
-        """Return what runs replicas in a function, instead of the reverse.
+        """Return a `tf.function` that runs all replicas of another one.
 
-        TensorFlow does so, too: replicas cannot update variables in functions
-        of their own.
+        Replicas cannot update variables inside a `tf.function`, so the function
+        must be around the replicas. TensorFlow does the same.
         """
         if fn not in self._functions:
-            # What would trace it must not keep it.
-            given = weakref.ref(fn)
+            given = weakref.ref(fn)  # The key must not be kept alive.
 
             def run(*args: Any) -> Any:
                 traced: Any = traced_by(given())
@@ -254,9 +256,9 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Join the replicas' values, which may be of any dtype, along `axis`.
+        """Join the replicas' values, of any dtype, along `axis`.
 
-        `predict` does so with predictions.
+        `predict` joins predictions by this method.
         """
         gather = super().gather
         return tf.nest.map_structure(
@@ -268,21 +270,21 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
-        Keras 3 passes nests, scalars with an axis, and batches of different
-        sizes, none of which TensorFlow's own method takes. The axis of a scalar
-        is ignored, and that of a metric's result from a model's step. Eagerly
-        and without an axis, values with fewer rows than others are filled up
-        with zeros.
+        Unlike TensorFlow's method, this takes what Keras 3 passes: nests,
+        scalars with an axis, and batches of different sizes. The axis is
+        ignored for scalars, and for a metric's result from a model's step. In
+        eager mode and without an axis, values with fewer rows than others are
+        padded with zeros.
 
-        TensorFlow also calls this to read a variable that each replica has its
-        own value of, such as `DGCMomentum`'s state.
+        TensorFlow also calls this to read a variable that has another value on
+        each replica, such as `DGCMomentum`'s state.
 
         Raises:
             RuntimeError: If only some workers read such a variable.
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
-            if replica.is_assigning:  # Nobody looks at what it has become.
+            if replica.is_assigning:  # The caller does not use the result.
                 self._reading.on_assign()
                 return self.experimental_local_results(value)[0].value()
             total = self._reading.read(value)
@@ -293,8 +295,8 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        # Keras passes an axis with all that a step returns, results of metrics
-        # too, which may have several numbers.
+        # Keras passes an axis with everything that a step returns, also with
+        # results of metrics, which may be arrays.
         reduced = self._scalars.reduce(reduce_op, value)
         if reduced is not None:
             return reduced

@@ -1,13 +1,13 @@
-"""What optimizers ask of the replicas of all workers.
+"""The replicas of all workers, as optimizers use them.
 
-State that is shared out has owners. Each replica has a row of what it owns,
-filled up to the longest:
+Each value of sharded state has an owner, a replica. A message has one row per
+owner, padded to the longest:
 
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
     replica 1   [a b | c .]                   1: sums of c .
 
-and gathers its row of new weights to all. Values of several dtypes, and more
-than `MESSAGE_BYTES`, take several messages.
+Then each owner sends its row of new weights to all replicas. Every dtype takes
+messages of its own, of at most `MESSAGE_BYTES`.
 """
 
 import itertools
@@ -24,8 +24,8 @@ from tf_optimizers.workers.agreement.statements import (
     gather_statements,
 )
 
-# Larger ones take longer, since the system clears such memory each time, and
-# smaller ones take more round trips.
+# Larger messages take longer, since the system clears their memory each time.
+# Smaller ones take more round trips.
 MESSAGE_BYTES = 1 << 24
 
 
@@ -36,48 +36,49 @@ class WorkerReplicas(ReplicaGroup):
 
     @property
     def workers(self) -> int:
-        """How many processes there are."""
+        """The number of worker processes."""
         return self._strategy.extended.workers
 
     @property
     def worker(self) -> int:
-        """This process's number among the workers."""
+        """This process's index among the workers."""
         return self._strategy.extended.worker_index
 
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums over this process's replicas, in each of them."""
+        """Return the sums over this process's replicas."""
         extended, total = self._strategy.extended, tf.distribute.ReduceOp.SUM
         return extended.in_replica(
             extended.worker_channel.all_reduce, total, list(values)
         )
 
     def exchange(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; for `Entries`, the slices of all."""
+        """Return sums over replicas; for `Entries`, all replicas' slices."""
         extended = self._strategy.extended
-        are_entries = [isinstance(value, Entries) for value in values]
-        others = [not is_one for is_one in are_entries]
         entries, sums = extended.in_replica(
             extended.channel.exchange,
-            list(itertools.compress(values, are_entries)),
-            list(itertools.compress(values, others)),
+            [value for value in values if isinstance(value, Entries)],
+            [value for value in values if not isinstance(value, Entries)],
         )
         slices, rest = (each.slices() for each in entries), iter(sums)
-        return [next(slices if is_one else rest) for is_one in are_entries]
+        return [
+            next(slices if isinstance(value, Entries) else rest)
+            for value in values
+        ]
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send each replica its row of [N, ...]; return their rows for this."""
+        """Send replica i row i of [N, ...]; return the rows received."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return the rows of all replicas, equally many of each."""
+        """Return the rows of all replicas, which must have the same number."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the sums over replicas; those of others mean nothing."""
+        """Return the sums, which are right only where this replica is owner."""
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
@@ -90,7 +91,7 @@ class WorkerReplicas(ReplicaGroup):
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return what the owners have of values that all replicas have."""
+        """Return every value as its owner has it."""
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             own = message.rows[self.rank]
@@ -107,29 +108,38 @@ class WorkerReplicas(ReplicaGroup):
         values: Sequence[tf.Tensor],
         owners: Sequence[int],
     ) -> list[tf.Tensor]:
-        """Return values, with what came instead of what was sent of them."""
-        came: dict[int, list[tf.Tensor]] = {}
+        """Send all messages; return the values with received parts replaced.
+
+        Args:
+            send: Called with each message; returns the received rows, each with
+                the parts that are in it.
+            values: This replica's values.
+            owners: The owner of each.
+        """
+        parts_of: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
         for message in messages(values, owners, self.count):
-            # Two at a time, so that they do not take the memory of all.
+            # Two at a time, to limit memory.
             with tf.control_dependencies(last[-2]):
                 received = send(message)
             last.append([row for _, row in received])
             for parts, row in received:
                 ends = itertools.accumulate(part.size for part in parts)
                 for part, end in zip(parts, ends, strict=True):
-                    came.setdefault(part.position, []).append(
+                    parts_of.setdefault(part.position, []).append(
                         row[end - part.size : end]
                     )
         return [
-            tf.reshape(_copied(came[i]), value.shape) if i in came else value
+            tf.reshape(_copied(parts_of[i]), value.shape)
+            if i in parts_of
+            else value
             for i, value in enumerate(values)
         ]
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return what all workers state, outside of replicas."""
+        """Return the statements of all workers; call it outside of replicas."""
         return gather_statements(
             self._strategy, subject, statement, hint or START_ALIKE
         )
@@ -137,33 +147,45 @@ class WorkerReplicas(ReplicaGroup):
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> None:
-        """Raise unless all workers take the same first step."""
+        """Raise unless all workers have the same first step."""
         check_same_optimizer(self._strategy, optimizer, variables)
 
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether it is a `SparseMultiWorkerMirroredStrategy`."""
+    """Return whether a strategy is a `SparseMultiWorkerMirroredStrategy`."""
     return isinstance(replicas_of(strategy), WorkerReplicas)
 
 
 class Part(NamedTuple):
-    """Some elements of a value, which are counted flat."""
+    """A range of elements of a flattened value.
 
-    position: int  # Of the value.
+    Attributes:
+        position: The position of the value in a list.
+        start: The first element.
+        stop: The end of the range.
+    """
+
+    position: int
     start: int
     stop: int
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of elements."""
         return self.stop - self.start
 
 
 class Message(NamedTuple):
-    """What travels at once: of each replica, some of what it owns."""
+    """One exchange of values.
+
+    Attributes:
+        dtype: The dtype of the values.
+        rows: For each replica, some parts of values that it owns.
+        length: The elements to which each row is padded.
+    """
 
     dtype: tf.DType
-    rows: list[list[Part]]  # Filled up to one length.
+    rows: list[list[Part]]
     length: int
 
 
@@ -187,7 +209,12 @@ def messages(
 
 
 def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
-    """Cut values, of which positions and sizes are passed, into rows."""
+    """Cut values into rows.
+
+    Args:
+        sizes: The position and the size of each value.
+        most: The largest size of a row.
+    """
     rows: list[list[Part]] = []
     room = 0
     for position, size in sizes:
@@ -226,15 +253,15 @@ def _rows(
 
 
 def _copied(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return parts joined, in memory of their own.
+    """Return parts joined, in new memory.
 
-    A variable that is assigned a part alone would keep all of its message.
+    A variable that was assigned a slice would keep the whole message alive.
     """
     return tf.concat([*parts, tf.zeros([0], parts[0].dtype)], 0)
 
 
 def _as_words(rows: tf.Tensor) -> tf.Tensor:
-    """Return rows as what collectives carry: they know no bfloat16."""
+    """Return 16-bit rows as int32, since collectives take no bfloat16."""
     if rows.dtype.size != 2:
         return rows
     return tf.bitcast(
@@ -251,6 +278,6 @@ def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
-    # Not to [-1]: TensorFlow 2.21's graph optimizer leaves that out here where
-    # a value is one row, [1, n].
+    # Not to [-1]: TensorFlow 2.21's graph optimizer would drop that reshape for
+    # a value of one row, [1, n].
     return tf.reshape(value, [value.shape.num_elements()])

@@ -1,4 +1,4 @@
-"""Hooks what decides how much a replica's rows count."""
+"""Hooks into Keras where a replica's rows are weighted, and finds its steps."""
 
 import functools
 import types
@@ -15,9 +15,9 @@ from tf_optimizers._compat.patches import replace
 _OPTIMIZERS = [
     name
     for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-    if hasattr(keras.optimizers, name)  # The last is of Keras 3.12.
+    if hasattr(keras.optimizers, name)  # Keras 3.12 added the last.
 ]
-# Of the table of patches, by what hooks are called.
+# The keys in the table of patches, by the name of the hook.
 _KEYS = {
     "scale": ["loss.scale_loss_for_distribution"],
     "unscale": ["loss.unscale_loss_for_distribution"],
@@ -34,21 +34,21 @@ _STEPS = ("train_step", "test_step")
 
 
 def hook_batches(hooks: dict[str, Callable]) -> None:
-    """Let hooks decide how much a replica's rows of a batch count.
+    """Replace functions that weight a replica's rows, in this process.
 
-    From now on, in this process, each hook is called with the function that it
-    replaces and that function's arguments.
+    Each hook is called with the function that it replaces, and with that
+    function's arguments.
 
     Args:
-        hooks: By name:
-            "scale": What turns a replica's mean loss into its part.
-            "unscale": The reverse, for metrics.
-            "reduce": What averages the losses of elements.
-            "average", "regularize": TensorFlow's ways to do the first.
-            "moments": What `BatchNormalization` takes as mean and variance.
+        hooks: The hooks, by name:
+            "scale": Turns a replica's mean loss into its share of the loss.
+            "unscale": Does the reverse, for metrics.
+            "reduce": Averages the losses of elements.
+            "average", "regularize": TensorFlow's functions that scale losses.
+            "moments": Returns `BatchNormalization`'s mean and variance.
             "apply", "scale_loss": Methods of all optimizers.
-            "update_mean": What adds to a `keras.metrics.Mean`.
-            "assign": What changes a `keras.Variable`.
+            "update_mean": Adds to a `keras.metrics.Mean`.
+            "assign": Changes a `keras.Variable`.
     """
     for name, hook in hooks.items():
         for key in _KEYS[name]:
@@ -56,7 +56,7 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
 
 
 def _hooked(hook: Callable, original: Callable) -> Callable:
-    """Return a function that calls the hook, and can be a method."""
+    """Return a function that calls the hook, and works as a method."""
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(original)
@@ -68,18 +68,18 @@ def _hooked(hook: Callable, original: Callable) -> Callable:
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     """Return the weights of a loss's elements, 0 where they are masked."""
-    # Keras broadcasts the two by rules of its own, in private.
+    # Keras's rules to broadcast the two have no public name.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )
 
 
 class ModelStep:
-    """What Keras runs as the step of a model, whatever it is called.
+    """A function that Keras runs as the step of a model.
 
     Args:
         model: The model.
-        function: Its step, called with a batch: a method, or any other.
+        function: The step, of any name and kind; called with a batch.
     """
 
     def __init__(self, model: keras.Model, function: Callable) -> None:
@@ -87,19 +87,19 @@ class ModelStep:
 
 
 def unmarked(function: Callable) -> Callable:
-    """Return what Keras runs, without the mark."""
+    """Return the function inside a `ModelStep`, others as they are."""
     return function.function if isinstance(function, ModelStep) else function
 
 
 @functools.cache
 def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
-    """Let Keras say what it runs as a model's step, from now on.
+    """Let Keras pass a `ModelStep` to strategies, from now on in this process.
 
-    In this process. A step that is a lambda, or that a decorator returns, does
-    not tell its model, and may have any name.
+    A step that is a lambda, or that a decorator returns, has no reference to
+    its model, and may have any name.
 
     Args:
-        is_for: Tells for which strategies.
+        is_for: Called with a strategy; returns whether to do so.
     """
 
     def marking(make: Callable) -> Callable:
@@ -116,16 +116,16 @@ def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
 
 @tf.autograph.experimental.do_not_convert
 def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
-    """Return the model that Keras runs a step of, the step, and of which kind.
+    """Return the model whose step a function is, the step, and its kind.
 
-    `fit` and `evaluate` run a `ModelStep`, other loops a method. `predict` runs
-    a function of Keras's, which refers to the model, and which it may have
-    wrapped. A `tf.function` is returned as what it would trace: TensorFlow
-    refuses to update variables in a function within a replica's.
+    `fit` and `evaluate` run a `ModelStep`, custom loops a method. `predict`
+    runs a function of Keras's, possibly wrapped, that refers to the model.
 
     Returns:
-        None of other functions. The kind is "train_step", "test_step" or
-        "predict_step", whatever the step is called.
+        None for other functions. The step of a `tf.function` is its Python
+        function, since TensorFlow cannot update variables in a function inside
+        a replica. The kind is "train_step", "test_step" or "predict_step",
+        whatever the function's name.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -138,7 +138,7 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
 
 
 def _wrapped(function: Any) -> Iterator[Any]:
-    """Yield a function and what it wraps, from the outermost inwards."""
+    """Yield a function and the functions it wraps, the outermost first."""
     while function is not None:
         yield function
         inner = getattr(function, "python_function", None)
@@ -146,12 +146,12 @@ def _wrapped(function: Any) -> Iterator[Any]:
 
 
 def _model_of_step(function: Any) -> keras.Model | None:
-    """Return the model of which a method is a step, None of others.
+    """Return the model whose step a method is, None for other functions.
 
-    A method is one by its name, or if it is what the model has by that name.
+    A step has the name of one, or is the model's attribute of that name.
     """
     owner = getattr(function, "__self__", None)
-    # TensorFlow binds methods to an object of its own.
+    # TensorFlow binds methods to an object that has the model as `target`.
     model = getattr(owner, "target", owner)
     if not isinstance(model, keras.Model):
         return None
@@ -162,14 +162,13 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return whether a model trains with a step: "train_step" or "test_step".
+    """Return "train_step" if a model only trains with a step, or "test_step".
 
-    What it may also test with is "test_step". A step that the model does not
-    have, such as that of a base class, is known by its name.
+    If the model has no such step, as with a base class's, its name decides.
 
     Args:
         model: The model.
-        chain: The step, and what it wraps.
+        chain: The step, and the functions it wraps.
     """
     of_model = {
         name: any(_is_same(each, getattr(model, name)) for each in chain)
@@ -182,29 +181,29 @@ def _kind_of(model: keras.Model, chain: list[Any]) -> str:
 
 
 def _is_same(function: Any, other: Any) -> bool:
-    """Return whether two functions are one, or partial calls of one.
+    """Return whether two functions are the same, or `partial`s of the same.
 
-    A property may make another partial call each time.
+    A property may create a new `functools.partial` at each access.
     """
     return getattr(function, "func", function) == getattr(other, "func", other)
 
 
 def traced_by(function: Any) -> Callable | None:
-    """Return what a `tf.function` would trace, None of others."""
+    """Return the Python function of a `tf.function`, None for others."""
     python: Any = getattr(function, "python_function", None)
-    # TensorFlow binds methods to an object of its own.
+    # TensorFlow binds methods to an object that has the owner as `target`.
     owner = getattr(getattr(python, "__self__", None), "target", None)
     return python if owner is None else types.MethodType(python.__func__, owner)
 
 
 def asks_for_xla(function: Any) -> bool | None:
-    """Return the `jit_compile` that a `tf.function` was made with."""
-    # There is no public way to ask.
+    """Return the `jit_compile` argument of a `tf.function`."""
+    # It has no public accessor.
     return function._jit_compile
 
 
 def _untraced(function: Any) -> Callable:
-    """Return what a `tf.function` traces, converted; others as they are."""
+    """Return a `tf.function`'s Python function, converted; others unchanged."""
     traced = traced_by(function)
     if traced is None:
         return function
@@ -215,7 +214,7 @@ def _untraced(function: Any) -> Callable:
 
 
 def _predicts(function: Callable) -> keras.Model | None:
-    """Return the model that a function of Keras's trainer predicts with."""
+    """Return the model with which a function of Keras's trainer predicts."""
     if getattr(function, "__module__", None) != trainer.__name__:
         return None
     cells = getattr(function, "__closure__", None) or ()

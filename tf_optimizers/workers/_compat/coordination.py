@@ -1,7 +1,7 @@
-"""Lets processes find and inform each other, by private names of TensorFlow.
+"""Wraps TensorFlow's coordination service, which has no public name.
 
-They do so through a key-value store. Unlike a collective, it is not part of a
-graph, and reading from it has a timeout.
+Processes exchange texts through its key-value store. Unlike a collective, the
+store is not part of a graph, and reading from it has a timeout.
 """
 
 from typing import Any
@@ -11,17 +11,17 @@ from tensorflow.python.eager import context
 
 
 def has_tensorflow_started() -> bool:
-    """Tell whether it is too late to configure collectives.
+    """Return whether it is too late to configure collectives.
 
-    TensorFlow itself raises an error, but in its own jargon.
+    TensorFlow's own error does not say what to do.
     """
     return context.context()._context_handle is not None
 
 
 def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
-    """Return the cluster that a strategy has started, and which task this is.
+    """Return the cluster that a strategy has started, and this task in it.
 
-    TensorFlow keeps it in private. None if there is none yet.
+    None if there is none yet. TensorFlow has no public accessor.
     """
     server = context.context()._collective_ops_server_def
     if server is None:
@@ -31,12 +31,17 @@ def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
 
 
 def write(key: str, text: str) -> None:
-    """Write what every process can read, once per key."""
+    """Write a text for all processes, once per key. There is no timeout."""
     context.context().set_config_key_value(key, text)
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return what was written, or None after `timeout` seconds."""
+    """Return the text of a key, or None if it is not there in time.
+
+    Args:
+        key: The key.
+        timeout: The seconds to wait for it.
+    """
     try:
         return context.context().get_config_key_value(key, int(1000 * timeout))
     except tf.errors.DeadlineExceededError:
@@ -44,22 +49,22 @@ def read(key: str, timeout: float) -> str | None:
 
 
 def delete(key: str) -> None:
-    """Forget what was written."""
+    """Delete the text of a key."""
     context.context().delete_config_key_value(key)
 
 
 def check_alive(task: str, timeout: float) -> None:
-    """Raise TensorFlow's error unless a process answers in time."""
+    """Raise TensorFlow's error unless a process answers in time, in seconds."""
     context.context().check_collective_ops_peer_health(
         task, int(1000 * timeout)
     )
 
 
 def meet(key: str, timeout: float) -> None:
-    """Wait until every process of the cluster has arrived here."""
+    """Wait until every process has called this, at most `timeout` seconds."""
     context.context().wait_at_barrier(key, int(1000 * timeout))
 
 
 def abort(message: str) -> None:
-    """End all collectives of this process with an error, for good."""
+    """End all collectives of this process, also later ones, with an error."""
     context.context().abort_collective_ops(tf.errors.INVALID_ARGUMENT, message)

@@ -1,6 +1,6 @@
 """Imports the private names of TensorFlow that only the strategy needs.
 
-They are kept apart, so that the optimizers do not need these modules.
+They are in a separate module, so that optimizers do not import them.
 """
 
 from tensorflow.python.data.ops.map_op import _MapDataset, _ParallelMapDataset
@@ -31,31 +31,31 @@ from tensorflow.python.distribute.values import (
 from tensorflow.python.eager import context
 
 __all__ = [
-    # What `MultiWorkerMirroredStrategy` does its work in, which ours adapts.
+    # The implementation of `MultiWorkerMirroredStrategy`, which ours extends.
     "CollectiveAllReduceExtended",
-    # What that reduces with; the numbers of groups; one replica's collectives.
+    # Its reductions; the keys of groups; one replica's collectives.
     "CollectiveAllReduce",
     "CollectiveKeys",
     "CollectiveReplicaLauncher",
-    # A nest of values of replicas from the replicas' nests, and back.
+    # A nest of per-replica values from the replicas' nests, and back.
     "regroup",
     "select_replica",
-    # Distributed data, which look one batch ahead, and how they are passed.
+    # Distributed data, to look one batch ahead, and their types.
     "DistributedDatasetsFromFunction",
     "DistributedDatasetsFromFunctionSpec",
     "DistributedIterator",
     "DistributedIteratorSpec",
-    # What a strategy makes of a variable, which Python is to convert.
+    # A strategy's variable, so that Python's `float` can convert it.
     "DistributedVariable",
-    # Each replica's part of a batch, which is to say more.
+    # A batch's per-replica values, to which ours add the number of rows.
     "PerReplica",
     "PerReplicaSpec",
-    # Parts of datasets, to find seeds and random maps in.
+    # Stages of datasets, in which to find seeds and random maps.
     "MAPS",
     "ShuffleDataset",
-    # What `tf.random.set_seed` was given.
+    # The seed that `tf.random.set_seed` was given.
     "global_seed",
-    # The end of what runs asynchronously.
+    # Waits for operations that run asynchronously.
     "async_wait",
 ]
 

@@ -30,8 +30,8 @@ _EXAMPLE = (
 def check_cluster(resolver: Any) -> Any:
     """Return a well-formed resolver; None reads `TF_CONFIG`.
 
-    That of an evaluator has no cluster: it takes no part in what workers
-    exchange, and TensorFlow documents a `TF_CONFIG` whose cluster lacks it.
+    An evaluator gets a resolver without a cluster, since it exchanges nothing
+    with workers. TensorFlow documents a `TF_CONFIG` whose cluster lacks it.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
@@ -56,7 +56,7 @@ def check_cluster(resolver: Any) -> Any:
 def check_in_time(resolver: Any) -> None:
     """Raise if TensorFlow has started without this cluster, or in another.
 
-    Once it has started, only strategies of its own cluster can be created.
+    Once it has started, only strategies of the same cluster can be created.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -77,21 +77,21 @@ def check_in_time(resolver: Any) -> None:
 
 
 def end_when_asked() -> None:
-    """Let SIGTERM end this process and its children, or do what Python knows.
+    """Restore Python's handler of SIGTERM; the default one ends the process.
 
-    A server of TensorFlow (2.21) takes the signal for a notice that a machine
-    will go, of which it only takes note, and forked processes inherit that.
-    What waits in a collective would not end, nor would a child.
+    A server of TensorFlow (2.21) treats the signal as a notice that the machine
+    will be shut down, and only records it. Forked processes inherit that. So
+    neither a worker that waits in a collective nor a child would end.
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
-    else:  # Where Python sets no handlers, but a child of it does.
+    else:  # Handlers are set by the main thread: in a fork, the only one.
         os.register_at_fork(after_in_child=_restore_handler)
 
 
 def _restore_handler() -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None:  # Of a program in which Python is embedded.
+    if handler is not None:  # A program that embeds Python may have set one.
         signal.signal(signal.SIGTERM, handler)
 
 
@@ -99,7 +99,7 @@ def check_options(options: Any) -> Any:
     """Return the options, or TensorFlow's default ones for None."""
     if options is None:
         return tf.distribute.experimental.CommunicationOptions()
-    # The constructor of that name returns an object of another class.
+    # The public constructor returns an object of another, private class.
     if not hasattr(options, "timeout_seconds"):
         raise TypeError(
             "`communication_options` must be None or a "
@@ -110,7 +110,7 @@ def check_options(options: Any) -> Any:
 
 
 def _check_tf_config(text: str) -> None:
-    """Check what TensorFlow's resolver takes for granted."""
+    """Raise if `TF_CONFIG` breaks a rule that TensorFlow does not check."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -191,10 +191,10 @@ def _malformed(rule: str, received: str) -> ValueError:
 
 
 def versions() -> dict[str, str]:
-    """Return a part of a statement, which is that of `check_versions`."""
-    # It imports this module, which so must not import it.
+    """Return the versions that workers must have in common, by name."""
+    # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
-    # Of Python, the third number stands for mends only.
+    # Python's third number only counts fixes.
     return {
         "tf_optimizers": package.__version__,
         "tensorflow": tf.__version__,
@@ -216,18 +216,18 @@ def check_versions(statements: Sequence[dict[str, Any]]) -> None:
 
 
 def hash_of_a_text() -> int:
-    """Return what differs between workers that hash by seeds of their own."""
+    """Return a hash that depends on the worker's hash seed."""
     return hash("tf_optimizers")
 
 
 def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
-    """Warn unless all workers hash alike; few scripts depend on that."""
+    """Warn unless all workers use one hash seed; few scripts depend on it."""
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
-            "All workers should hash texts alike: the elements of a set have "
-            "another order on each, and so would a vocabulary that is made of "
-            "one. Received: a different hash of one text on some workers. Set "
-            "the environment variable PYTHONHASHSEED to one number, such as 0, "
-            "on all of them, before Python starts.",
-            stacklevel=4,  # Who makes the strategy.
+            "All workers should have the same hash seed: otherwise a set of "
+            "strings has another order on each, and so has a vocabulary made "
+            "from one. Received: different hashes of one text. Set the "
+            "environment variable PYTHONHASHSEED to the same number, such as "
+            "0, on all workers, before Python starts.",
+            stacklevel=4,  # The line that creates the strategy.
         )

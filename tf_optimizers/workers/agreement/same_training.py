@@ -1,4 +1,4 @@
-"""Checks that all workers take the same first step, and train alike."""
+"""Checks that optimizers, weights and rates are the same on all workers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_optimizers._compat.keras_internals import micro_steps
 from tf_optimizers.replicas import digests
 from tf_optimizers.workers.agreement.statements import (
-    check_agreement,
     check_alike,
+    gather_statements,
 )
 from tf_optimizers.wrapped import (
     has_common_weights,
@@ -21,23 +21,27 @@ from tf_optimizers.wrapped import (
 )
 
 _CALLBACKS = (
-    "Callbacks, and code of your own, must set weights and rates alike on "
+    "Callbacks, and code of your own, must set the same weights and rates on "
     "every worker."
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
-    "replica from its own rows: give an optimizer the change, make the "
-    "variable `trainable=False`, or assign what all replicas have in common, "
-    "such as `tf.distribute.get_replica_context().all_reduce('SUM', value)`. "
-    "If the step only moves weights there and back, keep them before "
-    "(`tf.identity(weight)`), and assign what was kept."
+    "replica computes the value from its own rows: give the change to an "
+    "optimizer, make the variable `trainable=False`, or assign a value that is "
+    "the same on all replicas, such as "
+    "`tf.distribute.get_replica_context().all_reduce('SUM', value)`. If the "
+    "step only moves weights temporarily, copy them first "
+    "(`tf.identity(weight)`), and assign the copies."
 )
 
 
 def check_same_optimizer(
     strategy: Any, optimizer: Any, variables: Sequence[Any]
 ) -> None:
-    """Raise unless all workers train alike; they would wait forever."""
+    """Raise unless all workers have the same optimizer and variables.
+
+    Otherwise they would wait for each other forever in the first step.
+    """
     with tf.init_scope():
         settings = _settings(optimizer)
         step = int(micro_steps(optimizer))
@@ -45,26 +49,23 @@ def check_same_optimizer(
         f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
         for i, variable in enumerate(variables)
     }
-    check_agreement(
-        strategy,
-        "the optimizer's first step",
-        {"optimizer": type(optimizer).__name__, "step": step}
-        | settings
-        | shapes,
-    )
+    subject = "the optimizer's first step"
+    statement = {"optimizer": type(optimizer).__name__, "step": step}
+    statement |= settings | shapes
+    check_alike(subject, gather_statements(strategy, subject, statement))
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     try:
         return _without_names(optimizer.get_config())
-    except NotImplementedError:  # The user's own schedule has no config.
+    except NotImplementedError:  # A user's schedule may have no config.
         return {}
 
 
 def _without_names(settings: Any) -> Any:
     """Return settings without the names of optimizers, inner ones too.
 
-    Keras numbers names by how many a worker has created before.
+    Keras numbers these names, by the optimizers that a worker has created.
     """
     if isinstance(settings, (list, tuple)):
         return [_without_names(each) for each in settings]
@@ -84,14 +85,14 @@ def check_same_training(
 ) -> None:
     """Raise unless all workers have made the same `statement_of` a model.
 
-    If a callback sets a weight or the learning rate on one worker alone, the
-    workers differ from then on, and no step would notice. So they do if a step
-    assigns to weights what it makes of the rows of a replica.
+    Workers differ from then on, and no step would notice, if a callback sets a
+    weight or the learning rate on one worker alone, or if a step assigns to
+    weights a value that it computes from the rows of a replica.
 
     Args:
-        statements: Of all workers.
-        weights: What they are about.
-        assigned: Those of them that steps assign without an optimizer.
+        statements: The statements of all workers.
+        weights: The compared weights.
+        assigned: The weights that steps assign without an optimizer.
     """
     hint = _CALLBACKS
     if assigned:
@@ -101,15 +102,15 @@ def check_same_training(
         "the weights and the learning rate after an epoch",
         statements,
         hint,
-        # Keras counts names on with every model that a worker has made.
+        # Paths contain numbers that count the models a worker has created.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )
 
 
 def weights_alike(model: keras.Model) -> list[Any]:
-    """Return what all workers must have the same values of.
+    """Return the weights that must have the same values on all workers.
 
-    Weights that have just made local steps differ on purpose.
+    After local steps there are none, as weights differ on purpose then.
     """
     is_alike = has_common_weights(model)
     return with_updated(model, model.trainable_variables) if is_alike else []
@@ -118,7 +119,7 @@ def weights_alike(model: keras.Model) -> list[Any]:
 def statement_of(
     strategy: Any, model: keras.Model, weights: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return digests of weights, and the learning rates."""
+    """Return digests of weights, and the learning rates, by name."""
     components = strategy.experimental_local_results
     return _rates_of(optimizers_of(model).values()) | {
         f"weight {i}": digests(
@@ -129,7 +130,7 @@ def statement_of(
 
 
 def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
-    """Return the learning rate, or those of all optimizers in these."""
+    """Return the learning rate, or those of all optimizers inside these."""
     parts = {
         id(part): part
         for optimizer in optimizers

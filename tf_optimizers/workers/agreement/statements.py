@@ -1,8 +1,8 @@
-"""Compares what workers state outside of steps, and must agree on.
+"""Compares statements of all workers, outside of steps.
 
-Workers with different graphs wait for each other in different collectives,
-forever. So they compare first, through TensorFlow's coordination service: it
-needs no collective, and notices a worker that is silent.
+Workers with different graphs would wait for each other in different
+collectives, forever. So they compare settings first, through TensorFlow's
+coordination service, which needs no collective and notices a dead worker.
 """
 
 import concurrent.futures
@@ -22,13 +22,12 @@ START_ALIKE = (
     "See their output, and start the same script with the same arguments on "
     "every worker, from the same checkpoint."
 )
-# How often a silent worker is asked whether it is alive, and how long it may
-# take to answer.
+# The interval between health checks of a silent worker, and their timeout.
 _ASKING_SECONDS = 5.0
 _ANSWERING_SECONDS = 10.0
-# After how long a warning says which worker the others wait for.
+# The wait before a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# Once all have made a statement, none needs longer than this to read them.
+# The time in which workers read the statements once all have been made.
 _LISTENING_SECONDS = 10.0
 
 _serial = itertools.count()
@@ -44,16 +43,17 @@ def gather_statements(
 ) -> list[Any]:
     """Return the statements of all workers, by worker.
 
-    Every worker must call this equally often, in the same order. The first
-    one collects the statements, and passes them on to all.
+    Every worker must make the same calls, in the same order. The first worker
+    collects the statements, and passes them on to all.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        subject: What the statement is about.
-        statement: Anything that JSON can hold; for other values in it, the
-            name of their class is sent.
-        hint: What to do if a worker does not reach the subject.
-        rule: How an error begins; None means that all must reach the subject.
+        subject: The subject of the statement, for errors.
+        statement: A nest of JSON values. For other values in it, the name of
+            their class is sent.
+        hint: The end of an error: what to do if a worker does not get here.
+        rule: The beginning of an error. Defaults to `None`: all workers must
+            reach the subject.
 
     Raises:
         RuntimeError: If a worker makes no statement in time, or one about
@@ -85,7 +85,7 @@ def gather_statements(
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
-    """Return the notes of all workers, None for those that wrote none."""
+    """Return the notes of all workers, None for a worker without one."""
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds
     serial = next(_serial)
@@ -107,16 +107,16 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             for other in range(len(tasks))
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
-        if serial:  # All workers are here, so they have read what was before.
+        if serial:  # All workers are here, so they have read the last notes.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    # What this worker says and its question travel at once: one round trip.
+    # Write and read at the same time: one round trip.
     with concurrent.futures.ThreadPoolExecutor(1) as writer:
         written = writer.submit(coordination.write, f"{prefix}/{worker}", note)
         answer = wait_for("all workers", "all", 0, until)
         written.result()
     if answer is None:
-        # If the first worker has come late, it still waits for others.
+        # If the first worker was late, it still waits for others.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
             return [None]
         until += timeout + _LISTENING_SECONDS
@@ -130,7 +130,7 @@ def _wait(
     check_alive: Callable[[], None],
     until: float,
 ) -> str | None:
-    """Return what `read` returns, or None when time is up."""
+    """Return the text that `read` returns, or None when time is up."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         left = until - time.monotonic()
@@ -142,24 +142,6 @@ def _wait(
             warnings.warn(warning, stacklevel=2)
 
 
-def check_agreement(
-    strategy: Any,
-    subject: str,
-    statement: dict[str, Any],
-    hint: str = START_ALIKE,
-    rule: str | None = None,
-    shown: dict[str, str] | None = None,
-) -> None:
-    """Raise on every worker unless all make the same statement.
-
-    The arguments are those of `gather_statements`; `statement` maps the name of
-    each value to it, and `shown` such names to those that this worker's user
-    knows.
-    """
-    statements = gather_statements(strategy, subject, statement, hint, rule)
-    check_alike(subject, statements, hint, rule, shown)
-
-
 def check_alike(
     subject: str,
     statements: Sequence[dict[str, Any]],
@@ -167,7 +149,18 @@ def check_alike(
     rule: str | None = None,
     shown: dict[str, str] | None = None,
 ) -> None:
-    """Raise on every worker unless all have made the same statement."""
+    """Raise on every worker unless all statements are equal.
+
+    Args:
+        subject: The subject of the statements.
+        statements: The values by name that each worker has stated, as
+            `gather_statements` returns them.
+        hint: The end of an error.
+        rule: The beginning of an error. Defaults to `None`: all workers must
+            have the subject in common.
+        shown: The names of values in errors, where they differ from those in
+            `statements`. Defaults to `None`.
+    """
     rule = rule or f"All workers must have {subject} in common."
     first, *others = statements
     for worker, other in enumerate(others, 1):
@@ -182,8 +175,8 @@ def check_alike(
 
 
 def raise_together(message: str) -> None:
-    """Raise an error that all workers have found, once all are here."""
-    # A worker that raised at once might end the store that the others read.
+    """Raise an error that all workers raise, once all of them are here."""
+    # The store ends with worker 0, which must not end while others still read.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"
         coordination.meet(key, _LISTENING_SECONDS)

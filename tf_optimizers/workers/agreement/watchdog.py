@@ -1,13 +1,12 @@
-"""Notices workers that wait for each other in different collectives.
+"""Detects workers that wait for each other in different collectives.
 
     worker 0     sum of 5    sum of 5    sum of 5   waits
     worker 1     sum of 5    sum of 5    sum of 6   waits
 
-Both have begun their third collective, and they are not the same: neither will
-ever end. A worker that stands still writes so to the coordination service,
-and looks at what the next one has written, so that among all workers some two
-that differ compare. It also ends a collective that has waited for longer than
-the strategy's `timeout_seconds`.
+Both have begun their third collective, and these differ, so neither will end. A
+stalled worker publishes its position in the coordination service, and reads its
+neighbor's, so some pair sees any difference. The watchdog also ends a
+collective that has waited for longer than the strategy's `timeout_seconds`.
 """
 
 import json
@@ -26,21 +25,22 @@ from tf_optimizers.workers.collectives.progress import (
     is_waiting,
 )
 
-# A worker is looked at this often; it stands still if nothing has changed.
+# The interval between two looks. A worker whose progress is the same in both
+# has stalled.
 _LOOKING_SECONDS = 3.0
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
 
 
 class Watchdog:
-    """What the thread of one worker, for one strategy, has seen.
+    """Watches the collectives of one strategy on one worker.
 
     Args:
-        extended: Of the strategy.
+        extended: The strategy's `SparseExtended`.
     """
 
     def __init__(self, extended: Any) -> None:
-        # It must not keep the strategy alive.
+        # Not `extended` itself: the thread must not keep the strategy alive.
         self._channels = extended.channels
         self._place = f"tf_optimizers/watchdog/{extended.number}"
         self._worker, self._workers = extended.worker_index, extended.workers
@@ -51,7 +51,7 @@ class Watchdog:
         self._agreed: dict[int, list[int]] = {}
 
     def look(self) -> str | None:
-        """Return what is wrong, once something is."""
+        """Return an error message if something is wrong, else None."""
         seen = self._seen
         self._seen = [each for c in self._channels for each in c.progress()]
         if any(map(has_failed, self._seen)):
@@ -61,7 +61,7 @@ class Watchdog:
                 self._since[i] = time.monotonic()
             elif self._is_late(i, now):
                 return self._timed_out(i, now)
-            # Of two workers, one may be through with what the other is in.
+            # Not the state: one worker may have ended the collective already.
             elif now[0] and now[:4] != self._agreed.get(i):
                 other = self._compare(i, now[:4])
                 if other == now[:4]:
@@ -81,12 +81,12 @@ class Watchdog:
             f"`timeout_seconds` of {self._timeout:g}. Received: "
             f"{describe(*now[1:4])}, which has timed out on worker "
             f"{self._worker}, after {time.monotonic() - self._since[i]:.0f} s. "
-            "See what the others do, or raise `timeout_seconds` of "
+            "Check the other workers, or raise `timeout_seconds` of "
             "`communication_options`."
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Write for others; return what the next one has written, or None."""
+        """Publish a position; return the next worker's, None if unknown."""
         written = self._written.get(i)
         if written != now:
             if written:
@@ -115,7 +115,7 @@ class Watchdog:
 
 
 def watch(extended: Any) -> None:
-    """Look after a strategy's collectives, in a thread, until it is gone."""
+    """Watch a strategy's collectives, in a thread, while the strategy lives."""
     watchdog, ended = Watchdog(extended), threading.Event()
 
     def look() -> None:
@@ -123,7 +123,7 @@ def watch(extended: Any) -> None:
             try:
                 message = watchdog.look()
             except tf.errors.OpError:
-                return  # Another worker has died, of which TensorFlow tells.
+                return  # Another worker has died; TensorFlow raises an error.
             if message:
                 coordination.abort(message)
                 return
@@ -133,10 +133,10 @@ def watch(extended: Any) -> None:
     def end() -> None:
         ended.set()
         if threading.current_thread() is not thread:
-            # What it tells has no timeout, and no end once the worker that
-            # keeps what all have written is gone.
+            # Not forever: writes have no timeout, and block once worker 0,
+            # which hosts the store, is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()
-    # At the latest before Python ends, which no thread of TensorFlow survives.
+    # Also at exit: a thread still inside TensorFlow then would crash.
     weakref.finalize(extended, end)

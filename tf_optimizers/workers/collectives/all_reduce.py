@@ -1,4 +1,4 @@
-"""Reduces and gathers values of replicas, sparse ones of all variables at once.
+"""Reduces and gathers values of replicas, the sparse ones all at once.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
@@ -7,13 +7,13 @@
     [a b.values b.indices c]          one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
-    a: 4 entries, b: up to 4 rows, those of worker 0 first; the sum of both
-       where they have the same
+    a: 4 entries, b: up to 4 rows, first those of worker 0; rows that both have
+       are added
     c: dense and small, the sum of both
 
-Padding needs to know the rows of everybody. They travel ahead, all in one
-small all-gather, unless there are no `IndexedSlices`. Large dense values are
-summed in a collective of their own, for each dtype.
+Padding needs the number of rows on every replica. If there are `IndexedSlices`,
+a small all-gather exchanges these numbers first. Large dense values are summed
+separately, in one collective for each dtype.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ from tf_optimizers.workers.collectives.message import (
 class SparseCollectiveAllReduce(CollectiveAllReduce):
     """Collectives that pack sparse values, and dense ones of any dtype.
 
-    The results are those of TensorFlow's own, which needs three all-gathers
-    per `IndexedSlices` and cannot pack different dtypes; but every row of
-    `IndexedSlices` comes once. Keras's optimizers square duplicate rows apart,
-    and two replicas often have the same, as of position embeddings.
+    TensorFlow's own need three all-gathers per `IndexedSlices`, and cannot pack
+    different dtypes. The results are the same, except that `IndexedSlices` have
+    every row once: two replicas often have the same row, of a position
+    embedding for example, and Keras's optimizers would square each separately.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
         group_key = collective_keys.get_group_key(self._devices)
-        # There is no argument for them.
+        # The parent's constructor has no argument for its launchers.
         self._launchers = [
             KeyedLauncher(
                 *(group_key, group_size, collective_keys, device, options),
@@ -72,9 +72,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        # Every call comes through here: from replicas in a graph, from
-        # `merge_call`, and from eager mode. In a graph, TensorFlow (2.21)
-        # leaves out the strategy's options.
+        # Replicas in a graph, `merge_call` and eager mode all call this. In a
+        # graph, TensorFlow (2.21) leaves out the strategy's options.
         options = self._options.merge(options)
         return self.all_reduce(reduce_op, value, replica_id, options)
 
@@ -98,19 +97,20 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         """Return the entries of all replicas, and the reduced values.
 
         Args:
-            entries: This replica's.
-            values: Tensors and `IndexedSlices`.
+            entries: This replica's entries.
+            values: This replica's tensors and `IndexedSlices`.
             replica_id: The replica's local rank.
-            options: TensorFlow's, of communication.
-            reduce_op: What becomes of `values`.
+            options: The communication options.
+            reduce_op: The `tf.distribute.ReduceOp` for `values`. Defaults to
+                `SUM`.
 
         Raises:
-            RuntimeError: If it will be compiled by XLA.
+            RuntimeError: If the step is compiled by XLA.
         """
         if self.replicas == 1:
             return list(entries), list(values)
         if in_xla():
-            # It compiles for one device, and knows no collectives of CPUs.
+            # XLA compiles for one device, and has no collectives for CPUs.
             raise RuntimeError(
                 "`SparseMultiWorkerMirroredStrategy` cannot exchange values "
                 "under XLA. Received: a step that is compiled by XLA. Pass "
@@ -125,7 +125,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         )
         for kind, group in groups.items():
             if kind not in reduced:
-                reduced[kind] = self.all_reduce_dense(
+                reduced[kind] = super()._all_reduce(
                     tf.distribute.ReduceOp.SUM, group, replica_id, options
                 )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -141,13 +141,17 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> tuple[list[Entries], dict[Any, list[Any]]]:
-        """Return the entries of all replicas, and what else was gathered.
+        """Return the entries of all replicas, and sums of gathered values.
 
         Args:
-            entries: This replica's.
-            groups: Its values by dtype, `IndexedSlices` by None.
+            entries: This replica's entries.
+            groups: This replica's values by dtype, `IndexedSlices` by None.
             replica_id: The replica's local rank.
-            options: TensorFlow's, of communication.
+            options: The communication options.
+
+        Returns:
+            The sums are by dtype, like `groups`, without groups that are too
+            large to be gathered.
         """
         slices = groups.get(None, [])
         small = {
@@ -171,12 +175,6 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             parts = list(map(sum_duplicates, parts))
         return gathered, {None: parts, **dict(zip(small, sums, strict=True))}
 
-    def all_reduce_dense(
-        self, reduce_op: Any, value: Any, replica_id: int, options: Any
-    ) -> Any:
-        """Reduce a list of tensors of one dtype, packed."""
-        return super()._all_reduce(reduce_op, value, replica_id, options)
-
     def all_gather(
         self,
         tensor: tf.Tensor,
@@ -184,19 +182,18 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         options: Any,
         layout: int = 0,
     ) -> tf.Tensor:
-        """Concatenate tensors of one shape along the first axis, by replica.
+        """Concatenate the replicas' tensors, of one shape, on the first axis.
 
         The public `all_gather` allows tensors of different shapes, and takes
-        two collectives for that. Replicas that pass another `layout`, of 32
-        bits, do not meet in it.
+        two collectives for that. Replicas with different values of `layout`, a
+        number of 32 bits, do not exchange their tensors.
         """
-        launcher = self._launchers[replica_id]
-        return launcher.gather(tensor, options, layout)
+        return self._launchers[replica_id].gather(tensor, options, layout)
 
     def all_to_all(
         self, tensor: tf.Tensor, replica_id: int, options: Any
     ) -> tf.Tensor:
-        """Send each replica its row of [N, ...]; return their rows for this."""
+        """Send replica i row i of [N, ...]; return the rows received."""
         return self._launchers[replica_id].all_to_all(tensor, options)
 
     def progress(self) -> list[list[int]]:
@@ -204,12 +201,12 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return [own.progress.numpy() for own in self._launchers]
 
     def enter(self) -> None:
-        """Note that a run begins on all local replicas; see `Progress`."""
+        """Record that a run begins on all local replicas; see `Progress`."""
         for own in self._launchers:
             own.progress.enter()
 
     def leave(self) -> None:
-        """Note that it has ended."""
+        """Record that the run has ended."""
         for own in self._launchers:
             own.progress.leave()
 
@@ -232,6 +229,6 @@ def _divide(value: Any, count: int) -> Any:
 
 
 def _kind(value: Any) -> tf.DType | None:
-    """Return what tells values apart that travel together: None of slices."""
+    """Return a value's dtype, None for slices: one kind is packed together."""
     is_sparse = isinstance(value, tf.IndexedSlices)
     return None if is_sparse else tf.as_dtype(value.dtype)

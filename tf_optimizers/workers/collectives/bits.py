@@ -1,23 +1,23 @@
-"""Writes values as collectives of TensorFlow can carry them.
+"""Encodes values in the dtypes that TensorFlow's collectives carry.
 
-    8 bits, bool     as float16, which has all of their numbers
+    8 bits, bool     as float16, which represents all of their values
     other numbers    bit by bit
-    strings          as int32 words, filled up, and lengths
+    strings          as int32 words, padded, and lengths
 
-A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21), a
-broadcast bool, too. Shapes stay, but that complex128 has another dimension, so
-that an error which names them says what the user knows.
+A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21); a
+broadcast also takes bool. Shapes stay as they are, so that users recognize them
+in an error; only complex128 gets another dimension.
 """
 
 import tensorflow as tf
 
 TAKEN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.float64}
-_BYTES = 4  # Of a word.
+_WORD_BYTES = 4
 
 
 def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
-    """Return numbers of a dtype that is taken, which say what numbers were."""
+    """Return a tensor's numbers, encoded in one of the dtypes in `TAKEN`."""
     dtype = tensor.dtype
     if dtype in TAKEN:
         return tensor
@@ -27,7 +27,7 @@ def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return what `to_numbers` was given, of a dtype."""
+    """Return the tensor of a dtype that `to_numbers` has encoded."""
     if dtype in TAKEN:
         return numbers
     if dtype.size == 1:
@@ -36,18 +36,18 @@ def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def longest_in(lengths: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of the longest string, in whole words; one at least."""
+    """Return the bytes of the longest string, in whole words; at least one."""
     most = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
-    return -(-most // _BYTES) * _BYTES
+    return -(-most // _WORD_BYTES) * _WORD_BYTES
 
 
 def to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Return each string as words, of so many bytes."""
+    """Return each string as words, padded to `size` bytes."""
     return tf.io.decode_raw(strings, tf.int32, fixed_length=size)
 
 
 def to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Return the first bytes of words as strings."""
+    """Return strings of the given lengths from their words."""
     table = tf.constant([bytes([code]) for code in range(256)])
     codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
     joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])

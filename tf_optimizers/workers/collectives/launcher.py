@@ -1,13 +1,13 @@
-"""Runs the collectives of one replica, in few rounds and under fixed numbers.
+"""Runs the collectives of one replica, in few rounds and under fixed keys.
 
-TensorFlow's collectives are rings, of N - 1 rounds for a gather and twice as
-many for a sum. On CPUs its all-to-all, which sends all at once, makes one round
-of a gather, and two of a sum, with the bytes of the rings. Among many replicas
-it sends many messages, so that a gather goes in two levels there: to a group of
-neighbors, and then to one replica of each other group.
+TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
+as many. On CPUs its all-to-all sends all messages at once, so a gather takes
+one round, and a sum two, with the bytes of the rings. Among many replicas these
+are many messages. There a gather has two levels: first within a group of
+neighbors, then with one replica of every other group.
 
-Workers that want to exchange different things wait for each other for ever.
-So each notes what it has come to, for `watchdog.py` to compare.
+Workers that enter different collectives wait for each other forever. So each
+records its progress, for `watchdog.py` to compare.
 """
 
 import math
@@ -28,14 +28,15 @@ from tf_optimizers.workers.collectives.progress import (
     lone_key,
 )
 
-# TensorFlow (2.21) writes two ranks as one number: from 1 to 11 as from 11 to
-# 1. A process that has both of them aborts, or would take one for the other.
+# TensorFlow (2.21) names a message by both ranks, without a separator, so that
+# "from 1 to 11" and "from 11 to 1" are the same. A process that has both
+# replicas aborts, or would confuse the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
-# From here on, messages that are saved are worth another round, even of 20 ms;
-# see docs/benchmarks.md.
+# From this many replicas on, a second round, even of 20 ms, costs less than the
+# messages that it saves; see docs/benchmarks.md.
 FEWEST_IN_LEVELS = 64
-# Above all keys of groups in `extended.py`.
+# Above the group keys in `extended.py`.
 _NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
 
 
@@ -46,20 +47,20 @@ class Group(NamedTuple):
     size: int
 
 
-def levels(everybody: Group, rank: int) -> list[Group]:
-    """Return the groups of a replica that a gather goes through, in order.
+def levels(everyone: Group, rank: int) -> list[Group]:
+    """Return the groups in which a replica gathers, in order.
 
-    Two if replicas are many, and can be parted into groups of one size, of
-    about the root of their number.
+    There are two if there are many replicas, and if their number has a divisor
+    other than 1, the group size. It is the largest up to the square root.
 
     Args:
-        everybody: All replicas.
-        rank: Of the replica among them, by which TensorFlow orders groups.
+        everyone: All replicas.
+        rank: The replica's rank among them, in TensorFlow's order.
     """
-    key, size = everybody
+    key, size = everyone
     near = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
     if size < FEWEST_IN_LEVELS or near == 1:
-        return [everybody]
+        return [everyone]
     group, place = divmod(rank, near)
     return [
         Group(key + _NEAR_KEYS + group, near),
@@ -68,14 +69,14 @@ def levels(everybody: Group, rank: int) -> list[Group]:
 
 
 def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
-    """Return the place of every replica in what a collective returns.
+    """Return every replica's place in the result of a collective.
 
     TensorFlow (2.21) orders workers by their names, so that task:10 comes
     before task:2, and their devices by number.
 
     Args:
         tasks: The names of all workers.
-        devices: Of each worker.
+        devices: The number of devices of each worker.
     """
     places = {task: place for place, task in enumerate(sorted(tasks))}
     return [
@@ -86,13 +87,13 @@ def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
 
 
 class KeyedLauncher(CollectiveReplicaLauncher):
-    """Runs a replica's collectives under fixed numbers, on flat tensors.
+    """Runs a replica's collectives under fixed keys, on flat tensors.
 
     Args:
-        *args: As TensorFlow's takes them.
-        local_replicas: How many this process has.
-        ranks: Of all replicas: their places in what a collective returns.
-        replica: This one's number among all.
+        *args: The arguments of TensorFlow's launcher.
+        local_replicas: The number of replicas in this process.
+        ranks: The place of every replica in the result of a collective.
+        replica: The index of this replica among all.
     """
 
     def __init__(
@@ -103,13 +104,13 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         replica: int,
     ) -> None:
         super().__init__(*args)
-        self._everybody = Group(self._group_key, self._group_size)
+        self._everyone = Group(self._group_key, self._group_size)
         self._rank = ranks[replica]
-        self._levels = levels(self._everybody, self._rank)
+        self._levels = levels(self._everyone, self._rank)
         self._ranks = list(ranks)
         self._has_at_once = (
             "CPU" in self._device
-            and self._group_size > 2  # Rings of two are as short.
+            and self._group_size > 2  # A ring of two has as few rounds.
             and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
         )
         self.progress = Progress(
@@ -135,13 +136,13 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(total, _shape(tensor))
 
     def _all_gather(self, input_tensor: Any, options: Any) -> tf.Tensor:
-        # All of TensorFlow's own gathers lead through here.
+        # All of TensorFlow's own gathers call this.
         return self.gather(input_tensor, options)
 
     def gather(
         self, input_tensor: Any, options: Any, layout: int = 0
     ) -> tf.Tensor:
-        """Concatenate tensors along the first axis, by replica.
+        """Concatenate the replicas' tensors along the first axis.
 
         See `instance_key` for the layout.
         """
@@ -150,7 +151,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         size = _elements(flat)
         may_be_empty = tf.is_tensor(size) or size == 0
         if may_be_empty:
-            # TensorFlow (2.21) ends the process if there is nothing to gather.
+            # TensorFlow (2.21) crashes in a gather without elements.
             flat = tf.pad(flat, [[0, tf.cast(tf.equal(size, 0), tf.int32)]])
         what = GATHER, _elements(flat), layout
         if self._has_at_once:
@@ -163,7 +164,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(self._in_order(gathered, self._ranks), shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send every replica its row; return the rows that came, by replica.
+        """Send every replica its row; return the rows received, by replica.
 
         TensorFlow has the collective, but no launcher or strategy uses it.
         """
@@ -177,8 +178,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(received, _shape(tensor))
 
     def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
-        """Return equally long rows in another order, flat or as they came."""
-        if order == sorted(order):  # As of up to ten workers.
+        """Return rows of equal length in another order, flat if unchanged."""
+        if order == sorted(order):  # Always so with up to ten workers.
             return rows
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 
@@ -198,9 +199,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
-        """Let each replica sum a part, in the order of `tf.add_n`."""
+        """Let each replica sum one part, in the order of `tf.add_n`."""
         size, count = _elements(flat), self._group_size
-        # TensorFlow (2.21) ends the process if there is nothing to exchange.
+        # TensorFlow (2.21) crashes in an exchange without elements.
         each = -(-size // count)
         each = tf.maximum(each, 1) if tf.is_tensor(each) else max(each, 1)
         rows = tf.pad(flat, [[0, each * count - size]])
@@ -225,20 +226,20 @@ class KeyedLauncher(CollectiveReplicaLauncher):
 
         Args:
             operation: Its name.
-            tensor: What is passed to it.
-            what: Kind of the collective that it does the work of, elements
-                that are passed to that, and their layout. They determine the
-                tensor's shape.
-            options: Of communication.
-            replicas: That exchange; all, by default.
-            **attributes: Of the operation.
+            tensor: Its input.
+            what: The collective that the operation is a part of: its kind, the
+                number of elements passed to it, and their layout. They
+                determine the shape of `tensor`.
+            options: The communication options, or None.
+            replicas: The replicas that exchange. Defaults to all.
+            **attributes: Attributes of the operation.
         """
         options = self._options.merge(options)
-        replicas = replicas or self._everybody
+        replicas = replicas or self._everyone
         with tf.device(self._device):
             kind, elements, layout = what
-            # An error before it, as at the end of data, means that it never
-            # began, although nothing but its input may wait for that.
+            # If its input fails, as at the end of data, the collective must not
+            # count as begun.
             with tf.control_dependencies([tensor]):
                 key, token = self._begin(
                     group_of(kind, tensor.dtype), elements, layout
@@ -258,11 +259,11 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             return received
 
     def _timeout(self, options: Any, is_noted: bool) -> float | None:
-        """Return the seconds after which TensorFlow is to end a collective.
+        """Return the seconds after which TensorFlow ends a collective.
 
-        None if `watchdog.py` does so, which watches the strategy's
-        timeout. TensorFlow (2.21) frees what a collective still uses, so that
-        the process may die of it, and keeps a thread for each timeout.
+        None if `watchdog.py` enforces the strategy's timeout instead. When
+        TensorFlow (2.21) ends a collective, it frees memory still in use, so
+        that the process may crash. It also keeps a thread for each timeout.
         """
         is_watched = is_noted and self.progress.is_guarded
         seconds = options.timeout_seconds
@@ -273,18 +274,18 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _begin(
         self, group: int, elements: Any, layout: int
     ) -> tuple[Any, list[Any]]:
-        """Return the number and the ordering token of a collective."""
+        """Return the key and the ordering token of a collective."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            # A graph of TensorFlow 1 has no ordering tokens. It is built
-            # once, and alike on all workers, so that numbers may count up.
+            # A graph of TensorFlow 1 has no ordering tokens. All workers build
+            # the same graph, once, so keys may count up.
             return self._next_instance_key(), []
         may_begin = self.progress.begin(group, elements, layout)
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
             if self.progress.is_guarded:
-                # An assertion could not wait here: TensorFlow lets those of
-                # one replica wait for those of another. `watchdog.py` sees
-                # this collective wait, and ends it.
+                # Not an assertion: TensorFlow makes those of one replica wait
+                # for those of another. Under the lone key this collective
+                # waits, until `watchdog.py` ends it.
                 key = tf.where(may_begin, key, lone_key(self._rank))
             key = tf.convert_to_tensor(key, tf.int32)
         return key, [self.progress.token]

@@ -1,4 +1,4 @@
-"""Packs and unpacks what a replica sends to all, as 32-bit words.
+"""Packs a replica's values into one message of 32-bit words for all replicas.
 
 entries | values and indices of rows | dense values, by dtype
 
@@ -7,7 +7,7 @@ entries | values and indices of rows | dense values, by dtype
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-Dense values cost no round of their own then, but N - 1 times their bytes.
+Dense values then need no round of their own, but N - 1 times their bytes.
 """
 
 import zlib
@@ -36,13 +36,13 @@ def pack(
 ) -> tf.Tensor:
     """Return all values and positions as int32 words.
 
-    Rows are padded to the most.
+    Rows are padded to the number of the replica with the most.
 
     Args:
-        entries: This replica's.
-        slices: This replica's.
-        rows: Of each slices, their number by replica.
-        groups: This replica's dense values, those of one dtype together.
+        entries: This replica's entries.
+        slices: This replica's slices.
+        rows: For each `IndexedSlices`, its row count on every replica.
+        groups: This replica's dense values, grouped by dtype.
     """
     words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
     words += [
@@ -64,15 +64,15 @@ def unpack(
 ) -> tuple[list[Entries], list[tf.IndexedSlices], list[list[tf.Tensor]]]:
     """Return the entries and slices of all replicas, and the dense sums.
 
-    The former in the order of replicas.
+    Entries and slices are in the order of replicas.
 
     Args:
-        gathered: int32 [replicas * words], as `pack` makes them.
-        entries: This replica's, for dtypes and shapes.
-        slices: Likewise.
-        rows: As of `pack`.
-        groups: Likewise.
-        replicas: Their number.
+        gathered: The messages of all replicas; int32 [replicas * words].
+        entries: This replica's entries, for dtypes and shapes.
+        slices: This replica's slices, for dtypes and shapes.
+        rows: For each `IndexedSlices`, its row count on every replica.
+        groups: This replica's dense values, for dtypes and shapes.
+        replicas: The number of replicas.
     """
     words = WordReader(gathered, replicas)
     every = []
@@ -97,10 +97,10 @@ def layout(
     slices: Sequence[tf.IndexedSlices],
     groups: Sequence[Sequence[tf.Tensor]],
 ) -> int:
-    """Return a number of all dtypes and shapes, but for rows: 1 at least.
+    """Return a checksum of all dtypes and shapes except row counts, at least 1.
 
-    Replicas whose messages have another do not exchange them; bits would be
-    read as what they are not.
+    Replicas exchange messages only if their checksums agree; otherwise, bits
+    would be read as values of another dtype or shape.
     """
     parts = [
         [(e.code, e.values.shape[0], e.size) for e in entries],
@@ -118,21 +118,22 @@ def layout(
 
 
 def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Append rows of zeros up to a number of rows."""
+    """Append zeros up to a number of rows."""
     missing = rows - tf.shape(tensor)[0]
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 
 def sum_duplicates(part: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return slices with each row once, in the order in which they come.
+    """Return slices with each row once, in order of first appearance.
 
-    The sums are the same on all replicas to the bit.
+    The sums are identical to the bit on all replicas.
     """
     rows, places = tf.unique(part.indices)
     dtype = part.values.dtype
     values = part.values
     if dtype in (tf.float16, tf.bfloat16):
-        values = tf.cast(values, tf.float32)  # Of many, one would round away.
+        # Otherwise a value could be lost to rounding among many.
+        values = tf.cast(values, tf.float32)
     totals = sum_rows(values, places, tf.size(rows))
     totals = tf.ensure_shape(totals, [None, *values.shape[1:]])
     return tf.IndexedSlices(tf.cast(totals, dtype), rows, part.dense_shape)
@@ -146,24 +147,24 @@ def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
 
 
 def _most(counts: tf.Tensor) -> tf.Tensor:
-    """Return the rows to pad to: one at least.
+    """Return the number of rows to pad to, at least one.
 
-    TensorFlow (2.21) ends the process in an all-gather of nothing.
+    TensorFlow (2.21) crashes in an all-gather without elements.
     """
     return tf.maximum(tf.reduce_max(counts), 1)
 
 
-# What a round costs, in bytes: what 1 Gbit/s carries in a round trip of 1 ms,
-# or 100 Mbit/s in one of 10 ms. Neither is measured at the start of a training,
-# since a wrong choice costs little: these bytes twice, or two rounds.
+# The cost of a round, in bytes: 1 Gbit/s carries this much in a round trip of
+# 1 ms, 100 Mbit/s in one of 10 ms. Training does not start with a measurement,
+# since a wrong choice costs little: twice these bytes, or two rounds.
 ROUND_BYTES = 1 << 17
 
 
 def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
-    """Tell whether values of one dtype are gathered, and summed locally.
+    """Return whether values of one dtype are gathered, and summed locally.
 
-    N - 1 times their bytes must be worth the two rounds that a sum of its own
-    takes. On CPUs the sum is the same to the bit: both are `tf.add_n`'s.
+    That sends N - 1 times their bytes, and saves the two rounds of a separate
+    sum. On CPUs both sums are by `tf.add_n`, and identical to the bit.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:
@@ -180,11 +181,11 @@ def join(values: Sequence[tf.Tensor]) -> tf.Tensor:
 def sum_replicas(
     words: WordReader, values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Sum what all replicas have joined, in the order of `tf.add_n`.
+    """Return the sums of dense values over replicas, in the order of `add_n`.
 
     Args:
-        words: Which have it next.
-        values: This replica's, for dtype and shapes.
+        words: The reader of the messages, about to read these values.
+        values: This replica's values, for dtype and shapes.
     """
     sizes = [value.shape.num_elements() for value in values]
     every = words.read(values[0].dtype, [sum(sizes)])

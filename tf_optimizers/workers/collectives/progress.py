@@ -1,22 +1,22 @@
 """Numbers collectives, and tracks how far a replica is in them.
 
 Workers find each other in a collective by its number, its "instance key".
-TensorFlow's own counts up, and every new number is a question to the first
-worker: a round trip before anything is exchanged, and a record that is never
-forgotten. Here the number follows from the kind of the collective, its dtype
-and its elements, which TensorFlow holds a number to, and from nothing else:
-not from how often a worker has traced, which need not be equally often.
+TensorFlow counts these keys up, and asks the first worker about every new one:
+a round trip before anything is exchanged, and a record that is never deleted.
+Here the key depends only on the collective's kind, dtype and number of
+elements, which TensorFlow requires to be the same for one key. It does not
+depend on how often a worker has traced, which may differ between workers.
 
-A number may come again, in a step as in the next, since collectives of a
-replica run one after another (by the ordering token), in one order on all
-workers (or they would exchange different things), and each ends only when all
-that it sends has been taken and all that it receives has come. A worker that
-is ahead finds no partner under the number, and waits.
+Keys may repeat, within a step and in the next one. The ordering token runs the
+collectives of a replica one after another, all workers run them in the same
+order, and each ends only when everything it sends has been read and everything
+it receives has arrived. A worker that is ahead finds no partner under its key,
+and waits.
 
-A worker whose step fails, and that goes on with the next, would meet the others
-in the wrong place without notice: numbers of collectives come again in every
-step. So each replica notes whether it is in a collective, and in a run of a
-step, and does not go on from one that has not ended:
+Because keys repeat in every step, a worker that goes on after a failed step
+would meet the other workers in the wrong collective, unnoticed. So each replica
+records whether it is in a collective, and whether it is in a run of a step, and
+does not go on from a collective or run that has not ended:
 
               idle    in a collective    in a run    in a collective of it
     enter     run     failed             failed      failed
@@ -24,8 +24,8 @@ step, and does not go on from one that has not ended:
     end               idle                           run
     leave                                idle
 
-The variable is the token that orders collectives as well: what changes it
-stands in line with them.
+The variable that holds this state is also the ordering token, so every change
+to it takes its turn among the collectives.
 """
 
 from collections.abc import Sequence
@@ -35,31 +35,31 @@ import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import plain_variable
 
-# By TensorFlow's names.
+# TensorFlow's names of the operations.
 REDUCE = "CollectiveReduceV2"
 GATHER = "CollectiveGatherV2"
 ALL_TO_ALL = "CollectiveAllToAllV2"
-_KINDS = (REDUCE, GATHER, ALL_TO_ALL)  # Whichever does the work.
+_KINDS = (REDUCE, GATHER, ALL_TO_ALL)
 DTYPES = (
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
     *(tf.int32, tf.int64),
 )
 
-# Of the 31 bits of a number, those of the elements. Smaller numbers are left to
-# TensorFlow, which counts from 100.
+# A key has 31 bits: the group above, the number of elements below. Keys without
+# a group are left to TensorFlow, which counts from 100.
 _ELEMENT_BITS = 26
-_STRIDE = 40_503_001  # Tells sizes apart that differ by a multiple of 2^26.
+_STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 
 def group_of(kind: str, dtype: tf.DType) -> int:
     """Return the number of a kind and dtype, in [1, 21]."""
-    # TensorFlow refuses other dtypes, in words of its own.
+    # All other dtypes share the last place: TensorFlow rejects them anyway.
     place = (*DTYPES, dtype).index(dtype)
     return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place
 
 
 def describe(group: int, elements: int, layout: int = 0) -> str:
-    """Say what a collective exchanges."""
+    """Describe a collective's values, for an error."""
     kind, place = divmod(group - 1, len(DTYPES) + 1)
     dtype = (*(d.name for d in DTYPES), "another dtype")[place]
     packed = f" in the layout {layout:08x}" if layout else ""
@@ -67,14 +67,16 @@ def describe(group: int, elements: int, layout: int = 0) -> str:
 
 
 def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
-    """Return the number of a collective, in [2^26, 2^31).
+    """Return the key of a collective, in [2^26, 2^31).
 
-    Those of two layouts are the same by chance of 1 in 600 million.
+    Two layouts have the same key by a chance of 1 in 600 million.
 
     Args:
-        group: Of its kind and dtype.
-        elements: Of what is passed to it; an int64 tensor if not known yet.
-        layout: What the elements mean, if that is more than the dtype.
+        group: The number of its kind and dtype, from `group_of`.
+        elements: The number of elements passed to it: an int, or an int64
+            tensor if it is not known yet.
+        layout: A checksum of the meaning of the elements, from
+            `message.layout`. Defaults to `0`: the dtype says it all.
     """
     size, first = 1 << _ELEMENT_BITS, group
     if layout:
@@ -88,7 +90,7 @@ def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
 
 
 def lone_key(rank: int) -> int:
-    """Return a number under which a replica meets nobody."""
+    """Return a key that no other replica uses."""
     return (1 << _ELEMENT_BITS) - 1 - rank
 
 
@@ -101,28 +103,28 @@ _LEAVE = (_FAILED, _FAILED, _IDLE, _FAILED, _FAILED)
 
 
 def has_failed(progress: Sequence[int]) -> bool:
-    """Tell whether a step did not end, and another was to begin."""
+    """Return whether a step began although the one before had not ended."""
     return progress[-1] == _FAILED
 
 
 def is_in_run(progress: Sequence[int]) -> bool:
-    """Tell whether a step has begun, and not ended."""
+    """Return whether a step has begun, and not ended."""
     return progress[-1] in (_RUN, _IN_RUN)
 
 
 def is_waiting(progress: Sequence[int]) -> bool:
-    """Tell whether a collective has begun, and not ended."""
+    """Return whether a collective has begun, and not ended."""
     return progress[-1] in (_ALONE, _IN_RUN)
 
 
 def failure(place: str) -> str:
-    """Say that a step has failed at a place."""
+    """Return the error for a step that has failed on a worker."""
     return (
         "All workers must end a step before they begin the next. Received: a "
-        f"step that has failed on {place}, whose first error says why. The "
-        "weights of others may have moved on: start all workers again, from "
-        "a backup. To skip a batch, skip it on all workers: sum a flag over "
-        "replicas, and test the sum."
+        f"step that has failed on {place}; see the first error there. Other "
+        "workers may already have updated their weights: start all workers "
+        "again, from a backup. To skip a batch, skip it on all workers: sum a "
+        "flag over replicas, and test the sum."
     )
 
 
@@ -130,9 +132,9 @@ class Progress:
     """The progress of one replica, in one group of devices.
 
     Args:
-        device: The replica's.
+        device: The replica's device.
         is_guarded: Whether other processes belong to the group. If not, all
-            replicas fail together.
+            replicas fail together, and states need not be tracked.
     """
 
     def __init__(self, device: str, is_guarded: bool) -> None:
@@ -144,27 +146,27 @@ class Progress:
 
     @property
     def token(self) -> tf.Tensor:
-        """What collectives take as their ordering token."""
+        """The ordering token of the replica's collectives."""
         return self._variable.handle
 
     def numpy(self) -> list[int]:
-        """Return the count, the last collective, and the state.
+        """Return `[count, group, elements, layout, state]`.
 
-        Counted is how many runs and collectives have begun. Of the last one:
-        the group, the elements and their layout.
+        The count is the number of runs and collectives that have begun; group,
+        elements and layout are those of the last collective.
         """
         return self._variable.numpy().tolist()
 
     def enter(self) -> None:
-        """Note that a run begins, of which collectives are a part."""
+        """Record that a run of a step begins."""
         self._move(_ENTER, 1)
 
     def leave(self) -> None:
-        """Note that it has ended."""
+        """Record that the run has ended."""
         self._move(_LEAVE)
 
     def begin(self, group: int, elements: Any, layout: int) -> tf.Tensor:
-        """Note that a collective begins; return whether it may."""
+        """Record that a collective begins; return whether it may run."""
         now = self._variable.read_value()
         what = [
             tf.convert_to_tensor(number, tf.int64)
@@ -179,7 +181,7 @@ class Progress:
         return state != _FAILED
 
     def end(self) -> None:
-        """Note that the collective has ended."""
+        """Record that the collective has ended."""
         self._move(_END)
 
     def _move(self, states: Sequence[int], begun: int = 0) -> None:

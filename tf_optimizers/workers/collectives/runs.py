@@ -1,12 +1,14 @@
-"""Keeps failed runs, and what runs beside a step, from the next step.
+"""Tracks runs of steps, and calls functions in the background.
 
-A step that fails on one worker, by a check of its own, may leave it between two
-collectives, or have moved some of its weights. The others, which wait, or have
-gone on, must not meet the next step of that worker.
+A step that fails on one worker may leave it between two collectives, or may
+already have updated some weights. Other workers wait, or have gone on. None of
+them must meet the next step of that worker, so every run records its start and
+its end.
 
-What a worker asks beside a step, a function asks by itself: nothing in it waits
-for the answer. Between functions a thread asks, and the next question waits for
-it, so that all workers ask in one order.
+Workers exchange some notes in parallel to a step. Inside a `tf.function`,
+TensorFlow does that by itself, as no other operation waits for the result. In
+eager mode a background thread does it. The next call waits for the thread, so
+that all workers call in the same order.
 """
 
 import multiprocessing.pool
@@ -23,18 +25,19 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# All workers have begun to ask, unless one has failed.
+# When a program ends, all workers have made their last call, unless one failed.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
 
 class BackgroundCall:
-    """Calls functions beside what the program does, one at a time.
+    """Calls functions in a thread, one at a time.
 
     Args:
-        owner: For what it does so: an object that ends with it, or with Python.
-        is_at_once: Whether there is no other worker. It can be set later,
-            where functions may come in between without any notice here.
+        owner: The object whose lifetime bounds the thread.
+        is_at_once: Whether to call functions directly instead, as without other
+            workers. A caller that cannot call `wait` before each step sets this
+            attribute later.
     """
 
     def __init__(self, owner: object, is_at_once: bool = False) -> None:
@@ -44,7 +47,7 @@ class BackgroundCall:
         weakref.finalize(owner, self._end)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in a thread, after the one before has ended."""
+        """Call a function in a thread, after the previous one has ended."""
         self.wait()
         if self.is_at_once:
             function()
@@ -60,7 +63,7 @@ class BackgroundCall:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the function that has been called, and raise its error."""
+        """Wait for the function called last, and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -68,7 +71,7 @@ class BackgroundCall:
             raise self._errors.pop()
 
     def _end(self) -> None:
-        """End a thread that is left; TensorFlow does not survive one."""
+        """End the thread; TensorFlow crashes if one is left at exit."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -79,24 +82,23 @@ class BackgroundCall:
 
 
 def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
-    """Return `function(local rank)` of each of this worker's replicas."""
+    """Return `function(local rank)` for each of this worker's replicas."""
     ranks = range(count)
     if not tf.executing_eagerly():
         return list(map(function, ranks))
-    # All at the same time: one after another, the first would wait for the
-    # next for ever.
+    # In threads, since the first replica waits for the others.
     with multiprocessing.pool.ThreadPool(count) as pool:
         return pool.map(function, ranks)
 
 
 def run_whole(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
-    """Return what `run` does; see `progress.py`.
+    """Return `run()`, and record its start and end; see `progress.py`.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        run: Calls all local replicas.
-        arguments: Their arguments. An iterator that ends, and is to give them,
-            fails before the run begins.
+        run: A function without arguments that calls all local replicas.
+        arguments: The arguments of the replicas. The run starts after them, so
+            that the end of an iterator is no failed run.
     """
     is_legacy = not tf.compat.v1.executing_eagerly_outside_functions()
     if strategy.extended.workers == 1 or is_legacy or in_xla():
@@ -107,11 +109,11 @@ def run_whole(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 
 
 def after_its_arguments(fn: Callable) -> Callable:
-    """Return a replica's function, no part of which runs before its arguments.
+    """Return a replica's function that starts once its arguments are there.
 
-    At the end of data of unknown length there are none. What in a step depends
-    on no batch, such as `iterations` or weight decay, TensorFlow would still
-    run, or not.
+    At the end of data of unknown length, no arguments arrive. Otherwise
+    TensorFlow might still run the operations of a step that need no batch, such
+    as `iterations` or weight decay.
     """
     converted = convert(fn)
 
@@ -131,7 +133,7 @@ def _run_in_graph(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
         channel.enter()
     start = len(graph.get_operations())
     outputs = run()
-    # All that changes something, and all that may fail.
+    # Operations that have an effect, or may fail.
     effects = [
         op
         for op in graph.get_operations()[start:]
@@ -152,7 +154,7 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            channel.leave()  # An argument is wrong, and nothing has changed.
+            channel.leave()  # A wrong argument: nothing has changed.
         raise
     channel.leave()
     return outputs

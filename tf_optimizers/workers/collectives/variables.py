@@ -1,4 +1,4 @@
-"""Makes the variables of a strategy, of any dtype, for Python to convert."""
+"""Creates a strategy's variables, of any dtype and convertible by Python."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tf_optimizers.workers.collectives.bits import (
 
 
 class _Number:
-    """What Python's `float` and others take, as they do other variables."""
+    """Lets `float`, `int` and `complex` take a variable of a strategy."""
 
     numpy: Callable[[], Any]
 
@@ -36,16 +36,16 @@ class _Number:
 
 @functools.cache
 def _converting(kind: Any) -> Any:
-    """Return a class of variables of a strategy that Python converts."""
+    """Return a class of distributed variables that also is a `_Number`."""
     return type(kind.__name__, (_Number, kind), {"__module__": __name__})
 
 
 class VariablesExtended(CollectiveAllReduceExtended):
-    """Begins a variable on all workers with the value of the first."""
+    """Starts a variable on all workers with the first worker's value."""
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        # TensorFlow has a table of classes, and no argument for another one.
+        # TensorFlow has a fixed table of classes.
         kind: Any = type(variable)
         if isinstance(variable, DistributedVariable):
             variable.__class__ = _converting(kind)
@@ -65,13 +65,13 @@ class VariablesExtended(CollectiveAllReduceExtended):
 def _share(
     make: Callable[..., Any], device: str, arguments: dict[str, Any]
 ) -> Callable[[], tf.Tensor]:
-    """Return what makes the initial value of a variable: the first worker's.
+    """Return a function that returns the first worker's initial value.
 
     Args:
-        make: Returns TensorFlow's function that does so, of few dtypes.
-        device: Of the worker's first replica.
-        arguments: Those of `make`; `initial_value` and `dtype` are this
-            worker's.
+        make: TensorFlow's method, which returns such a function for few dtypes.
+        device: The device of this worker's first replica.
+        arguments: The keyword arguments of `make`, with this worker's
+            `initial_value` and `dtype`.
     """
 
     def broadcast(value: tf.Tensor) -> tf.Tensor:
@@ -82,12 +82,12 @@ def _share(
         with tf.device(device):
             value = arguments["initial_value"]
             value = value() if callable(value) else value
-            # A checkpoint may be restored before the variable is made.
+            # A checkpoint may be restored before the variable is created.
             value = getattr(value, "wrapped_value", value)
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
-                # TensorFlow crashes where it would send nothing. This keeps
-                # workers in step: one with elements gets an error.
+                # TensorFlow crashes in a broadcast without elements. This one
+                # has another shape, so a worker with elements gets an error.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:
