@@ -1,4 +1,4 @@
-"""Turns the JSON of benchmarks into the tables of README and docs.
+"""Turns the JSON of benchmarks into the tables of docs/benchmarks.md.
 
     python benchmarks/tables.py
 
@@ -15,7 +15,7 @@ import results
 from scipy import stats
 
 ROOT = results.FOLDER.parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 # The comment, and the table that may stand below it: title and rows.
 MARKED_TABLE = re.compile(
@@ -383,8 +383,7 @@ def fill_in(page: str) -> str:
 
 
 def main() -> None:
-    for path in PAGES:
-        path.write_text(fill_in(path.read_text()))
+    PAGE.write_text(fill_in(PAGE.read_text()))
 
 
 if __name__ == "__main__":

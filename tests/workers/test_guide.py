@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import real_workers
 import state
-from scripts import dtypes
+import test_keras_tools
+from scripts import dtypes, moved
 from scripts.guide import (
     LOOPED,
     ROWS,
@@ -30,6 +31,7 @@ def results(tmp_path_factory):
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "sharp"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized", "empty"]
+    parts += ["moved", "callbacks", "lora"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -497,3 +499,38 @@ def test_batches_of_files_come_without_empty_ones(results):
         rows, steps = result["by_rows"]["by file"]
         assert rows == [*range(9), 100, 101, 102]
         assert steps == 5
+
+
+def test_code_of_the_page_on_horovod_does_what_it_replaces(results):
+    """Each row of its tables, on both workers."""
+    for worker, result in enumerate(results):
+        found = result["moved"]["effects"]
+        assert set(found) == set(moved.EFFECTS)
+        for code, (effect, expected) in moved.EFFECTS.items():
+            by_worker = effect == "result" and isinstance(expected, list)
+            value = expected[worker] if by_worker else expected
+            assert found[code] == value, code
+
+
+def test_scripts_of_the_page_on_horovod_equal_one_process(results):
+    """With a global batch of all rows of two workers."""
+    first, second = (result["moved"] for result in results)
+    assert first["weights"] == second["weights"]
+    assert first["loop"] == second["loop"]
+    expected = moved.in_one_process()
+    for found, weights in zip(first["loop"], expected, strict=True):
+        np.testing.assert_allclose(found, weights, atol=1e-6)
+
+
+def test_callbacks_that_read_weights_work(results):
+    """With `SparseLoCo`; test_keras_tools.py tries every optimizer."""
+    first, second = (result["callbacks"]["SparseLoCo"] for result in results)
+    assert first == second
+    test_keras_tools.check_callbacks(first)
+
+
+def test_lora_in_bfloat16_and_beside_int8_trains(results):
+    """With `DGCMomentum`; test_keras_tools.py tries every optimizer."""
+    first, second = (result["lora"]["DGCMomentum"] for result in results)
+    assert first == second
+    test_keras_tools.check_lora(first)

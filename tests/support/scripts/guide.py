@@ -14,7 +14,7 @@ import numpy as np
 import state
 import tensorflow as tf
 from real_workers import report
-from scripts import dtypes
+from scripts import dtypes, keras_tools, moved
 
 import tf_optimizers as tfo
 from tf_optimizers.workers import strategy
@@ -1001,7 +1001,9 @@ PARTS = {
         *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
-        dtypes.empty,
+        *(dtypes.empty, moved.moved),
+        *(keras_tools.callbacks, keras_tools.lora),
+        *(keras_tools.orbax, keras_tools.hub),
     )
 } | {
     "every looked": lambda: looked(names=None),
@@ -1009,6 +1011,8 @@ PARTS = {
         [*dtypes.OPTIMIZERS, *dtypes.COMPRESSING]
     ),
     "every empty": lambda: dtypes.empty(dtypes.EMPTY),
+    "every callbacks": lambda: keras_tools.callbacks(keras_tools.OPTIMIZERS),
+    "every lora": lambda: keras_tools.lora(keras_tools.OPTIMIZERS),
 }
 
 if __name__ == "__main__":

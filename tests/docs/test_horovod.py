@@ -1,0 +1,64 @@
+"""The tables of docs/horovod.md are complete; test_guide.py runs their code."""
+
+import re
+import shlex
+
+import pytest
+from scripts import moved
+
+from tf_optimizers.launch.__main__ import parse
+
+# What `horovod.tensorflow.keras` and its callbacks and options are called.
+HOROVOD = """
+    init rank size local_rank local_size DistributedOptimizer compression
+    Compression.fp16 backward_passes_per_step op Average Sum Adasum
+    gradient_predivide_factor sparse_as_dense num_groups groups process_set
+    HOROVOD_FUSION_THRESHOLD DistributedGradientTape allreduce allgather
+    broadcast broadcast_variables BroadcastGlobalVariablesCallback
+    broadcast_object allgather_object MetricAverageCallback
+    LearningRateWarmupCallback LearningRateScheduleCallback
+    BestModelCheckpoint load_model SyncBatchNormalization elastic.KerasState
+    CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback
+    elastic.run join barrier shutdown mpirun HOROVOD_TIMELINE
+""".split()
+PYTORCH = """
+    init_process_group DistributedDataParallel torchrun deepspeed
+    DistributedSampler no_sync convert_sync_batchnorm fp16_compress_hook
+    PowerSGDState OneBitAdam ZeroOneAdam OneBitLamb PostLocalSGDOptimizer
+    LocalSGD DiLoCo ZeroRedundancyOptimizer
+""".split()
+ROWS = list(moved.rows())
+
+
+@pytest.mark.parametrize("name", [*HOROVOD, *PYTORCH, "horovodrun -np"])
+def test_every_name_has_a_row(name):
+    assert sum(name in names for names, _, _ in ROWS) == 1
+
+
+def test_a_row_has_code_that_runs_or_says_why_none_is_needed():
+    for names, code, reason in ROWS:
+        assert bool(code) != reason.startswith("none needed: "), names
+        is_known = code in moved.EFFECTS or code.startswith(moved.COMMAND)
+        assert is_known or not code, code
+    assert set(moved.EFFECTS) <= {code for _, code, _ in ROWS}
+
+
+def test_commands_are_those_of_the_launcher(tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    commands = {c for _, c, _ in ROWS if c.startswith(moved.COMMAND)}
+    assert len(commands) == 2
+    for command in commands:
+        options = parse(shlex.split(command.removeprefix(moved.COMMAND)))
+        assert (options.workers, options.command) == (2, ["train.py"])
+
+
+def test_script_before_and_after_train_the_same_model():
+    before, after = (
+        re.search(r"= keras\.Sequential\((.*?)\)\n", text, re.S)[1]
+        for text in (
+            re.search(r"```py\n(.*?)```", moved.PAGE.read_text(), re.S)[1],
+            moved.blocks()[0],
+        )
+    )
+    assert before == after

@@ -1,0 +1,253 @@
+"""What the code of docs/horovod.md comes to on a worker, for its test."""
+
+import ast
+import os
+import pathlib
+import re
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "horovod.md"
+COMMAND = "python -m tf_optimizers.launch "
+
+
+def rows():
+    """Yield (names in the first column, code, reason) of the tables."""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("| ") and line.count(" | ") >= 2:
+            first, code, reason = (
+                cell.strip() for cell in line.split("|")[1:4]
+            )
+            if names := re.findall("`(.+?)`", first):
+                yield names, code.strip("`"), reason
+
+
+def blocks():
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+
+
+# What a worker sees once a row's code has run: an expression of its `result`,
+# and its value on each of two workers, or on both.
+STEPS = "trained(result)"
+EFFECTS = {
+    "strategy = tfo.SparseMultiWorkerMirroredStrategy()": (
+        "strategy.num_replicas_in_sync",
+        2,
+    ),
+    "strategy.cluster_resolver.task_id": ("result", [0, 1]),
+    "strategy.num_replicas_in_sync": ("result", 2),
+    "tfo.SparseLoCo.for_steps(1000, keras.optimizers.Adam(0.001))": (
+        "[result.value_dtype, *trained(result)]",
+        ["int4", 4, True],
+    ),
+    'tfo.SparseLoCo(keras.optimizers.Adam(0.001), value_dtype="float16")': (
+        "[result.value_dtype, *trained(result)]",
+        ["float16", 4, True],
+    ),
+    "keras.optimizers.Adam(0.001)": (STEPS, [4, True]),
+    "keras.optimizers.Adam(0.001, gradient_accumulation_steps=4)": (
+        STEPS,
+        [1, True],
+    ),
+    "keras.optimizers.AdamW(0.001, gradient_accumulation_steps=4)": (
+        STEPS,
+        [1, True],
+    ),
+    "keras.optimizers.SGD(0.1)": (STEPS, [4, True]),
+    "keras.optimizers.SGD(0.1 * strategy.num_replicas_in_sync)": (
+        "round(float(result.learning_rate), 6)",
+        0.2,
+    ),
+    "tfo.Lamb(0.001)": (STEPS, [4, True]),
+    "tfo.Lamb(0.001, global_clipnorm=1.0)": (STEPS, [4, True]),
+    "tfo.SparseLoCo.for_steps(1000, keras.optimizers.AdamW(0.001))": (
+        STEPS,
+        [4, True],
+    ),
+    "tfo.SparseLoCo(keras.optimizers.Adam(0.001), rampup_begin_step=100)": (
+        STEPS,
+        [4, True],
+    ),
+    "tfo.SparseLoCo(keras.optimizers.AdamW(0.001), sync_every=8)": (
+        "[result.sync_every, *trained(result)]",
+        [8, 4, True],
+    ),
+    "tfo.ShardedState(keras.optimizers.AdamW(0.001))": (STEPS, [4, True]),
+    "tfo.ShardedState(tfo.AdamOffload(0.001))": (STEPS, [4, True]),
+    "tf.distribute.experimental.CommunicationOptions(bytes_per_pack=2**26)": (
+        "tfo.SparseMultiWorkerMirroredStrategy("
+        "communication_options=result).num_replicas_in_sync",
+        2,
+    ),
+    "strategy.run(train_step, (x[:32], y[:32]))": (
+        "changed(space_of_loop['model'])",
+        True,
+    ),
+    "strategy.run(lambda: tf.distribute.get_replica_context()"
+    '.all_reduce("MEAN", value))': ("float(result)", 0.5),
+    "strategy.run(lambda: tf.distribute.get_replica_context()"
+    ".all_gather(value[None], axis=0))": (
+        "result.numpy().tolist()",
+        [0.0, 1.0],
+    ),
+    "with strategy.scope(): variable = tf.Variable(value)": (
+        "float(variable)",
+        0.0,
+    ),
+    "model.evaluate(x, y, batch_size=32 * size, verbose=0)": (
+        "bool(np.isclose(result, np.mean((predicted() - y) ** 2), 1e-5, 0))",
+        True,
+    ),
+    "keras.optimizers.schedules.CosineDecay(0.001, 900, "
+    "warmup_target=0.001 * size, warmup_steps=100)": (
+        "[round(float(result(step)), 6) for step in (0, 50, 100)]",
+        [0.001, 0.0015, 0.002],
+    ),
+    "keras.callbacks.LearningRateScheduler("
+    "lambda epoch, rate: rate / 10 if epoch == 2 else rate)": (
+        "fitted(result)[1]",
+        [0.1, 0.1, 0.01],
+    ),
+    'keras.callbacks.ModelCheckpoint(f"worker-{rank}.keras", '
+    'monitor="loss", save_best_only=True)': (
+        "[fitted(result)[0], sorted(files('*.keras'))]",
+        [True, ["worker-0.keras", "worker-1.keras"]],
+    ),
+    "with strategy.scope(): model = "
+    'keras.saving.load_model(f"worker-{rank}.keras")': (
+        "model.predict(x[:64], verbose=0).shape[0]",
+        64,
+    ),
+    "keras.layers.BatchNormalization(synchronized=True)": (
+        "result.get_config()['synchronized']",
+        True,
+    ),
+    'tfo.callbacks.BackupAndRestore("backup", save_freq=10)': (
+        "fitted(result)[0]",
+        True,
+    ),
+    'tfo.callbacks.BackupAndRestore("backup")': ("fitted(result)[0]", True),
+    'keras.callbacks.TensorBoard("logs", profile_batch=(10, 20))': (
+        "fitted(result)[0] and bool(files('logs/*/*'))",
+        True,
+    ),
+    "model.fit(x, y, batch_size=32 * size, verbose=0)": (
+        "[result.params['steps'], result.history['loss'][0] > 0]",
+        [16, True],
+    ),
+}
+
+
+def run(code, space):
+    """Run statements; return the value of the last, if it has one."""
+    *statements, last = ast.parse(code).body
+    is_value = isinstance(last, ast.Expr)
+    before = ast.Module(statements + [last] * (not is_value), [])
+    exec(compile(before, PAGE.name, "exec"), space)
+    if is_value:
+        expression = ast.Expression(last.value)
+        return eval(compile(expression, PAGE.name, "eval"), space)
+
+
+def tools(space):
+    """Return what effects use: small trainings under the page's strategy."""
+    strategy, x, y = (space[name] for name in ("strategy", "x", "y"))
+
+    def made(optimizer):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((32,)), keras.layers.Dense(1)]
+            )
+        model.compile(optimizer, "mse")
+        return model
+
+    def trained(optimizer):
+        """Return the steps of an optimizer, and whether weights moved."""
+        model = made(optimizer)
+        start = model.get_weights()
+        model.fit(x[:256], y[:256], batch_size=64, verbose=0)
+        moved = [
+            bool((a != b).any())
+            for a, b in zip(start, model.get_weights(), strict=True)
+        ]
+        return [int(optimizer.iterations), any(moved)]
+
+    def fitted(callback):
+        """Return whether a run with a callback learns, and its rates."""
+        model = made(keras.optimizers.SGD(0.1))
+        history = model.fit(
+            x, y, batch_size=64, epochs=3, callbacks=[callback], verbose=0
+        ).history
+        rates = [round(rate, 6) for rate in history.get("learning_rate", [])]
+        return history["loss"][-1] < history["loss"][0], rates
+
+    def predicted():
+        return space["model"].predict(x, batch_size=64, verbose=0)
+
+    def files(pattern):
+        return [str(path) for path in pathlib.Path().glob(pattern)]
+
+    return {
+        "trained": trained,
+        "fitted": fitted,
+        "predicted": predicted,
+        "files": files,
+        "changed": lambda model: bool(model.get_weights()[0].any()),
+    }
+
+
+def moved():
+    """Return weights of the page's scripts, and the effect of each row.
+
+    Files go to the test's folder.
+    """
+    folder = pathlib.Path.cwd()
+    os.chdir(os.environ.get("FOLDER", "."))
+    try:
+        return effects(*blocks())
+    finally:
+        os.chdir(folder)
+
+
+def effects(script, loop):
+    """Run both scripts, then every row in a copy of their names."""
+    keras.utils.set_random_seed(0)
+    exec(script, space := {})
+    keras.utils.set_random_seed(0)
+    exec(loop, space_of_loop := {})
+    result = {
+        "weights": [w.tolist() for w in space["model"].get_weights()],
+        "loop": [w.tolist() for w in space_of_loop["model"].get_weights()],
+        "effects": {},
+    }
+    space |= tools(space) | {
+        "np": np,
+        "tf": tf,
+        "space_of_loop": space_of_loop,
+        "train_step": space_of_loop["train_step"],
+        "strategy": space_of_loop["strategy"],
+        "value": tf.constant(float(space["rank"])),
+    }
+    for _, code, _ in rows():
+        if code in EFFECTS and code not in result["effects"]:
+            scope = dict(space)
+            scope["result"] = run(code, scope)
+            effect, _ = EFFECTS[code]
+            result["effects"][code] = eval(effect, scope)
+    return result
+
+
+def in_one_process():
+    """Return what the page's loop computes without workers, by NumPy."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
+    kernel, bias = model.get_weights()
+    x = np.ones((64, 32))
+    for _ in range(4):
+        errors = 2 * (x @ kernel + bias) / len(x)
+        kernel -= 0.01 * x.T @ errors
+        bias -= 0.01 * errors.sum(0)
+    return kernel, bias

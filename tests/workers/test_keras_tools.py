@@ -1,0 +1,82 @@
+"""Keras's own callbacks, LoRA and KerasHub, on two workers with each optimizer.
+
+`test_guide.py` tries one optimizer each.
+"""
+
+import numpy as np
+import pytest
+import real_workers
+from scripts import keras_tools
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+each = pytest.mark.parametrize("name", keras_tools.OPTIMIZERS)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tools")
+    parts = ["every callbacks", "every lora", "orbax", "hub"]
+    return real_workers.results("guide", folder, 2, *parts)
+
+
+def of_both(results, part, name, why=None):
+    """Return what both workers report, which is the same."""
+    if results[0][part] is None:
+        pytest.skip(f"{why} is not installed")
+    first, second = (result[part][name] for result in results)
+    assert first == second
+    return first
+
+
+@each
+def test_callbacks_that_read_weights_work(results, name):
+    found = of_both(results, "every callbacks", name)
+    check_callbacks(found)
+    if name in keras_tools.AS_ONE_PROCESS:
+        weights, history = keras_tools.with_averages(name)
+        for ours, theirs in zip(found["weights"], weights, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        assert found["history"]["loss"] == pytest.approx(history["loss"], 1e-4)
+
+
+def check_callbacks(found):
+    """The averages improve, and the best of them are in the file."""
+    losses = found["history"]["val_loss"]
+    assert losses == sorted(losses, reverse=True)
+    assert found["best"] < losses[0]
+    assert found["logs"] > 1000
+
+
+@each
+def test_lora_in_bfloat16_and_beside_int8_trains(results, name):
+    check_lora(of_both(results, "every lora", name))
+
+
+def check_lora(found):
+    assert found["loss"][-1] < found["loss"][0]
+    assert {"bfloat16", "int8"} <= set(found["dtypes"])
+    # Two adapters of two matrices, and two biases.
+    assert found["trainable"] == 6
+
+
+@each
+def test_orbax_saves_what_was_trained(results, name):
+    trained, saved = of_both(results, "orbax", name, "orbax-checkpoint")
+    assert saved == pytest.approx(trained, 1e-5)
+
+
+def test_page_on_fine_tuning_runs(results):
+    for name in ("loss", "weights", "files"):
+        of_both(results, "hub", name, "keras-hub")
+    loss = results[0]["hub"]["loss"]
+    assert loss[-1] < loss[0]
+    assert results[0]["hub"]["files"] == [
+        "worker-0.lora.h5",
+        "worker-1.lora.h5",
+    ]
+
+
+@each
+def test_model_of_keras_hub_trains(results, name):
+    first, last = of_both(results, "hub", name, "keras-hub")
+    assert last < first
