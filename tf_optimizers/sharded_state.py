@@ -19,7 +19,7 @@ from tf_optimizers._compat.strategies import replaced, unconstrained
 from tf_optimizers._compat.tensorflow_internals import switch_across_replicas
 from tf_optimizers.base.components import (
     Accumulators,
-    Replicas,
+    OnReplicas,
     backend_variable,
     own_component,
 )
@@ -227,7 +227,7 @@ class ShardedState(Wrapper):
 
         count = tf.identity(micro_steps(inner))
         if inner.gradient_accumulation_steps:
-            sums = Accumulators(inner, backends, Replicas())
+            sums = Accumulators(inner, backends, OnReplicas())
 
             def update_by_means(gradients: list[tf.Tensor]) -> None:
                 update(sums.means(gradients))

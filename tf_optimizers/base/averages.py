@@ -32,15 +32,15 @@ class Averages:
         optimizer: The optimizer that averages.
         masters: Its master weights, which are averaged in place of
             half-precision variables.
-        where: The place of the averages, `Replicas` or `Host`.
+        placement: `OnReplicas` or `OnHost`, which has the averages.
     """
 
     def __init__(
-        self, optimizer: Any, masters: MasterWeights, where: Any
+        self, optimizer: Any, masters: MasterWeights, placement: Any
     ) -> None:
         self._optimizer = optimizer
         self._masters = masters
-        self._where = where
+        self._placement = placement
         # The keys of the variables that the last traced step moves.
         self._stepped: frozenset[str] = frozenset()
 
@@ -60,7 +60,7 @@ class Averages:
     def _update(self) -> None:
         optimizer = self._optimizer
         # The first update sets the averages to the weights themselves.
-        self._where.once(
+        self._placement.once(
             "average", lambda: self._average(optimizer.iterations > 0)
         )
         if frequency := optimizer.ema_overwrite_frequency:
@@ -84,12 +84,12 @@ class Averages:
 
         # Callbacks call this outside of the strategy's scope.
         with strategy_of(self._optimizer).scope():
-            self._where.once("first average", start)
+            self._placement.once("first average", start)
 
     def shown(self, averages: list[Any]) -> list[Any]:
         """Return the averages in the form that Keras's callbacks expect."""
         self.start()
-        return self._where.shown(self._optimizer, averages)
+        return self._placement.shown(self._optimizer, averages)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Overwrite averaged variables with their averages, after training.
@@ -130,7 +130,7 @@ class Averages:
             mean.assign(momentum * mean + (1 - momentum) * weight)
 
         variables = list(map(backend_variable, self._variables()))
-        self._where.update_each(variables, update)
+        self._placement.update_each(variables, update)
 
     def _assign(self, variables: Sequence[Any]) -> None:
         """Overwrite variables, and their master weights."""

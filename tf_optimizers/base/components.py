@@ -49,7 +49,7 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
         return first.value()
 
 
-class Replicas:
+class OnReplicas:
     """Keeps state on every replica, next to its weights."""
 
     update_each = staticmethod(update_each)
@@ -77,23 +77,23 @@ class Accumulators:
     Args:
         optimizer: The optimizer that accumulates.
         variables: The variables that have gradients.
-        where: The place of the accumulators, `Replicas` or `Host`.
+        placement: `OnReplicas` or `OnHost`, which has the accumulators.
     """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[Any], where: Any
+        self, optimizer: Any, variables: Sequence[Any], placement: Any
     ) -> None:
         self._steps = optimizer.gradient_accumulation_steps
         self._totals = [accumulator(optimizer, v) for v in variables]
         self._all = [
             accumulator(optimizer, v) for v in built_variables(optimizer)
         ]
-        self._where = where
+        self._placement = placement
         self.is_full = (micro_steps(optimizer) + 1) % self._steps == 0
 
     def add(self, gradients: Sequence[tf.Tensor]) -> None:
         """Add one gradient to each accumulator."""
-        self._where.update_each(
+        self._placement.update_each(
             self._totals,
             lambda total, gradient: total.assign_add(gradient),
             gradients,
@@ -105,7 +105,7 @@ class Accumulators:
         If a variable has several gradients, the first mean includes its sum.
         """
         means, seen = [], set()
-        with self._where.scope():
+        with self._placement.scope():
             for total, gradient in zip(self._totals, gradients, strict=True):
                 is_first = id(total) not in seen
                 seen.add(id(total))
@@ -115,6 +115,6 @@ class Accumulators:
 
     def clear(self) -> None:
         """Reset all accumulators, also of variables without a gradient now."""
-        self._where.update_each(
+        self._placement.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

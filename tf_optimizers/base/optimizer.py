@@ -23,7 +23,7 @@ from tf_optimizers._compat.tensorflow_internals import (
 from tf_optimizers.base.averages import Averages
 from tf_optimizers.base.components import (
     Accumulators,
-    Replicas,
+    OnReplicas,
     backend_variable,
 )
 from tf_optimizers.base.exclusions import WEIGHT_DECAY, Excluded, Exclusions
@@ -69,8 +69,8 @@ class Optimizer(keras.optimizers.Optimizer):
                       `_step` runs once, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
-    weights. `_where` is the place of averages and accumulators: `Replicas`, or
-    `Host` for one copy per worker.
+    weights. `_placement` says where averages and accumulators are: on every
+    replica or, once per worker, on the host.
 
     An optimizer that decays weights in its own formula sets `_exclusions`. The
     decoupled decay of `keras.optimizers.Optimizer` is never applied.
@@ -89,7 +89,7 @@ class Optimizer(keras.optimizers.Optimizer):
         super().__init__(learning_rate, **kwargs)
         self._exclusions = Exclusions()
         self._excluded = Excluded()
-        self._where: Any = Replicas()
+        self._placement: Any = OnReplicas()
         self._is_agreed = False
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -111,7 +111,7 @@ class Optimizer(keras.optimizers.Optimizer):
             agree_on_overflow()
         super().build(variables)
         self._masters = MasterWeights(self, variables)
-        self._ema: Any = Averages(self, self._masters, self._where)
+        self._ema: Any = Averages(self, self._masters, self._placement)
         self._excluded = excluded
 
     def add_variable(
@@ -220,7 +220,7 @@ class Optimizer(keras.optimizers.Optimizer):
         if not self.gradient_accumulation_steps:
             self._update(gradients, variables)
             return
-        accumulators = Accumulators(self, variables, self._where)
+        accumulators = Accumulators(self, variables, self._placement)
 
         def update(gradients: list[tf.Tensor]) -> None:
             self._update(accumulators.means(gradients), variables)

@@ -41,7 +41,7 @@ class HostGradient:
             return HostGradient(gradient / scale)
 
 
-class Host:
+class OnHost:
     """Keeps state once per worker, for all of its replicas.
 
     Under strategies that merge replicas to update variables, one thread does

@@ -27,8 +27,8 @@ from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.offload.host import (
     HOST,
-    Host,
     HostGradient,
+    OnHost,
     check_not_compiled,
     is_host,
     is_on_host,
@@ -68,7 +68,7 @@ class HostOptimizer(Optimizer):
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         super().__init__(learning_rate, **kwargs)
-        self._where = Host()
+        self._placement = OnHost()
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
@@ -119,13 +119,13 @@ class HostOptimizer(Optimizer):
             hosted = list(map(on_host, gradients, variables))
             return self._changes(hosted, variables)
 
-        self._apply_changes(self._where.once("step", work), variables)
+        self._apply_changes(self._placement.once("step", work), variables)
 
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
         """Add to the accumulators or, if they are full, step."""
-        accumulators = Accumulators(self, variables, self._where)
+        accumulators = Accumulators(self, variables, self._placement)
 
         def work() -> list[tf.Tensor]:
             hosted = _in_state_dtype(
@@ -152,7 +152,7 @@ class HostOptimizer(Optimizer):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
         # Called here, since replicas enter separate graphs below.
-        changes = self._where.once("step", work)
+        changes = self._placement.once("step", work)
         with tf.device(HOST):
             tf.cond(
                 accumulators.is_full,
