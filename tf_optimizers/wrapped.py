@@ -9,7 +9,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import keras
 
@@ -21,10 +21,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 }
 # The attributes of the user's objects that are searched. Searching all objects
 # would not end.
-_HOLDERS = (
-    *(keras.optimizers.Optimizer, keras.layers.Layer),
-    *(dict, list, tuple),
-)
+_HOLDERS = (keras.optimizers.Optimizer, keras.layers.Layer, dict, list, tuple)
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
@@ -154,30 +151,13 @@ def note_local_steps(optimizer: Any) -> None:
     _local.append(weakref.ref(optimizer))
 
 
-@runtime_checkable
-class Stepper(Protocol):
-    """An optimizer whose replicas may have different weights: `SparseLoCo`.
-
-    Attributes:
-        sync_every: The number of steps after which replicas have the same
-            weights again.
-        is_synchronized: Whether they have the same weights now.
-    """
-
-    sync_every: int
-    is_synchronized: bool
-
-    def synchronize(self, statistics: Sequence[Any] = ()) -> None:
-        """Give all replicas the same weights."""
-
-
 def steppers(model: keras.Model) -> list[Any]:
-    """Return each `Stepper` of a model, also inside of other optimizers."""
+    """Return each `SparseLoCo` of a model, also inside of other optimizers."""
     found = {
         id(part): part
         for optimizer in optimizers_of(model).values()
         for part in wrapped_optimizers(optimizer)
-        if isinstance(part, Stepper)
+        if hasattr(part, "synchronize")
     }
     return list(found.values())
 
