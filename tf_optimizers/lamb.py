@@ -162,7 +162,7 @@ def lamb(
     corrections: Corrections,
 ) -> tf.Tensor:
     """Return u from w, m and v; `corrections` turn these into m^ and v^."""
-    # Each root is taken separately: the quotient can overflow, they cannot.
+    # Each root is taken separately, since the quotient itself can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight

@@ -46,7 +46,7 @@ class LANS(LayerwiseOptimizer):
     variables that are excluded from layer adaptation.
 
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
-    only prevent overflow and underflow.
+    matter only for overflow and underflow.
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
@@ -160,7 +160,7 @@ def lans_step(
     learning_rate: tf.Tensor,
     step: tf.Tensor,
 ) -> None:
-    """Update w, m and v in place; see `lamb_step`."""
+    """Update w, m and v in place, with the arguments of `lamb_step`."""
     w, m, v = (read(handle, gradient) for handle in handles)
     # Measuring two norms together takes hardly longer than measuring one.
     g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
@@ -212,7 +212,7 @@ def lans(
     corrections: Corrections,
 ) -> list[tf.Tensor]:
     """Return a and c from w, g~, m and v; `corrections` give m^ and v^."""
-    # Each root is taken separately: the quotient can overflow, they cannot.
+    # Each root is taken separately, since the quotient itself can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight
