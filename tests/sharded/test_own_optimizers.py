@@ -159,7 +159,7 @@ class Others(Counted):
         (ByIndex, r"count_0 of shape \(6, 8\), which a variable has, too"),
         (Scalars, "changes state which every replica has"),
         (Flags, "of dtype bool"),
-        (Others, "uses state which belongs to another one"),
+        (Others, "uses another variable.s state"),
     ],
 )
 def test_state_of_no_variable_is_refused(mirrored, make, message):

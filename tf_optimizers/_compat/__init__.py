@@ -1,7 +1,7 @@
 """Private names of TensorFlow and Keras that the package depends on.
 
-Tried with TensorFlow 2.16 and 2.21 and Keras 3.10, 3.12 and 3.15. When a new
-version no longer has one of them, tests/base/test_compat.py says which.
+Tested with TensorFlow 2.16 and 2.21, and Keras 3.10, 3.12 and 3.15. If a new
+version lacks one of them, tests/base/test_compat.py names it.
 """
 
 from typing import TypeAlias

@@ -21,13 +21,16 @@ from tf_optimizers._compat.patches import (
 def build_from_specs(
     is_for: Callable[[tf.distribute.Strategy], bool],
 ) -> None:
-    """Let Keras build models of some strategies by what it knows of the data.
+    """Let Keras build models from the specification of the data.
 
     From now on in this process. Keras draws a batch before `fit` and
-    `evaluate`, to build the model by its mean over replicas. So a generator
-    loses batches, each worker draws different ones ahead, and data that cannot
-    be averaged fail. A model without `call` is built by its first step, as
-    without a strategy.
+    `evaluate`, and builds the model from the batch's mean over replicas. So a
+    generator loses batches, workers draw different ones ahead, and data that
+    cannot be averaged fail. A model without `call` is built by its first step,
+    as without a strategy.
+
+    Args:
+        is_for: Called with a strategy; returns whether to do so.
     """
 
     def without_batch(build: Callable) -> Callable:
@@ -39,8 +42,7 @@ def build_from_specs(
                 build(self, iterator=iterator, data_batch=data_batch)
                 return
             if type(self).call is keras.Model.call:
-                # Its `train_step` calls parts, and builds them.
-                return
+                return  # Its `train_step` calls layers, which builds them.
             if iterator is not None:
                 spec = iterator._distributed_dataset.element_spec
                 data_batch = tf.nest.map_structure(_symbol, spec)
@@ -53,9 +55,9 @@ def build_from_specs(
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
-    """Return what Keras builds with in place of a value, None of None."""
+    """Return the symbolic tensor of a specification, or None without shape."""
     if isinstance(spec, values.PerReplicaSpec):
-        spec = spec._value_specs[0]  # Of a worker's first replica.
+        spec = spec._value_specs[0]  # The worker's first replica.
     if not hasattr(spec, "shape"):
         return None
     dtype = keras.backend.standardize_dtype(spec.dtype)
@@ -66,11 +68,14 @@ def call_first(
     kind: type[keras.callbacks.Callback],
     is_for: Callable[[keras.Model], bool],
 ) -> None:
-    """Let the callbacks of some models begin with one of a kind.
+    """Insert a callback before all others of a model, from now on.
 
-    From now on in this process. `fit`, `evaluate` and `predict` hand their
-    callbacks to a list, which is told the model; a model and an optimizer have
-    no way to add some.
+    In this process. A model and an optimizer have no way to add callbacks.
+    `fit`, `evaluate` and `predict` create a list of them, and set its model.
+
+    Args:
+        kind: The class of the callback.
+        is_for: Called with a model; returns whether it gets the callback.
     """
 
     def adding(set_model: Callable) -> Callable:
@@ -87,10 +92,7 @@ def call_first(
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:
-    """Let methods that save models begin with a check of the model.
-
-    From now on in this process.
-    """
+    """Call `check` with a model before it is saved, from now on."""
     for name in ("save", "save_weights", "export"):
         replace(f"Model.{name}", functools.partial(_checked, check))
 
@@ -106,16 +108,16 @@ def _checked(check: Callable[[keras.Model], None], method: Callable) -> Any:
 
 @functools.cache
 def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
-    """Let `jit_compile="auto"` mean "not by XLA" for some models.
+    """Let `jit_compile="auto"` mean `False` for some models, from now on.
 
-    From now on in this process. Keras decides in `compile`, and asks layers
-    only. What `compile` was given explicitly stays. An optimizer may come
-    later, as in a `compile` that calls `super().compile()` first: so the
-    decision is looked at again when a step is about to be made.
+    In this process. Keras decides in `compile`, and asks only layers. An
+    explicit argument of `compile` stays as it is. Since the optimizer may be
+    set later, as in a `compile` that calls `super().compile()` first, the
+    decision is checked again when Keras makes a step.
 
     Args:
-        is_refused: Tells whether something in a model cannot run under XLA.
-            Called on machines with another device than a CPU only.
+        is_refused: Called with a model; returns whether its optimizer cannot
+            run under XLA. Not called on machines that have only CPUs.
     """
 
     def asking(resolve: Callable) -> Callable:
@@ -129,7 +131,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     def looking_again(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
-            if vars(self).pop(_IS_ASKED, False):  # It had never been set.
+            if vars(self).pop(_IS_ASKED, False):  # First read, never assigned.
                 object.__setattr__(self, _IS_AUTO, True)
             if not value or not getattr(self, _IS_AUTO, False):
                 return value
@@ -142,27 +144,27 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # Without the names, a step under XLA is refused with the way out.
+    # If Keras lacks the names, a step under XLA raises, and says what to do.
     if has_names(WITHOUT_XLA):
         replace("Model._resolve_auto_jit_compile", asking)
         replace("Model.jit_compile", looking_again)
 
 
-# Whether "auto" has been decided on, and the result is not assigned yet.
+# Set once Keras has decided about "auto", until it assigns the result.
 _IS_ASKED = "_tfo_jit_compile_is_asked"
-# Whether the value of `jit_compile` follows from "auto".
+# Whether the value of `jit_compile` comes from "auto".
 _IS_AUTO = "_tfo_jit_compile_is_auto"
 
 
 @functools.cache
 def agree_on_overflow() -> None:
-    """Let replicas skip a step together in Keras's dynamic loss scaling.
+    """Let all replicas skip the same steps in Keras's dynamic loss scaling.
 
-    Keras (3.15) asks one replica whether its gradients are finite, before they
-    are summed: the first; or, where replicas do not merge, each itself, in a
-    `tf.cond` of its own in which `iterations` cannot be assigned to, even
-    with one replica. `compile` wraps optimizers in this class by itself and
-    takes no other, so that its method must be replaced, from now on in this
+    Before gradients are summed, Keras (3.15) tests whether those of the first
+    replica are finite. For strategies without merge calls, every replica tests
+    its own gradients, in a `tf.cond` in which `iterations` cannot be assigned,
+    even with one replica. `compile` wraps optimizers in `LossScaleOptimizer`,
+    and takes no other class, so its method is replaced, from now on in this
     process. Without a strategy nothing changes.
     """
 
@@ -202,7 +204,8 @@ def _apply_together(
         total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
         keras.ops.cond(
             strategy.experimental_local_results(total)[0] == 0,
-            # All replicas in one branch: they may exchange and assign there.
+            # All replicas run inside the branch, so they may exchange values
+            # and assign to variables there.
             lambda: extended.call_for_each_replica(
                 optimizer._stateful_handle_finite_grads,
                 args=(grads, variables),

@@ -9,18 +9,18 @@ from keras.src.backend.common import global_state
 
 from tf_optimizers._compat import Gradient
 
-# What Keras calls the list of an optimizer's variables in checkpoints.
+# Keras's name for the list of an optimizer's variables in checkpoints.
 VARIABLES = "_variables"
 
 
 def with_hooks(cls: type) -> type:
-    """Make Keras call a class of optimizers where it has private steps only.
+    """Override private methods of Keras in a class of optimizers.
 
-    The class has `_accumulate(gradients, variables)`; `_ema`, its `Averages`;
-    `_saved_as()`, the optimizer whose state is saved as its own;
-    `_variables_name`, what checkpoints call the list of variables; and
-    `_check_name(name)`, which raises if what a checkpoint has under a name must
-    not be read.
+    The class must have `_accumulate(gradients, variables)`; `_ema`, its
+    `Averages`; `_saved_as()`, the optimizer whose state is saved in place of
+    its own; `_variables_name`, the name of its list of variables in
+    checkpoints; and `_check_name(name)`, which raises if an entry of a
+    checkpoint must not be read.
     """
     for name, hook in HOOKS.items():
         setattr(cls, name, hook)
@@ -30,21 +30,21 @@ def with_hooks(cls: type) -> type:
 def _accumulate(
     self: Any, gradients: Sequence[Gradient], variables: Any
 ) -> None:
-    # Keras clips, decays, accumulates and averages in here, before the
-    # replicas' gradients are summed; there is no public place between `apply`,
-    # which unscales them, and `update_step`.
+    # Keras's method clips, decays, accumulates and averages before the
+    # replicas' gradients are summed. There is no public method between `apply`,
+    # which unscales gradients, and `update_step`.
     self._accumulate(list(gradients), list(variables))
 
 
 def _overwrite(self: Any, variables: Sequence[Any]) -> None:
-    # `finalize_variable_values` calls this; Keras's own assigns without a cast,
-    # which fails for averages of another dtype than the variable.
+    # `finalize_variable_values` calls this. Keras's method assigns without a
+    # cast, which fails if averages have another dtype than variables.
     self._ema.overwrite(variables)
 
 
 def _averages(self: Any) -> list[Any]:
-    # `SwapEMAWeights` takes the averages from here, also before the first
-    # update; Keras makes them in `build`.
+    # `SwapEMAWeights` reads this, also before the first update. Keras creates
+    # the averages in `build`.
     return self._ema.shown(self._averages)
 
 
@@ -53,8 +53,8 @@ def _set_averages(self: Any, averages: list[Any]) -> None:
 
 
 def _learning_rate(self: Any) -> Any:
-    # Keras calls any schedule with the number of micro-batches, and gives what
-    # this returns to all who ask for `learning_rate`.
+    # Keras calls every schedule with the number of micro-batches. The public
+    # `learning_rate` returns this method's result.
     if getattr(self._learning_rate, "counts_updates", False):
         return self._learning_rate(self.iterations)
     return keras.optimizers.Optimizer._get_current_learning_rate(self)
@@ -63,8 +63,8 @@ def _learning_rate(self: Any) -> Any:
 def _children(
     self: Any, save_type: str = "checkpoint", **kwargs: Any
 ) -> dict[str, Any]:
-    # TensorFlow takes the names of what it writes from here; there is no public
-    # way to give an attribute another one.
+    # TensorFlow writes attributes under these names. There is no public way to
+    # change them.
     if self._saved_as() is not self:
         return self._saved_as()._trackable_children(save_type, **kwargs)
     children = keras.optimizers.Optimizer._trackable_children(
@@ -78,8 +78,8 @@ def _children(
 def _dependency(
     self: Any, name: str, cached_dependencies: dict[str, Any] | None = None
 ) -> Any:
-    # TensorFlow asks here for each name in a checkpoint, before any value is
-    # restored, and then hands the children over.
+    # TensorFlow calls this for each name in a checkpoint, before it restores
+    # any value; later it passes `cached_dependencies`.
     if cached_dependencies and self._saved_as() is not self:
         return self._saved_as()._lookup_dependency(name, cached_dependencies)
     if cached_dependencies:
@@ -100,12 +100,12 @@ HOOKS = {
 
 
 def whole(error: Exception) -> Exception:
-    """Return an error that Keras raises as it is, from inside of `ops.cond`.
+    """Return an error that Keras does not change inside `ops.cond`.
 
-    Dynamic loss scaling steps in there.
+    Dynamic loss scaling steps inside one.
     """
-    # To others, Keras adds "Exception encountered when calling Cond.call()" and
-    # the arguments; this is its mark of what needs no more.
+    # Keras adds "Exception encountered when calling Cond.call()" and arguments
+    # to errors without this mark.
     vars(error)["_keras_call_info_injected"] = True
     return error
 
@@ -123,65 +123,65 @@ def variable_index(optimizer: Any, variable: Any) -> int:
 
 
 def variable_key(optimizer: Any, variable: Any) -> str:
-    """Return what identifies `variable` and its replicas' components."""
-    # Under a strategy `update_step` is handed components; Keras resolves them
-    # to the variable they belong to in here only.
+    """Return the key that a variable and its components on replicas share."""
+    # Under a strategy, `update_step` gets components. Only this private method
+    # finds their variable.
     return optimizer._var_key(variable)
 
 
 def built_variables(optimizer: Any) -> list[Any]:
     """Return the variables given to `build`."""
-    # Keras keeps them for `apply(grads)` and has no public accessor.
+    # Keras has no public accessor.
     return optimizer._trainable_variables
 
 
 def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
     """Return the strategy under whose scope the optimizer was created."""
-    # Keras keeps it to find the variables' devices after training.
+    # Keras has no public accessor.
     return optimizer._distribution_strategy
 
 
 def micro_steps(optimizer: Any) -> tf.Tensor:
-    """Return the calls of `apply` so far; `iterations` counts the updates."""
+    """Return the number of calls of `apply`; `iterations` counts updates."""
     # `iterations` is divided by `gradient_accumulation_steps`.
     return tf.convert_to_tensor(optimizer._iterations)
 
 
 def raw_iterations(optimizer: Any) -> tf.Variable:
     """Return the variable that counts calls of `apply`."""
-    # `iterations` is not a variable where gradients are accumulated.
+    # With gradient accumulation, `iterations` is not a variable.
     return optimizer._iterations.value
 
 
 def accumulator(optimizer: Any, variable: Any) -> tf.Variable:
-    """Return the sum of gradients that `gradient_accumulation_steps` keeps."""
-    # Keras creates them in `build` and has no public accessor.
+    """Return the accumulated gradients of a variable."""
+    # Keras creates them in `build`, and has no public accessor.
     index = variable_index(optimizer, variable)
     return optimizer._accumulated_gradients[index].value
 
 
 def average(optimizer: Any, variable: Any) -> tf.Variable | None:
-    """Return the moving average that `use_ema` keeps of `variable`.
+    """Return the moving average of a variable that `use_ema` keeps.
 
-    None for variables that are overwritten by their gradients (float8 scales).
+    None if the variable is overwritten by its gradients (a float8 scale).
     """
     found = optimizer._averages[variable_index(optimizer, variable)]
     return None if found is None else found.value
 
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
-    """Tell whether a variable is replaced by its gradient (a float8 scale)."""
-    # Keras gives these no slots, and does not pass on their gradients.
+    """Return whether gradients overwrite a variable (a float8 scale)."""
+    # Keras creates no slots for these, and does not pass on their gradients.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
 def add_replica_variable(
     optimizer: Any, reference: Any, name: str, dtype: str
 ) -> keras.Variable:
-    """Add a variable of zeros of which every replica has its own.
+    """Add a variable of zeros that has another value on every replica.
 
-    Read outside of a replica, it is the sum over replicas; what is assigned
-    there is divided among them. Keras's `add_variable` has no argument for
+    Outside of replicas, a read returns the sum over replicas, and an assigned
+    value is divided among them. Keras's `add_variable` has no argument for
     this, and tracks its variables in private.
     """
     is_keras = isinstance(reference, keras.Variable)
@@ -204,15 +204,15 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Make the `fit` that is about to start begin at an epoch."""
-    # Keras reads it after `on_train_begin`, for its own BackupAndRestore; the
-    # argument `initial_epoch` has been given by then.
+    """Let the `fit` that is starting begin at an epoch."""
+    # Keras reads this after `on_train_begin`, for its own `BackupAndRestore`.
+    # It is too late for the argument `initial_epoch`.
     model._initial_epoch = epoch
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
-    """Create the variables of a model's metrics, whatever their values."""
-    # Keras does so when it traces the first step, if there is no strategy.
+    """Create the variables of a model's metrics."""
+    # Without a strategy, Keras does so when it traces the first step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch
@@ -221,24 +221,24 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return what Keras's adapters of generators yield optionals of."""
+    """Return the value of an optional, as Keras's generator adapter yields."""
     if not isinstance(value, tf.experimental.Optional):
         return value
     return value.get_value() if value.has_value() else None
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return all layers of a model, those inside of others too."""
-    # `model.layers` has those of the first level only.
+    """Return all layers of a model, including nested ones."""
+    # `model.layers` has only the first level.
     return model._flatten_layers(include_self=False)
 
 
 def global_seed() -> list[int] | None:
-    """Return the state of the generator behind unseeded `keras.random` ops.
+    """Return the state of the generator of unseeded `keras.random` ops.
 
-    None if there is none yet: Keras creates it for the first of them.
+    None if there is none yet: Keras creates it for the first op.
     """
-    # Keras keeps it under this name, one for each thread.
+    # Keras has one per thread, under this name.
     generator = global_state.get_global_attribute("global_seed_generator")
     return None if generator is None else generator.state.numpy().tolist()
 
@@ -247,7 +247,7 @@ def set_global_seed(state: list[int]) -> None:
     """Make unseeded `keras.random` ops continue from a state."""
     generator = global_state.get_global_attribute("global_seed_generator")
     if generator is None:
-        # Given a seed, it draws none from Python's generator.
+        # Without a seed, it would draw one from Python's generator.
         generator = keras.random.SeedGenerator(seed=0)
         global_state.set_global_attribute("global_seed_generator", generator)
     generator.state.assign(state)

@@ -1,4 +1,4 @@
-"""Variables of which a replica has some rows, and all others zeros."""
+"""Variables whose rows are owned by different replicas."""
 
 import weakref
 from collections.abc import Sequence
@@ -12,38 +12,38 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 
-# What indexes a tensor, to take some of its rows or all of it.
+# An index of a tensor that takes some of its rows, or all of it.
 Rows: TypeAlias = slice | EllipsisType
 
 
 # TensorFlow's class of variables that are reduced when read has no public
-# name, and divides what it restores where it sums what it saves.
+# name. With SUM, it would divide restored values by the number of replicas.
 class OwnedVariable(values.SyncOnReadVariable):
-    """A variable of a strategy of which no two replicas have the same rows.
+    """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas, it is whole on all workers: reading it is a sum over
-    replicas, which have zeros in all rows but their own, and of what is
-    assigned or restored each keeps its own.
+    Outside of replicas it is whole, on all workers. A read is a sum over
+    replicas, each with zeros in the rows of others. A replica keeps its own
+    rows of a value that is assigned or restored.
 
     Attributes:
-        own_name: Its name, where that is not its components'.
+        own_name: The name, if it differs from that of the components.
     """
 
     own_name: str | None = None
 
     @property
     def name(self) -> str:
-        """The name, as TensorFlow has it."""
+        """The name, in TensorFlow's form."""
         return self.own_name or super().name
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """What those see who assign: that nothing is to be divided."""
+        """MEAN, so that assigning does not divide the value."""
         return tf.VariableAggregation.MEAN
 
 
 class _Component(LazyZeros):
-    """A replica's component: zeros without memory, but for its own rows."""
+    """A replica's component: only its own rows have memory."""
 
     def __init__(
         self, *, part: tf.Variable | None, rows: slice, **options: Any
@@ -59,7 +59,7 @@ class _Component(LazyZeros):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Assign to the rows that are here."""
+        """Assign to the replica's own rows."""
         written = None
         if self.part is not None:
             value = tf.convert_to_tensor(value, self.dtype)
@@ -88,16 +88,16 @@ def owned_variable(
     value: tf.Tensor,
     name: str,
 ) -> OwnedVariable:
-    """Return a variable of which each replica has its own rows.
+    """Return a variable whose rows are owned by different replicas.
 
     Args:
         strategy: The strategy.
-        devices: Where the components are, of this process's replicas.
-        rows: What each of these has, None for nothing.
-        value: What the variable begins with.
-        name: Its name.
+        devices: The devices of the components of this process's replicas.
+        rows: The rows that each of these replicas owns, None without any.
+        value: The initial value of the whole variable.
+        name: The name of the variable.
     """
-    # TensorFlow keeps 36 kB for each name that a variable was created with.
+    # One name for all: TensorFlow keeps 36 kB for each name ever used.
     options = {
         "trainable": False,
         "dtype": value.dtype,
@@ -109,7 +109,7 @@ def owned_variable(
         with tf.device(device):
             part = None
             if own is not None:
-                # A sum: a slice would keep the memory of all rows.
+                # `+ 0` copies: a slice would keep the memory of all rows.
                 part = plain_variable(value[own] + 0, **options)
             if not isinstance(own, EllipsisType):
                 part = _Component(
@@ -126,28 +126,28 @@ def owned_variable(
 
 
 def part_of(component: tf.Variable) -> tf.Variable:
-    """Return the rows that a replica's component of a variable has.
+    """Return the rows of a variable that a component's replica owns.
 
-    Where it has none, whoever uses what is returned gets an error.
+    Without any, the result raises an error when it is used.
     """
     part = getattr(component, "part", component)
     return _Elsewhere() if part is None else part
 
 
 def is_here(component: tf.Variable) -> bool:
-    """Tell whether a replica's component of a variable has any rows."""
+    """Return whether a component's replica owns any rows of the variable."""
     return getattr(component, "part", component) is not None
 
 
 class _Elsewhere:
-    """State that another replica has, in a step of this one."""
+    """State that another replica owns; any use of it raises an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(
-            "A step of a variable must use the state of that variable alone. "
-            "Received: a step that uses state which belongs to another one, "
-            "and which another replica has. Create the state of each variable "
-            "by `self.add_variable_from_reference(variable, name)`, or use the "
+            "A step of a variable must use only the state of that variable. "
+            "Received: a step that uses another variable's state, which "
+            "another replica owns. Create the state of each variable by "
+            "`self.add_variable_from_reference(variable, name)`, or use the "
             "inner optimizer without `ShardedState`."
         )
 
@@ -156,7 +156,7 @@ class _Elsewhere:
 
 
 def array_of(component: tf.Variable) -> np.ndarray:
-    """Return the value of a component; zeros of others' rows take no memory."""
+    """Return a component's value; rows of other replicas are lazy zeros."""
     if not isinstance(component, _Component):
         return component.numpy()
     whole = np.zeros(component.shape, component.dtype.as_numpy_dtype)
@@ -167,9 +167,9 @@ def array_of(component: tf.Variable) -> np.ndarray:
 
 # TensorFlow's class of variables without a value has no public name.
 class Copy(resource_variable_ops.UninitializedVariable):
-    """Some rows of a variable, which have memory in a step only.
+    """Some rows of a variable, with memory only during a step.
 
-    To optimizers, it is a component of the variable.
+    Optimizers take it for a component of the variable.
     """
 
     def __init__(
@@ -181,17 +181,17 @@ class Copy(resource_variable_ops.UninitializedVariable):
                 dtype=variable.dtype,
                 name=variable.name.removesuffix(":0"),
             )
-        # By which Keras finds what it keeps for a variable.
+        # Keras finds a variable's state by this attribute.
         self._distributed_container = weakref.ref(variable)
 
     def take(self, value: tf.Tensor) -> None:
-        """Have a value, for a step."""
+        """Take a value, for a step."""
         tf.raw_ops.AssignVariableOp(
             resource=self.handle, value=value, validate_shape=False
         )
 
     def free(self) -> None:
-        """Give the memory back."""
-        # Of no known shape, or TensorFlow would compare it with the variable's.
+        """Free the memory."""
+        # Without a static shape, which TensorFlow would compare with its own.
         nothing = tf.zeros([0], self.dtype)
         self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

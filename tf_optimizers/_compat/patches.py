@@ -1,9 +1,8 @@
-"""Lists all that is replaced in Keras and TensorFlow.
+"""Lists all functions and classes that are replaced in Keras and TensorFlow.
 
-Others in the process use these classes and functions, too. So nothing is
-replaced before a feature is first used, and what takes a name's place does what
-the original does for all who do not use the feature. It stays for the rest of
-the process.
+Other code in the process uses them, too. So a function is replaced when a
+feature is first used, not before, and its replacement behaves like the original
+for code that does not use the feature. It stays until the process ends.
 """
 
 import pkgutil
@@ -18,12 +17,12 @@ class Patch(NamedTuple):
     """Some names that are replaced, and why.
 
     Attributes:
-        names: Where they are.
-        features: What needs it, as a user knows it.
-        why: What the original does not do.
-        without: What would be wrong if the replacement were not called.
-        until: What upstream would have to offer for it to go.
-        test: Sees the effect: its file in tests/, and its name.
+        names: The full names.
+        features: The features that need it, as users know them.
+        why: The lack of the original.
+        without: The fault if the replacement were not called.
+        until: The upstream change that would make it superfluous.
+        test: The test of its effect: a file in tests/, and a name.
     """
 
     names: tuple[str, ...]
@@ -42,7 +41,7 @@ WITHOUT_XLA = "`AdamOffload`, `DGCMomentum` or `SparseLoCo` on a GPU"
 _LOSSES = "keras.src.losses.loss"
 _ADAPTERS = "keras.src.trainers.data_adapters"
 _OPTIMIZERS = "keras.optimizers"
-_MULTI = (  # Of Keras 3.12.
+_MULTI = (  # New in Keras 3.12.
     (f"{_OPTIMIZERS}.MultiOptimizer.apply",)
     if hasattr(keras.optimizers, "MultiOptimizer")
     else ()
@@ -52,39 +51,38 @@ PATCHES = (
     Patch(
         names=(f"{_OPTIMIZERS}.Optimizer.build",),
         features=(STRATEGY,),
-        why="An optimizer of Keras that was made outside of the scope must "
-        "become the strategy's before it makes variables.",
+        why="A Keras optimizer created outside of the scope must be moved into "
+        "the strategy before it creates variables.",
         without="Such an optimizer fails: strategies must not be nested.",
-        until="Keras does so itself, or calls something before the first "
-        "`build`.",
+        until="Keras does so itself, or has a hook before the first `build`.",
         test="workers/test_guide.py::test_compile_outside_of_the_scope_is_as_inside",
     ),
     Patch(
         names=("keras.Model._maybe_symbolic_build",),
         features=(STRATEGY,),
-        why="Keras draws a batch before `fit`, and builds a model by its mean "
-        "over replicas.",
+        why="Keras draws a batch before `fit`, and builds a model from its "
+        "mean over replicas.",
         without="A generator loses a batch, and data that have no mean fail.",
-        until="Keras builds by the specification of the data.",
+        until="Keras builds models from the specification of the data.",
         test="workers/test_guide.py::test_data_may_be_of_any_dtype",
     ),
     Patch(
         names=("keras.Model._make_function",),
         features=(STRATEGY,),
-        why="Keras passes a strategy the step of a model, which does not tell "
-        "the model if it is a lambda, or what a decorator returns.",
+        why="Keras passes the step of a model to a strategy. A lambda, or a "
+        "decorated step, has no reference to its model.",
         without="Such a step trains with N times the gradient.",
-        until="A strategy is told which model it runs a step of.",
+        until="Keras passes the model to the strategy, too.",
         test="workers/steps/test_named_steps.py::"
         "test_step_of_any_name_equals_one_process",
     ),
     Patch(
         names=(f"{_OPTIMIZERS}.LossScaleOptimizer.apply",),
         features=(STRATEGY, REPLICAS),
-        why="Keras asks one replica whether gradients are finite, before they "
-        "are summed.",
+        why="Keras tests on one replica whether gradients are finite, before "
+        "they are summed.",
         without="Some replicas skip a step that others make.",
-        until="Keras asks all replicas.",
+        until="Keras tests the gradients of all replicas.",
         test="optimizers/test_replicas.py::test_replicas_skip_an_overflow_together",
     ),
     Patch(
@@ -93,8 +91,8 @@ PATCHES = (
             "keras.Model.jit_compile",
         ),
         features=(WITHOUT_XLA,),
-        why="On a GPU, Keras compiles steps by XLA if all layers support that. "
-        "It does not ask optimizers.",
+        why="On a GPU, Keras compiles steps by XLA if all layers support that, "
+        "whether the optimizer does or not.",
         without="`fit` after `compile(optimizer, loss)` raises, on a GPU.",
         until="Optimizers have `supports_jit`, as layers have.",
         test="optimizers/test_xla.py::test_auto_means_not_by_xla",
@@ -102,9 +100,9 @@ PATCHES = (
     Patch(
         names=("keras.callbacks.CallbackList.set_model",),
         features=(LOCAL_STEPS, STRATEGY),
-        why="Optimizers and strategies cannot add callbacks, and weights and "
-        "statistics are to be alike before others read them.",
-        without="A validation sees each replica's own.",
+        why="Optimizers and strategies cannot add callbacks. Replicas must "
+        "average weights and statistics before other callbacks read them.",
+        without="Validation uses each replica's own weights and statistics.",
         until="Optimizers, or strategies, may add callbacks.",
         test="optimizers/test_local_steps.py::"
         "test_fit_reads_common_weights_everywhere",
@@ -116,19 +114,18 @@ PATCHES = (
             "keras.Model.export",
         ),
         features=(LOCAL_STEPS, STRATEGY),
-        why="Keras asks an optimizer for its state when the file has been "
-        "opened, and its old content is gone; statistics it reads on one "
-        "replica.",
-        without="A model that cannot be saved yet destroys what was saved, and "
-        "each worker saves statistics of its own.",
-        until="Keras asks before it opens the file.",
+        why="Keras opens the file, which deletes its old content, before it "
+        "asks an optimizer for its state. It reads statistics of one replica.",
+        without="A model that cannot be saved yet destroys the saved one, and "
+        "workers save different statistics.",
+        until="Keras asks for the state before it opens the file.",
         test="optimizers/test_local_steps.py::test_own_weights_are_not_saved",
     ),
     Patch(
         names=("tensorflow.python.data.ops.shuffle_op._shuffle",),
         features=(STRATEGY,),
-        why="Shuffles without a seed draw one on each worker, and tell nobody "
-        "how often they have been drawn from.",
+        why="Shuffles without a seed draw a random one on each worker, and "
+        "have no public count of epochs.",
         without="Workers draw different rows, which is an error.",
         until="`tf.data.Options` has a seed for shuffles without one.",
         test="workers/data/test_shared_data.py::"
@@ -139,8 +136,8 @@ PATCHES = (
             f"{_ADAPTERS}.array_data_adapter.ArrayDataAdapter.get_tf_dataset",
         ),
         features=(STRATEGY,),
-        why="Keras shuffles arrays by a seed of each worker, from 3.16 on by "
-        "the number of the epoch, which it takes to be 0 for ever.",
+        why="Keras shuffles arrays by a random seed on each worker; from 3.16 "
+        "on by the number of the epoch, which stays 0 under a strategy.",
         without="Workers draw different rows, which is an error; from 3.16 on, "
         "each epoch has the same order.",
         until="`fit` has a seed for `shuffle=True`.",
@@ -151,7 +148,7 @@ PATCHES = (
         names=(f"{_ADAPTERS}.generator_data_adapter.peek_and_restore",),
         features=(STRATEGY,),
         why="Several iterators draw from one Python generator, and TensorFlow "
-        "reads ahead as far as there is time.",
+        "reads ahead, as far as time allows.",
         without="From the second `fit` or validation on, workers draw "
         "different rows, which is an error.",
         until="Keras draws from generators without a thread.",
@@ -165,11 +162,11 @@ PATCHES = (
             f"{_LOSSES}.reduce_weighted_values",
         ),
         features=(STRATEGY,),
-        why="Keras divides losses by the number of replicas, whatever part of "
-        "the rows each has.",
-        without="Rows of a batch that cannot be shared evenly count "
-        "differently.",
-        until="A strategy may say what a replica counts for.",
+        why="Keras divides losses by the number of replicas, whatever their "
+        "shares of the rows.",
+        without="Rows of a batch that cannot be split evenly have different "
+        "weights.",
+        until="A strategy may set the weight of a replica.",
         test="workers/steps/test_uneven_batches.py::"
         "test_uneven_batches_equal_one_process",
     ),
@@ -179,32 +176,34 @@ PATCHES = (
             "tensorflow.nn.scale_regularization_loss",
         ),
         features=(STRATEGY,),
-        why="TensorFlow's two functions divide losses likewise.",
+        why="TensorFlow's two functions divide losses by the number of "
+        "replicas, too.",
         without="A `train_step` that uses them trains on 1 / N of its loss.",
-        until="A strategy may say what a replica counts for.",
+        until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
     ),
     Patch(
         names=("keras.layers.BatchNormalization._moments",),
         features=(STRATEGY,),
-        why="A replica without rows has one that counts for nothing.",
-        without="That row moves the statistics.",
+        why="A replica without rows holds a padding row.",
+        without="The padding row moves the statistics.",
         until="The layer takes weights of rows.",
         test="workers/steps/test_uneven_batches.py::"
         "test_replica_without_rows_keeps_its_statistics",
     ),
     Patch(
         names=(
-            # And, again, that of `LossScaleOptimizer`, which has a row above.
+            # And that of `LossScaleOptimizer`, which is listed above.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",
             f"{_OPTIMIZERS}.LossScaleOptimizer.scale_loss",
         ),
         features=(STRATEGY,),
-        why="Gradients of a step that users write count by the replica's rows.",
+        why="Gradients of a custom step must be weighted by the replica's "
+        "rows.",
         without="They are N times too large.",
-        until="A strategy may say what a replica counts for.",
+        until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
     ),
     Patch(
@@ -213,10 +212,10 @@ PATCHES = (
             "keras.Variable.assign",
         ),
         features=(STRATEGY,),
-        why="A number that a step gives to a metric is that of the replica's "
-        "rows; a replica without rows changes no metric.",
-        without="The mean is of replicas, not of rows.",
-        until="A strategy may say what a replica counts for.",
+        why="A number that a step passes to a metric is of the replica's rows. "
+        "A replica without rows must change no metric.",
+        without="The mean is over replicas, not over rows.",
+        until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
     ),
 )
@@ -230,31 +229,32 @@ NAMES = {
 
 
 def check_names(feature: str) -> None:
-    """Raise if a name is gone that a feature needs replaced.
+    """Raise if a feature has to replace a name that no longer exists.
 
-    Called before anything is replaced.
+    Call it before anything is replaced.
 
     Raises:
-        RuntimeError: If so.
+        RuntimeError: If a name does not exist.
     """
-    if gone := _gone(feature):
+    if missing := _missing(feature):
         raise RuntimeError(
             f"{feature} needs names of Keras and TensorFlow that the installed "
             f"versions must have. Received: Keras {keras.__version__} and "
-            f"TensorFlow {tf.__version__}, without {', '.join(gone)}. Install "
-            "a newer tf_optimizers, or the last versions that have them."
+            f"TensorFlow {tf.__version__}, without {', '.join(missing)}. "
+            "Install a newer tf_optimizers, or the last versions that have "
+            "them."
         )
 
 
 def replace(key: str, make: Callable[[Any], Any]) -> None:
-    """Put something in the place of a name of the table.
+    """Replace a name of the table.
 
-    Who calls this does so once: `functools.cache`. What has been replaced may
-    be replaced again; the last comes first.
+    Callers do so once, by `functools.cache`. A name may be replaced again; the
+    last replacement is called first.
 
     Args:
         key: The last two parts of the name, such as "CallbackList.set_model".
-        make: Called with the original; returns what takes its place.
+        make: Called with the original; returns the replacement.
     """
     owner, _, attribute = NAMES[key].rpartition(".")
     owner = pkgutil.resolve_name(owner)
@@ -262,21 +262,21 @@ def replace(key: str, make: Callable[[Any], Any]) -> None:
 
 
 def has_names(feature: str) -> bool:
-    """Return whether all names are there that a feature needs replaced."""
-    return not _gone(feature)
+    """Return whether all names that a feature replaces exist."""
+    return not _missing(feature)
 
 
-def _gone(feature: str) -> list[str]:
+def _missing(feature: str) -> list[str]:
     return [
         name
         for patch in PATCHES
         if feature in patch.features
         for name in patch.names
-        if not _is_there(name)
+        if not _exists(name)
     ]
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     try:
         pkgutil.resolve_name(name)
     except (AttributeError, ImportError):

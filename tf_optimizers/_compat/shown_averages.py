@@ -11,8 +11,8 @@ _AVERAGES = "_model_variables_moving_average"
 
 
 def averages_of(optimizer: Any) -> list[Any]:
-    """Return what `use_ema` keeps, of each variable that is not overwritten."""
-    # Ours show others under Keras's name, from the first time that it is read.
+    """Return the averages of `use_ema`, None for overwritten variables."""
+    # Our optimizers keep theirs here, and show others under Keras's name.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
@@ -20,15 +20,15 @@ def averages_of(optimizer: Any) -> list[Any]:
 def show_averages(optimizer: Any, inner: Any) -> None:
     """Let `SwapEMAWeights` find an optimizer's averages on the one it wraps.
 
-    The callback takes every `inner_optimizer` for that of a
-    `LossScaleOptimizer`, which has the averages.
+    The callback reads the averages of an `inner_optimizer`, if there is one, as
+    in a `LossScaleOptimizer`.
     """
-    # Not `setattr`: Keras tracks what is assigned to an optimizer.
+    # Not `setattr`: Keras tracks assigned attributes.
     object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))
 
 
 class _AveragesOf:
-    """The averages of an optimizer, asked for whenever they are read."""
+    """The current averages of an optimizer, each time they are iterated."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -38,35 +38,35 @@ class _AveragesOf:
 
 
 class InnerAverages:
-    """Shows the averages of an inner optimizer, which follow its own steps.
+    """Shows `SwapEMAWeights` the averages of an inner optimizer.
 
-    To `SwapEMAWeights`, which finds those of an optimizer in a
-    `LossScaleOptimizer` or a `MultiOptimizer`, but not what is inside of that.
+    The callback looks into a `LossScaleOptimizer` or a `MultiOptimizer`, but
+    not into an optimizer inside these.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def note(self, gradients: Any, variables: Any) -> None:
-        """Do nothing: the inner optimizer sees them, too."""
+        """Do nothing: the inner optimizer gets the gradients, too."""
 
     def shown(self, averages: Any) -> Any:
-        """Return the inner optimizer's, if it has any."""
+        """Return the inner optimizer's averages."""
         del averages
         return getattr(self._inner, _AVERAGES)
 
 
 class WholeAverages:
-    """Averages of which replicas have some rows each, shown as whole ones.
+    """Shows `SwapEMAWeights` sharded averages as whole ones.
 
-    To `SwapEMAWeights`, which lets every replica add, subtract and assign. Each
-    is read when its turn comes, which is a sum over replicas.
+    The callback lets every replica add, subtract and assign. An average is read
+    when the iteration reaches it, by a sum over replicas.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self._averages = averages_of(optimizer)
         self._strategy = strategy_of(optimizer)
-        # Not `setattr`: Keras tracks what is assigned to an optimizer.
+        # Not `setattr`: Keras tracks assigned attributes.
         object.__setattr__(optimizer, _AVERAGES, self)
 
     def __getitem__(self, index: int) -> Any:

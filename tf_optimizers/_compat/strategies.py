@@ -1,8 +1,8 @@
-"""Brings optimizers and variables into a strategy, or out of it.
+"""Moves optimizers and variables into a strategy, or out of it.
 
-An optimizer remembers the strategy in whose scope it was made, and has counted
-and set its rate in variables of it. Outside of any scope, these are plain
-variables of the process: every replica would count its own steps into them.
+An optimizer belongs to the strategy in whose scope it was created, and so do
+its step count and learning rate. If it was created outside of any scope, these
+are plain variables, and all replicas would count their steps in them.
 """
 
 import contextlib
@@ -19,42 +19,42 @@ from tf_optimizers._compat.patches import replace
 
 
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Make an optimizer of no strategy one of the strategy of some variables.
+    """Move an optimizer without a strategy into that of some variables.
 
-    It is then as if it had been made in the scope. One that was made under
-    another strategy stays there.
+    Afterwards it behaves as if created in the scope. An optimizer of another
+    strategy stays there.
     """
     strategy = _strategy_of(variables)
     if strategy is _none() or is_adopted(optimizer):
         return
-    # Keras has no setter. Nothing has asked for it yet: `build` comes first.
+    # Keras has no setter. Nothing has used it yet, as `build` comes first.
     optimizer._distribution_strategy = strategy
-    # Its own; those of an optimizer inside are adopted with that.
+    # Without those of an inner optimizer, which is adopted separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
 def is_adopted(optimizer: Any) -> bool:
-    """Tell whether an optimizer belongs to a strategy."""
+    """Return whether an optimizer belongs to a strategy."""
     return strategy_of(optimizer) is not _none()
 
 
 def bring_in(
     strategy: tf.distribute.Strategy, variables: Iterable[keras.Variable]
 ) -> None:
-    """Make variables of Keras a strategy's, with the values that they have."""
+    """Move Keras variables into a strategy, with their values."""
     in_scope = strategy.extended.variable_created_in_scope
     outside = [v for v in variables if not in_scope(v.value)]
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
-            # The variable stays what others know; what is behind it has no
-            # public setter, nor has how Keras would have made it here.
+            # The Keras variable stays, so references to it stay valid. There is
+            # no public way to replace the TensorFlow variable inside it.
             variable._initialize(variable.numpy())
 
 
 def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build an optimizer in a step, on all replicas.
+    """Build an optimizer in a step, on all replicas at once.
 
-    What its `build` assigns would otherwise change the first one's alone.
+    Otherwise the assignments in `build` would change only the first replica.
     """
 
     def build(_: tf.distribute.Strategy) -> None:
@@ -69,7 +69,7 @@ def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
 def made_outside(
     strategy: tf.distribute.Strategy, variables: Iterable[Any]
 ) -> list[Any]:
-    """Return the variables of which the strategy's replicas have no copies."""
+    """Return the variables that were created outside of a strategy's scope."""
     in_scope = strategy.extended.variable_created_in_scope
     return [
         variable
@@ -85,14 +85,13 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """Let Keras's optimizers be adopted when a scope builds them, from now on.
+    """Adopt Keras's optimizers when a scope builds them, from now on.
 
-    All of them call the method of their base class before they add variables
-    of their own.
+    All of them call `build` of the base class before they add variables.
 
     Args:
-        is_for: Tells for which strategies.
-        check: Called before with the strategy and the variables.
+        is_for: Called with a strategy; returns whether to do so.
+        check: Called first, with the strategy and the variables.
     """
 
     def adopting(build: Callable) -> Callable:
@@ -110,7 +109,7 @@ def adopt_optimizers_of_keras(
 
 
 def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
-    """Return the current strategy, or that of variables where there is none."""
+    """Return the current strategy, or without one, that of the variables."""
     if tf.distribute.has_strategy() or not variables:
         return tf.distribute.get_strategy()
     value = variables[0]
@@ -122,7 +121,7 @@ def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
 
 
 def _none() -> tf.distribute.Strategy:
-    """Return the strategy outside of any scope; it has no public name."""
+    """Return TensorFlow's default strategy, which has no public name."""
     return distribute_lib._get_default_replica_mode().strategy
 
 
@@ -133,7 +132,7 @@ def _scope(
     return contextlib.nullcontext() if is_inside else strategy.scope()
 
 
-# An object, the name of one of its attributes, and a value.
+# An object, the name of an attribute, and its value.
 Attribute = tuple[Any, str, Any]
 
 
@@ -142,20 +141,20 @@ def outside_strategy(
     optimizers: Sequence[Any],
     variables: Iterable[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:
-    """Act as if there were no strategy, inside of a replica.
+    """Leave the strategy temporarily, inside a replica.
 
     Args:
-        optimizers: Keras optimizers, which remember their strategy.
+        optimizers: Keras optimizers of the strategy, which leave it, too.
         variables: Pairs of a Keras variable and its component on this replica,
-            which replaces it.
+            which replaces its value.
     """
-    # TensorFlow keeps the current strategy on this stack, and has no public
+    # TensorFlow keeps the current strategy on this stack. There is no public
     # way to leave it temporarily.
     mode = distribute_lib._get_default_replica_mode()
     distribute_lib._push_per_thread_mode(mode)
     try:
-        # Keras passes variables to the strategy that an optimizer remembers,
-        # and a strategy does not accept single components.
+        # Keras passes variables to the optimizer's strategy, which would not
+        # accept single components.
         here = tf.distribute.get_strategy()
         with replaced(
             [
@@ -169,12 +168,13 @@ def outside_strategy(
 
 
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
-    """Return the attributes that switch constraints off.
+    """Return the attributes that switch constraints of variables off.
 
-    Of variables of Keras, of TensorFlow, or of a strategy.
+    Args:
+        variables: Variables of Keras, of TensorFlow, or of a strategy.
     """
     # `apply` reads the constraint of each variable, and has no argument for it.
-    # Those of a strategy have that of their first component.
+    # A strategy's variable has that of its first component.
     return [
         (component, "_constraint", None)
         for variable in variables
@@ -183,7 +183,7 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def _components(variable: Any) -> Sequence[Any]:
-    """Return a variable of a strategy's on all devices, or the one itself."""
+    """Return a distributed variable's components, or a variable itself."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return variable.values
     return [variable]
@@ -191,7 +191,7 @@ def _components(variable: Any) -> Sequence[Any]:
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
     """Return the attribute that gives an optimizer a learning rate."""
-    # What the public property assigns to may be a schedule.
+    # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
@@ -206,10 +206,10 @@ def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[Attribute]) -> Iterator[None]:
-    """Replace the values of attributes, or methods, temporarily."""
+    """Replace the values of attributes temporarily."""
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
-            # Not `setattr`: Keras tracks what is assigned to an optimizer.
+            # Not `setattr`: Keras tracks assigned attributes.
             if name in vars(owner):
                 before = vars(owner)[name]
                 undo.callback(object.__setattr__, owner, name, before)

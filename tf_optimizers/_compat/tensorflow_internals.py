@@ -13,33 +13,33 @@ from tf_optimizers._compat import Gradient
 
 
 def in_xla() -> bool:
-    """Tell whether what is being traced will be compiled by XLA."""
-    # `tf.function(jit_compile=True)` opens a context that ops ask for in here
-    # only; it has no public name.
+    """Return whether the function being traced will be compiled by XLA."""
+    # There is no public way to find out.
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
 
 
-# What no other variable is called; TensorFlow deletes a resource of this name
-# with its last handle. There is no public way to ask for either.
+# The name of a variable that nothing else shares, and that TensorFlow deletes
+# with its last handle. There is no public equivalent.
 anonymous_name = context.anonymous_name
 
 
 def eager_context() -> Any:
-    """Return what TensorFlow keeps devices and functions in.
+    """Return the object that holds TensorFlow's devices and functions.
 
-    Keras's tests of strategies replace it, to start with other devices. It
-    has no public name.
+    Tests may replace it, as Keras's tests of strategies do to start with other
+    devices. It has no public name.
     """
     return context.context()
 
 
 def convert(function: Callable) -> Callable:
-    """Return what AutoGraph makes of a function, if it is on here.
+    """Return a function converted by AutoGraph, if AutoGraph is on here.
 
-    TensorFlow's strategies do so before they call replicas. A function that
-    calls the user's has to do it in their place, or it is converted itself.
+    TensorFlow's strategies convert the function that they call on replicas. If
+    they get a wrapper, they would convert that; so it converts the user's
+    function itself.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(
@@ -48,17 +48,16 @@ def convert(function: Callable) -> Callable:
 
 
 def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
-    """Create one variable that no strategy in scope captures."""
-    # `tf.Variable` asks the strategy, which makes one per replica. The class
-    # behind it, which has no public name, does not.
+    """Create a single variable, even in the scope of a strategy."""
+    # `tf.Variable` lets the strategy create one per replica. The class of the
+    # variable itself has no public name.
     return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
 
 
 def temporary_variable(value: tf.Tensor) -> tf.Tensor:
-    """Return the handle of a variable that holds `value`, and lasts as long.
+    """Return the handle of a new variable, which lives as long as the handle.
 
-    A kernel can replace the value in the memory that it is in, if nothing else
-    still refers to that.
+    A kernel can update the value in place if nothing else refers to its memory.
     """
     handle = tf.raw_ops.VarHandleOp(
         dtype=value.dtype,
@@ -70,11 +69,11 @@ def temporary_variable(value: tf.Tensor) -> tf.Tensor:
 
 
 def call_across_replicas(function: Callable, *args: Any) -> Any:
-    """Call `function(strategy, *args)` where variables can be updated.
+    """Call `function(strategy, *args)` in a context that can update variables.
 
-    That is cross-replica context for strategies that merge their replicas
-    (`MirroredStrategy`), and the replica itself for those that do not. Which
-    of the two a strategy is has no public name.
+    This is cross-replica context for strategies with merge calls, such as
+    `MirroredStrategy`, and the replica itself for other strategies. There is no
+    public way to tell these apart.
     """
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
@@ -96,7 +95,7 @@ def update_each(
     """
 
     def on_its_device(component: tf.Variable, *values: Any) -> None:
-        # Without a strategy, TensorFlow calls it on the default device.
+        # Without a strategy, TensorFlow would use the default device.
         with tf.device(component.device):
             function(component, *values)
 
@@ -138,16 +137,21 @@ def update_by_device(
 def switch_across_replicas(
     index: Any, functions: Sequence[Callable], gradients: list[Gradient]
 ) -> None:
-    """Run one of several functions of a replica's gradients.
+    """Call one of several functions with a replica's gradients.
 
-    Each may reduce over replicas and update variables. A strategy that merges
-    its replicas refuses both inside a `tf.switch_case` that a replica enters,
-    so there it is entered once and each replica runs inside it.
+    Each function may reduce over replicas and update variables. Strategies with
+    merge calls cannot do either inside a replica's `tf.switch_case`. There, one
+    `tf.switch_case` is around all replicas.
+
+    Args:
+        index: The position of the function to call.
+        functions: The functions, each of one argument.
+        gradients: This replica's gradients.
     """
 
     def switch(index: tf.Tensor, call: Callable) -> None:
         def branch(function: Callable) -> Callable:
-            # Branches must return something, and the same.
+            # All branches must return a value of the same type.
             return lambda: (call(function), tf.constant(0))[1]
 
         tf.switch_case(tf.cast(index, tf.int32), list(map(branch, functions)))
@@ -157,8 +161,8 @@ def switch_across_replicas(
         return
 
     def copied(function: Callable, gradients: list[Gradient]) -> Any:
-        # Copies have the replica's device, by which values are reduced, and
-        # are of the branch's graph, as all must be that is reduced at once.
+        # A reduction needs values of one graph, the branch's, and on the
+        # replica's device. Copies are both.
         return function(list(map(tf.identity, gradients)))
 
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -180,24 +184,24 @@ def switch_across_replicas(
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable that reads as zeros while it has no value.
+    """A variable that reads as zeros, without memory, while it has no value.
 
-    To others it has one: they save zeros, and what they restore is kept unless
-    it is zeros, too. Ops that take its handle need `allocate` before.
+    Checkpoints save it as zeros. Assigning or restoring zeros allocates no
+    memory. Call `allocate` before an operation that uses its handle.
     """
 
     def has_value(self) -> tf.Tensor:
-        """Tell whether there is memory behind it."""
+        """Return whether it has a value, and so memory."""
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle)
 
     def allocate(self) -> None:
-        """Give it a value, for those who read it through its handle."""
+        """Allocate memory, for operations that use its handle."""
         if not self.has_value():
             with tf.device(self.device):
                 super().assign(tf.zeros(self.shape, self.dtype))
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """Tell checkpoints to save it."""
+        """Return True, so that checkpoints save it."""
         return tf.constant(True, name=name)
 
     def assign(
@@ -207,7 +211,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Assign to it, unless it is zero and stays so."""
+        """Assign to it; zeros allocate no memory."""
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
         write = super().assign
@@ -227,8 +231,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
             return tf.identity(value) if read_value else done
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        # Whatever reads it comes here, except for kernels that are handed
-        # its handle.
+        # All reads call this, except kernels that use the handle.
         read = super()._read_variable_op
 
         def zeros() -> tf.Tensor:
@@ -238,7 +241,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
         return tf.cond(self.has_value(), lambda: read(no_copy), zeros)
 
     def _restore_from_tensors(self, restored_tensors: dict) -> Any:
-        # Checkpoints write to the handle in here, without `assign`.
+        # TensorFlow's method writes to the handle, without `assign`.
         (value,) = restored_tensors.values()
         with tf.device(self.device):
             return self.assign(tf.identity(value), read_value=False)
@@ -246,10 +249,10 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
 
 @contextlib.contextmanager
 def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
-    """Create variables of zeros without a value, whatever they begin with.
+    """Create variables as `LazyZeros`, and ignore their initial values.
 
-    A strategy still makes one for each of its replicas. Graphs of TensorFlow 1,
-    where variables have initializers that are run, get ordinary ones.
+    A strategy still creates one for each replica. Graphs of TensorFlow 1 get
+    ordinary variables, as they run initializers.
     """
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
@@ -272,7 +275,7 @@ def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replica_variables_on(device: str) -> Iterator[None]:
-    """Create each replica's component of a variable on a device."""
+    """Create all replicas' components of variables on one device."""
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
         with tf.device(device):
@@ -285,11 +288,11 @@ def replica_variables_on(device: str) -> Iterator[None]:
 def creator_scope(
     create: Callable, priority: int
 ) -> contextlib.AbstractContextManager:
-    """Return a scope that creates variables in each replica.
+    """Return a scope in which `create` creates each replica's variable.
 
-    `tf.variable_creator_scope` has no priority: it would come before a
-    strategy's, of 100, which calls the next for each replica. That of
-    `tf.function`, of 50, creates variables itself.
+    Its priority must be between 50 and 100. A strategy's scope, of 100, calls
+    the next one for each replica; that of `tf.function`, of 50, calls no other.
+    The public `tf.variable_creator_scope` has no argument for the priority.
     """
     graph = tf.compat.v1.get_default_graph()
     return graph._variable_creator_scope(create, priority=priority)

@@ -139,7 +139,7 @@ class SparseExtended(VariablesExtended):
             first_replica=0 if is_local else self.worker_index * count,
         )
 
-    def reduce_beside(self, reduce_op: Any, value: Any) -> Any:
+    def reduce_in_parallel(self, reduce_op: Any, value: Any) -> Any:
         """Reduce over all replicas, without waiting for other collectives.
 
         TensorFlow runs the collectives of a group of devices one after another,
@@ -203,7 +203,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def background(self) -> BackgroundCall:
-        """The thread in which eager mode exchanges notes during a step."""
+        """Exchanges notes in a thread, during a step in eager mode."""
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:

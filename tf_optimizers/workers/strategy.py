@@ -22,18 +22,18 @@ from tf_optimizers.workers.agreement.cluster import (
     check_in_time,
     check_options,
     check_versions,
-    end_when_asked,
-    hash_of_a_text,
+    restore_sigterm,
+    text_hash,
     versions,
 )
 from tf_optimizers.workers.agreement.statements import (
-    check_alike,
+    check_equal,
     gather_statements,
 )
 from tf_optimizers.workers.agreement.watchdog import watch
 from tf_optimizers.workers.collectives.runs import (
     after_its_arguments,
-    run_whole,
+    run_tracked,
 )
 from tf_optimizers.workers.data.draws import share_generators
 from tf_optimizers.workers.data.generators import peek_at_shared
@@ -139,7 +139,7 @@ class SparseMultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
-        end_when_asked()
+        restore_sigterm()
         agree_on_overflow()  # First, so that it sees weighted gradients.
         weigh_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)
@@ -166,11 +166,11 @@ class SparseMultiWorkerMirroredStrategy(
         }
         subject = "the strategy"
         received = gather_statements(
-            self, subject, [statement, propose_seeds(), hash_of_a_text()]
+            self, subject, [statement, propose_seeds(), text_hash()]
         )
         statements, proposals, hashes = zip(*received, strict=True)
         check_versions(statements)
-        check_alike(subject, statements)
+        check_equal(subject, statements)
         check_hashes(hashes, self.extended.worker_index == 0)
         adopt_seeds(proposals)
         watch(self.extended)
@@ -251,7 +251,7 @@ class SparseMultiWorkerMirroredStrategy(
     def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
         if not tf.executing_eagerly():
             fn = after_its_arguments(fn)
-        return run_whole(
+        return run_tracked(
             self, functools.partial(run, fn, args, kwargs), (args, kwargs)
         )
 

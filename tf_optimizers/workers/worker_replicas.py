@@ -20,7 +20,7 @@ from tf_optimizers.codes.entries import Entries
 from tf_optimizers.replicas import ReplicaGroup, replicas_of
 from tf_optimizers.workers.agreement.same_training import check_same_optimizer
 from tf_optimizers.workers.agreement.statements import (
-    START_ALIKE,
+    START_THE_SAME,
     gather_statements,
 )
 
@@ -141,7 +141,7 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[Any]:
         """Return the statements of all workers; call it outside of replicas."""
         return gather_statements(
-            self._strategy, subject, statement, hint or START_ALIKE
+            self._strategy, subject, statement, hint or START_THE_SAME
         )
 
     def check_same_optimizer(

@@ -277,16 +277,16 @@ def versions():
 
 def hashes():
     """What workers are told that hash texts differently, and alike."""
-    own, told = strategy.hash_of_a_text, []
+    own, told = strategy.text_hash, []
     for is_alike in (True, False):
         if not is_alike and '"index": 1' in os.environ["TF_CONFIG"]:
-            strategy.hash_of_a_text = lambda: own() + 1
+            strategy.text_hash = lambda: own() + 1
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             Strategy()
         told.append([str(each.message) for each in caught])
         told[-1] += [pathlib.Path(each.filename).stem for each in caught]
-    strategy.hash_of_a_text = own
+    strategy.text_hash = own
     return told
 
 

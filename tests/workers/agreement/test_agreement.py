@@ -111,7 +111,7 @@ def test_workers_meet_before_every_error_they_share(store):
     """TensorFlow lets them meet once in a place."""
     for _ in range(2):
         with pytest.raises(RuntimeError, match="size=1 on worker 0, size=2"):
-            agreement.check_alike("lunch", [{"size": 1}, {"size": 2}])
+            agreement.check_equal("lunch", [{"size": 1}, {"size": 2}])
     assert len(set(store.met)) == 2
 
 

@@ -250,7 +250,7 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
     assert hints_in(step) == {"nccl"}
     monkeypatch.setattr(type(extended), "workers", 2)
     beside = tf.function(
-        lambda: extended.reduce_beside(
+        lambda: extended.reduce_in_parallel(
             "SUM", strategy.run(lambda: tf.ones([1]))
         )
     )

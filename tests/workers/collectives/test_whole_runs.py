@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_optimizers.workers.collectives.progress import Progress, has_failed
-from tf_optimizers.workers.collectives.runs import run_whole
+from tf_optimizers.workers.collectives.runs import run_tracked
 
 FAILED = "It would wait alone"
 
@@ -42,7 +42,7 @@ class Worker:
                 self.exchange()
             return self.variable + argument
 
-        return run_whole(self, run, argument)
+        return run_tracked(self, run, argument)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_changes_after_the_last_exchange_counts(worker):
             tf.debugging.Assert(is_good, ["x"])
 
     step = tf.function(
-        lambda is_good: run_whole(worker, lambda: run(is_good), ())
+        lambda is_good: run_tracked(worker, lambda: run(is_good), ())
     )
     step(tf.constant(True))
     with pytest.raises(tf.errors.InvalidArgumentError, match="x"):
@@ -115,7 +115,7 @@ def test_wrong_argument_changes_nothing(worker):
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        run_whole(worker, raise_error, ())
+        run_tracked(worker, raise_error, ())
     assert worker.step() == 2.0
 
 
@@ -125,6 +125,6 @@ def test_error_amid_collectives_is_a_failure(worker):
         raise ValueError("late")
 
     with pytest.raises(ValueError, match="late"):
-        run_whole(worker, raise_error, ())
+        run_tracked(worker, raise_error, ())
     with pytest.raises(tf.errors.InvalidArgumentError, match=FAILED):
         worker.step()

@@ -50,7 +50,7 @@ __all__ = [
     # A batch's per-replica values, to which ours add the number of rows.
     "PerReplica",
     "PerReplicaSpec",
-    # Stages of datasets, in which to find seeds and random maps.
+    # Stages of datasets, to find seeds and random maps.
     "MAPS",
     "ShuffleDataset",
     # The seed that `tf.random.set_seed` was given.

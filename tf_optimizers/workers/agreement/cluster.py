@@ -18,7 +18,7 @@ from tf_optimizers.workers._compat.coordination import (
     has_tensorflow_started,
     joined_cluster,
 )
-from tf_optimizers.workers.agreement.statements import check_alike
+from tf_optimizers.workers.agreement.statements import check_equal
 
 _JOBS = ("chief", "worker", "evaluator")
 _EXAMPLE = (
@@ -76,7 +76,7 @@ def check_in_time(resolver: Any) -> None:
         )
 
 
-def end_when_asked() -> None:
+def restore_sigterm() -> None:
     """Restore Python's handler of SIGTERM; the default one ends the process.
 
     A server of TensorFlow (2.21) treats the signal as a notice that the machine
@@ -207,7 +207,7 @@ def versions() -> dict[str, str]:
 def check_versions(statements: Sequence[dict[str, Any]]) -> None:
     """Raise on every worker unless all run the same versions."""
     names = versions()
-    check_alike(
+    check_equal(
         "versions",
         [{name: each.get(name) for name in names} for each in statements],
         "Install the same versions on every machine.",
@@ -215,7 +215,7 @@ def check_versions(statements: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def hash_of_a_text() -> int:
+def text_hash() -> int:
     """Return a hash that depends on the worker's hash seed."""
     return hash("tf_optimizers")
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.keras_internals import micro_steps
 from tf_optimizers.replicas import digests
 from tf_optimizers.workers.agreement.statements import (
-    check_alike,
+    check_equal,
     gather_statements,
 )
 from tf_optimizers.wrapped import (
@@ -52,7 +52,7 @@ def check_same_optimizer(
     subject = "the optimizer's first step"
     statement = {"optimizer": type(optimizer).__name__, "step": step}
     statement |= settings | shapes
-    check_alike(subject, gather_statements(strategy, subject, statement))
+    check_equal(subject, gather_statements(strategy, subject, statement))
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def check_same_training(
     if assigned:
         paths = ", ".join(f"`{weight.path}`" for weight in assigned)
         hint = _STEPS.format(paths=paths)
-    check_alike(
+    check_equal(
         "the weights and the learning rate after an epoch",
         statements,
         hint,
@@ -107,7 +107,7 @@ def check_same_training(
     )
 
 
-def weights_alike(model: keras.Model) -> list[Any]:
+def compared_weights(model: keras.Model) -> list[Any]:
     """Return the weights that must have the same values on all workers.
 
     After local steps there are none, as weights differ on purpose then.

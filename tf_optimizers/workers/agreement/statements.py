@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_optimizers.workers._compat import coordination
 
-START_ALIKE = (
+START_THE_SAME = (
     "See their output, and start the same script with the same arguments on "
     "every worker, from the same checkpoint."
 )
@@ -27,7 +27,7 @@ _ASKING_SECONDS = 5.0
 _ANSWERING_SECONDS = 10.0
 # The wait before a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# The time in which workers read the statements once all have been made.
+# The time limit for reading statements once all of them have been made.
 _LISTENING_SECONDS = 10.0
 
 _serial = itertools.count()
@@ -38,7 +38,7 @@ def gather_statements(
     strategy: Any,
     subject: str,
     statement: Any,
-    hint: str = START_ALIKE,
+    hint: str = START_THE_SAME,
     rule: str | None = None,
 ) -> list[Any]:
     """Return the statements of all workers, by worker.
@@ -142,10 +142,10 @@ def _wait(
             warnings.warn(warning, stacklevel=2)
 
 
-def check_alike(
+def check_equal(
     subject: str,
     statements: Sequence[dict[str, Any]],
-    hint: str = START_ALIKE,
+    hint: str = START_THE_SAME,
     rule: str | None = None,
     shown: dict[str, str] | None = None,
 ) -> None:

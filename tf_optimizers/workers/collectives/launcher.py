@@ -127,9 +127,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             if self._has_at_once:
                 total = self._sum_by_shards(flat, options)
             else:
-                what = REDUCE, _elements(flat), 0
+                signature = REDUCE, _elements(flat), 0
                 total = self._run(
-                    *(REDUCE, flat, what, options),
+                    *(REDUCE, flat, signature, options),
                     merge_op="Add",
                     final_op="Id",
                 )
@@ -153,11 +153,11 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         if may_be_empty:
             # TensorFlow (2.21) crashes in a gather without elements.
             flat = tf.pad(flat, [[0, tf.cast(tf.equal(size, 0), tf.int32)]])
-        what = GATHER, _elements(flat), layout
+        signature = GATHER, _elements(flat), layout
         if self._has_at_once:
-            gathered = self._gather_at_once(flat, what, options)
+            gathered = self._gather_at_once(flat, signature, options)
         else:
-            gathered = self._run(GATHER, flat, what, options)
+            gathered = self._run(GATHER, flat, signature, options)
         shape = tf.concat([[self._group_size * shape[0]], shape[1:]], 0)
         if may_be_empty:
             gathered = gathered[: self._group_size * size]
@@ -170,9 +170,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         """
         by_rank = np.argsort(self._ranks).tolist()
         rows = tf.reshape(tensor, [self._group_size, -1])
-        what = ALL_TO_ALL, _elements(rows), 0
+        signature = ALL_TO_ALL, _elements(rows), 0
         received = self._run(
-            ALL_TO_ALL, self._in_order(rows, by_rank), what, options
+            ALL_TO_ALL, self._in_order(rows, by_rank), signature, options
         )
         received = self._in_order(received, self._ranks)
         return tf.reshape(received, _shape(tensor))
@@ -184,14 +184,14 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 
     def _gather_at_once(
-        self, flat: tf.Tensor, what: tuple[str, Any, int], options: Any
+        self, flat: tf.Tensor, signature: tuple[str, Any, int], options: Any
     ) -> tf.Tensor:
-        kind, elements, layout = what
+        kind, elements, layout = signature
         for group in self._levels:
             rows = tf.tile(flat[tf.newaxis], [group.size, 1])
-            what = kind, elements, layout
+            signature = kind, elements, layout
             received = self._run(
-                *(ALL_TO_ALL, rows, what, options, group),
+                *(ALL_TO_ALL, rows, signature, options, group),
                 name="gather_at_once",
             )
             flat = tf.reshape(received, [-1])
@@ -206,9 +206,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         each = tf.maximum(each, 1) if tf.is_tensor(each) else max(each, 1)
         rows = tf.pad(flat, [[0, each * count - size]])
         rows = tf.reshape(rows, [count, each])
-        what = REDUCE, size, 0
+        signature = REDUCE, size, 0
         received = self._run(
-            ALL_TO_ALL, rows, what, options, name="sum_by_shards"
+            ALL_TO_ALL, rows, signature, options, name="sum_by_shards"
         )
         own = tf.add_n(tf.unstack(received, num=count))
         return self._gather_at_once(own, (GATHER, each, 0), options)[:size]
@@ -217,7 +217,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         self,
         operation: str,
         tensor: tf.Tensor,
-        what: tuple[str, Any, int],
+        signature: tuple[str, Any, int],
         options: Any,
         replicas: Group | None = None,
         **attributes: str,
@@ -227,8 +227,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         Args:
             operation: Its name.
             tensor: Its input.
-            what: The collective that the operation is a part of: its kind, the
-                number of elements passed to it, and their layout. They
+            signature: The kind of the collective that the operation is a part
+                of, the number of elements passed to it, and their layout. They
                 determine the shape of `tensor`.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all.
@@ -237,7 +237,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         options = self._options.merge(options)
         replicas = replicas or self._everyone
         with tf.device(self._device):
-            kind, elements, layout = what
+            kind, elements, layout = signature
             # If its input fails, as at the end of data, the collective must not
             # count as begun.
             with tf.control_dependencies([tensor]):

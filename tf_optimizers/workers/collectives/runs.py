@@ -91,7 +91,7 @@ def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
         return pool.map(function, ranks)
 
 
-def run_whole(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
+def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     """Return `run()`, and record its start and end; see `progress.py`.
 
     Args:

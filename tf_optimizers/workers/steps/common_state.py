@@ -25,7 +25,7 @@ from tf_optimizers.replicas import (
     local_copies,
 )
 from tf_optimizers.workers.agreement.statements import (
-    check_alike,
+    check_equal,
     gather_statements,
 )
 from tf_optimizers.workers.worker_replicas import is_ours
@@ -296,7 +296,7 @@ def _differing(
     ]
     received = gather_statements(strategy, subject, own, _HINT)
     counts = [{"variables that steps assign": len(each)} for each in received]
-    check_alike(subject, counts)
+    check_equal(subject, counts)
     return [
         variable
         for variable, *each in zip(variables, *received, strict=True)

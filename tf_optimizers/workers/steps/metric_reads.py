@@ -11,11 +11,11 @@ from tf_optimizers._compat.strategies import bring_in
 from tf_optimizers.replicas import reduce_together, reducing
 from tf_optimizers.workers.agreement.same_training import (
     check_same_training,
+    compared_weights,
     statement_of,
-    weights_alike,
 )
 from tf_optimizers.workers.agreement.statements import (
-    check_alike,
+    check_equal,
     gather_statements,
 )
 from tf_optimizers.workers.steps.common_state import state_of
@@ -102,14 +102,14 @@ class Reading:
         weights, training = [], {}
         if model is not None:
             statement["assignments"] = self._assignments
-            weights = weights_alike(model)
+            weights = compared_weights(model)
             training = statement_of(self._strategy, model, weights)
         rule = f"All workers must read `{variable.name}` together."
         hint = _SAVING if model is None else _METRICS
         received = gather_statements(
             self._strategy, _SUBJECT, [statement, training], hint, rule
         )
-        check_alike(_SUBJECT, [own for own, _ in received], hint, rule)
+        check_equal(_SUBJECT, [own for own, _ in received], hint, rule)
         state = state_of(self._strategy)
         assigned = [weight for weight in weights if state.is_assigned(weight)]
         check_same_training(

@@ -276,7 +276,7 @@ class Step:
         returned, state, weight = outputs
         if not (self._found or self._means or self._joined or self._unsure):
             return returned, []
-        beside = functools.partial(strategy.extended.reduce_beside, "SUM")
+        beside = functools.partial(strategy.extended.reduce_in_parallel, "SUM")
         sums = reduce_together(strategy, beside, state)
         variables = self._variables()
         values = {

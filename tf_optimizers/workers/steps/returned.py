@@ -125,7 +125,7 @@ class ScalarsOfRun:
         if any(value is other for other in self._waiting):
             # One collective, which runs in parallel with the gradients'.
             beside = functools.partial(
-                self._strategy.extended.reduce_beside, reduce_op
+                self._strategy.extended.reduce_in_parallel, reduce_op
             )
             results = reduce_together(self._strategy, beside, self._waiting)
             self._reduced += [
