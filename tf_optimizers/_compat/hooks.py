@@ -13,6 +13,7 @@ from tf_optimizers._compat.patches import (
     WITHOUT_XLA,
     check_names,
     has_names,
+    hook,
     replace,
 )
 
@@ -33,25 +34,19 @@ def build_from_specs(
         is_for: Called with a strategy; returns whether to do so.
     """
 
-    def without_batch(build: Callable) -> Callable:
-        @functools.wraps(build)
-        def build_without_batch(
-            self: Any, iterator: Any = None, data_batch: Any = None
-        ) -> None:
-            if not is_for(self.distribute_strategy):
-                build(self, iterator=iterator, data_batch=data_batch)
-                return
+    def build_without_batch(
+        build: Callable, self: Any, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        if is_for(self.distribute_strategy):
             if type(self).call is keras.Model.call:
                 return  # Its `train_step` calls layers, which builds them.
             if iterator is not None:
                 spec = iterator._distributed_dataset.element_spec
                 data_batch = tf.nest.map_structure(_symbol, spec)
                 iterator = None
-            build(self, iterator=iterator, data_batch=data_batch)
+        build(self, iterator=iterator, data_batch=data_batch)
 
-        return build_without_batch
-
-    replace("Model._maybe_symbolic_build", without_batch)
+    hook("Model._maybe_symbolic_build", build_without_batch)
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
@@ -78,32 +73,26 @@ def call_first(
         is_for: Called with a model; returns whether it gets the callback.
     """
 
-    def adding(set_model: Callable) -> Callable:
-        @functools.wraps(set_model)
-        def add_and_set_model(self: Any, model: keras.Model) -> None:
-            is_there = any(isinstance(each, kind) for each in self.callbacks)
-            if model and not is_there and is_for(model):
-                self.callbacks.insert(0, kind())
-            set_model(self, model)
+    def set_model(original: Callable, self: Any, model: keras.Model) -> None:
+        is_there = any(isinstance(each, kind) for each in self.callbacks)
+        if model and not is_there and is_for(model):
+            self.callbacks.insert(0, kind())
+        original(self, model)
 
-        return add_and_set_model
-
-    replace("CallbackList.set_model", adding)
+    hook("CallbackList.set_model", set_model)
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:
     """Call `check` with a model before it is saved, from now on."""
-    for name in ("save", "save_weights", "export"):
-        replace(f"Model.{name}", functools.partial(_checked, check))
 
-
-def _checked(check: Callable[[keras.Model], None], method: Callable) -> Any:
-    @functools.wraps(method)
-    def check_and_call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def save(
+        original: Callable, self: keras.Model, *args: Any, **kwargs: Any
+    ) -> Any:
         check(self)
-        return method(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    return check_and_call
+    for name in ("save", "save_weights", "export"):
+        hook(f"Model.{name}", save)
 
 
 @functools.cache
@@ -120,13 +109,9 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
             run under XLA. Not called on machines that have only CPUs.
     """
 
-    def asking(resolve: Callable) -> Callable:
-        @functools.wraps(resolve)
-        def ask(self: Any) -> bool:
-            object.__setattr__(self, _IS_ASKED, True)
-            return resolve(self) and not is_refused(self)
-
-        return ask
+    def resolve(original: Callable, self: Any) -> bool:
+        object.__setattr__(self, _IS_ASKED, True)
+        return original(self) and not is_refused(self)
 
     def looking_again(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
@@ -146,7 +131,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
     # If Keras lacks the names, a step under XLA raises, and says what to do.
     if has_names(WITHOUT_XLA):
-        replace("Model._resolve_auto_jit_compile", asking)
+        hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", looking_again)
 
 
@@ -168,26 +153,23 @@ def agree_on_overflow() -> None:
     process. Without a strategy nothing changes.
     """
 
-    def together(apply_alone: Callable) -> Callable:
-        @functools.wraps(apply_alone)
-        def apply(
-            optimizer: Any,
-            grads: Sequence[Any],
-            trainable_variables: Any = None,
-        ) -> None:
-            replica = tf.distribute.get_replica_context()
-            if replica is None or not tf.distribute.has_strategy():
-                apply_alone(optimizer, grads, trainable_variables)
-                return
-            if not optimizer.built:
-                with keras.name_scope(optimizer.name, caller=optimizer):
-                    optimizer.build(trainable_variables)
-            _apply_together(replica, optimizer, grads, trainable_variables)
-
-        return apply
+    def apply(
+        apply_alone: Callable,
+        optimizer: Any,
+        grads: Sequence[Any],
+        trainable_variables: Any = None,
+    ) -> None:
+        replica = tf.distribute.get_replica_context()
+        if replica is None or not tf.distribute.has_strategy():
+            apply_alone(optimizer, grads, trainable_variables)
+            return
+        if not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(trainable_variables)
+        _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    replace("LossScaleOptimizer.apply", together)
+    hook("LossScaleOptimizer.apply", apply)
 
 
 def _apply_together(

@@ -5,6 +5,7 @@ feature is first used, not before, and its replacement behaves like the original
 for code that does not use the feature. It stays until the process ends.
 """
 
+import functools
 import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -259,6 +260,25 @@ def replace(key: str, make: Callable[[Any], Any]) -> None:
     owner, _, attribute = NAMES[key].rpartition(".")
     owner = pkgutil.resolve_name(owner)
     setattr(owner, attribute, make(getattr(owner, attribute)))
+
+
+def hook(key: str, function: Callable) -> None:
+    """Replace a function of the table, or a method; see `replace`.
+
+    Args:
+        key: The last two parts of the name.
+        function: Called with the original, and with the arguments of the call;
+            returns the result of the call.
+    """
+
+    def make(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        return call
+
+    replace(key, make)
 
 
 def has_names(feature: str) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 from tf_optimizers._compat.keras_internals import path_of, strategy_of
-from tf_optimizers._compat.patches import replace
+from tf_optimizers._compat.patches import hook
 
 
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -94,18 +94,16 @@ def adopt_optimizers_of_keras(
         check: Called first, with the strategy and the variables.
     """
 
-    def adopting(build: Callable) -> Callable:
-        @functools.wraps(build)
-        def adopt_and_build(optimizer: Any, variables: Sequence[Any]) -> None:
-            strategy = tf.distribute.get_strategy()
-            if is_for(strategy):
-                check(strategy, variables)
-                adopt(optimizer, variables)
-            build(optimizer, variables)
+    def build(
+        original: Callable, optimizer: Any, variables: Sequence[Any]
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        if is_for(strategy):
+            check(strategy, variables)
+            adopt(optimizer, variables)
+        original(optimizer, variables)
 
-        return adopt_and_build
-
-    replace("Optimizer.build", adopting)
+    hook("Optimizer.build", build)
 
 
 def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:

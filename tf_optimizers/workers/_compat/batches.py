@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.losses import loss as keras_losses
 
-from tf_optimizers._compat.patches import replace
+from tf_optimizers._compat.patches import hook
 
 _OPTIMIZERS = [
     name
@@ -50,20 +50,9 @@ def hook_batches(hooks: dict[str, Callable]) -> None:
             "update_mean": Adds to a `keras.metrics.Mean`.
             "assign": Changes a `keras.Variable`.
     """
-    for name, hook in hooks.items():
+    for name, function in hooks.items():
         for key in _KEYS[name]:
-            replace(key, functools.partial(_hooked, hook))
-
-
-def _hooked(hook: Callable, original: Callable) -> Callable:
-    """Return a function that calls the hook, and works as a method."""
-
-    @tf.autograph.experimental.do_not_convert
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
-
-    return call
+            hook(key, tf.autograph.experimental.do_not_convert(function))
 
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
@@ -102,16 +91,14 @@ def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
         is_for: Called with a strategy; returns whether to do so.
     """
 
-    def marking(make: Callable) -> Callable:
-        @functools.wraps(make)
-        def mark_and_make(model: Any, step_function: Callable) -> Callable:
-            is_marked = is_for(model.distribute_strategy)
-            step = ModelStep(model, step_function) if is_marked else None
-            return make(model, step or step_function)
+    def make_function(
+        original: Callable, model: Any, step_function: Any
+    ) -> Callable:
+        if is_for(model.distribute_strategy):
+            step_function = ModelStep(model, step_function)
+        return original(model, step_function)
 
-        return mark_and_make
-
-    replace("Model._make_function", marking)
+    hook("Model._make_function", make_function)
 
 
 @tf.autograph.experimental.do_not_convert
