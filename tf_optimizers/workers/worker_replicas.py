@@ -194,11 +194,12 @@ def messages(
 ) -> list[Message]:
     """Return the messages that carry values to or from their owners."""
     found = []
-    for dtype, group in _by_dtype(values).items():
+    for dtype in dict.fromkeys(value.dtype for value in values):
         most = MESSAGE_BYTES // (replicas * dtype.size)
         owned: list[list[tuple[int, int]]] = [[] for _ in range(replicas)]
-        for i in group:
-            owned[owners[i]].append((i, values[i].shape.num_elements()))
+        for i, value in enumerate(values):
+            if value.dtype == dtype:
+                owned[owners[i]].append((i, value.shape.num_elements()))
         cut = [_cut(sizes, most) for sizes in owned]
         for rows in itertools.zip_longest(*cut, fillvalue=[]):
             length = max(sum(part.size for part in row) for row in rows)
@@ -228,14 +229,6 @@ def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
             room -= stop - start
             start = stop
     return rows
-
-
-def _by_dtype(values: Sequence[Any]) -> dict[tf.DType, list[int]]:
-    """Return the positions of the values of each dtype."""
-    groups: dict[tf.DType, list[int]] = {}
-    for i, value in enumerate(values):
-        groups.setdefault(value.dtype, []).append(i)
-    return groups
 
 
 def _rows(

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 from keras.src.losses import loss as keras_losses
 
 from tf_optimizers._compat.patches import hook
@@ -202,7 +201,7 @@ def _untraced(function: Any) -> Callable:
 
 def _predicts(function: Callable) -> keras.Model | None:
     """Return the model with which a function of Keras's trainer predicts."""
-    if getattr(function, "__module__", None) != trainer.__name__:
+    if getattr(function, "__module__", None) != keras.Model.predict.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()
     models = [cell.cell_contents for cell in cells]

@@ -37,13 +37,8 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIteratorSpec,
 )
 
-# A strategy's variable, so that Python's `float` can convert it. A batch's
-# per-replica values, to which ours add the number of rows.
-from tensorflow.python.distribute.values import (
-    DistributedVariable,
-    PerReplica,
-    PerReplicaSpec,
-)
+# A batch's per-replica values, to which ours add the number of rows.
+from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
 # Waits for operations that run asynchronously. The seed that
 # `tf.random.set_seed` was given.

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -93,12 +93,8 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     until = time.monotonic() + timeout
 
     def wait_for(who: str, key: str, other: int, until: float) -> str | None:
-        return _wait(
-            f"Waiting for {who} to reach {purpose}",
-            lambda seconds: coordination.read(f"{prefix}/{key}", seconds),
-            lambda: coordination.check_alive(tasks[other], _ANSWERING_SECONDS),
-            until,
-        )
+        warning = f"Waiting for {who} to reach {purpose}"
+        return _wait(warning, f"{prefix}/{key}", tasks[other], until)
 
     if worker == 0:
         coordination.write(f"{prefix}/0", note)
@@ -124,20 +120,15 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     return [None] if answer is None else json.loads(answer)
 
 
-def _wait(
-    warning: str,
-    read: Callable[[float], str | None],
-    check_alive: Callable[[], None],
-    until: float,
-) -> str | None:
-    """Return the text that `read` returns, or None when time is up."""
+def _wait(warning: str, key: str, task: str, until: float) -> str | None:
+    """Return the text that a task writes, or None when time is up."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         left = until - time.monotonic()
-        text = read(max(min(left, _ASKING_SECONDS), 0.1))
+        text = coordination.read(key, max(min(left, _ASKING_SECONDS), 0.1))
         if text is not None or left <= _ASKING_SECONDS:
             return text
-        check_alive()
+        coordination.check_alive(task, _ANSWERING_SECONDS)
         if time.monotonic() > patience:  # Python shows it once.
             warnings.warn(warning, stacklevel=2)
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tf_optimizers.workers._compat.distribution import (
     CollectiveAllReduceExtended,
-    DistributedVariable,
 )
 from tf_optimizers.workers.collectives.bits import (
     from_numbers,
@@ -47,7 +46,7 @@ class VariablesExtended(CollectiveAllReduceExtended):
         variable = super()._create_variable(next_creator, **kwargs)
         # TensorFlow has a fixed table of classes.
         kind: Any = type(variable)
-        if isinstance(variable, DistributedVariable):
+        if isinstance(variable, tf.distribute.DistributedValues):
             variable.__class__ = _converting(kind)
         return variable
 
