@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat import backend_variable
 from tf_optimizers.codes.entries import Entries
 
 
@@ -227,10 +227,7 @@ def _join(dtype: tf.DType, *values: Any) -> tf.Tensor:
 
 def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:
     """Return the copies of a variable or value in this process."""
-    is_keras = isinstance(variable, keras.Variable)
-    return strategy.experimental_local_results(
-        variable.value if is_keras else variable
-    )
+    return strategy.experimental_local_results(backend_variable(variable))
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:

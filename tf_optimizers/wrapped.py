@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from tf_optimizers._compat import backend_variable
 from tf_optimizers._compat.keras_internals import built_variables
 
 # Objects of these are not searched.
@@ -178,10 +179,7 @@ def local_steppers(model: keras.Model) -> list[Any]:
 
 
 def _ids(variables: Sequence[Any]) -> set[int]:
-    return {
-        id(each.value if isinstance(each, keras.Variable) else each)
-        for each in variables
-    }
+    return {id(backend_variable(each)) for each in variables}
 
 
 def has_common_weights(model: keras.Model) -> bool:

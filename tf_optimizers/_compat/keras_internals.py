@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tf_optimizers._compat import Gradient
+from tf_optimizers._compat import Gradient, backend_variable
 
 # Keras's name for the list of an optimizer's variables in checkpoints.
 VARIABLES = "_variables"
@@ -184,8 +184,7 @@ def add_replica_variable(
     value is divided among them. Keras's `add_variable` has no argument for
     this, and tracks its variables in private.
     """
-    is_keras = isinstance(reference, keras.Variable)
-    value = reference.value if is_keras else reference
+    value = backend_variable(reference)
     with (
         strategy_of(optimizer).extended.colocate_vars_with(value),
         keras.name_scope(optimizer.name, caller=optimizer),

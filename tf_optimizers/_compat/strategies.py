@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
+from tf_optimizers._compat import backend_variable
 from tf_optimizers._compat.keras_internals import path_of, strategy_of
 from tf_optimizers._compat.patches import hook
 
@@ -42,8 +43,7 @@ def bring_in(
     strategy: tf.distribute.Strategy, variables: Iterable[keras.Variable]
 ) -> None:
     """Move Keras variables into a strategy, with their values."""
-    in_scope = strategy.extended.variable_created_in_scope
-    outside = [v for v in variables if not in_scope(v.value)]
+    outside = made_outside(strategy, variables)
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
             # The Keras variable stays, so references to it stay valid. There is
@@ -71,13 +71,7 @@ def made_outside(
 ) -> list[Any]:
     """Return the variables that were created outside of a strategy's scope."""
     in_scope = strategy.extended.variable_created_in_scope
-    return [
-        variable
-        for variable in variables
-        if not in_scope(
-            variable.value if isinstance(variable, keras.Variable) else variable
-        )
-    ]
+    return [v for v in variables if not in_scope(backend_variable(v))]
 
 
 @functools.cache
@@ -110,9 +104,7 @@ def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
     """Return the current strategy, or without one, that of the variables."""
     if tf.distribute.has_strategy() or not variables:
         return tf.distribute.get_strategy()
-    value = variables[0]
-    if isinstance(value, keras.Variable):
-        value = value.value
+    value = backend_variable(variables[0])
     if not isinstance(value, tf.distribute.DistributedValues):
         return tf.distribute.get_strategy()
     return value.distribute_strategy

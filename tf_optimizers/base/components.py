@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import backend_variable
 from tf_optimizers._compat.keras_internals import (
     accumulator,
     built_variables,
@@ -14,11 +14,6 @@ from tf_optimizers._compat.keras_internals import (
 )
 from tf_optimizers._compat.tensorflow_internals import update_each
 from tf_optimizers.replicas import replicas_of
-
-
-def backend_variable(variable: Any) -> tf.Variable:
-    """Return the `tf.Variable` of a `keras.Variable`."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def components(value: Any) -> Sequence[Any]:
