@@ -120,70 +120,72 @@ def _check_tf_config(text: str) -> None:
     parts = [config]
     if isinstance(config, dict):
         parts += [config.get("cluster", {}), config.get("task", {})]
-    if not all(isinstance(part, dict) for part in parts):
-        raise _malformed("`TF_CONFIG` must be an object of objects", repr(text))
+    are_dicts = all(isinstance(part, dict) for part in parts)
+    _require(are_dicts, "`TF_CONFIG` must be an object of objects", repr(text))
     _, cluster, task = parts
     for job, addresses in cluster.items():
-        if not isinstance(addresses, list) or not all(
-            isinstance(address, str) for address in addresses
-        ):
-            raise _malformed(
-                "A job of a cluster must be a list of host:port",
-                f"{job}={addresses!r}",
-            )
+        _require(
+            isinstance(addresses, list)
+            and all(isinstance(address, str) for address in addresses),
+            "A job of a cluster must be a list of host:port",
+            f"{job}={addresses!r}",
+        )
     index = task.get("index", 0)
-    if isinstance(index, bool) or not str(index).isdecimal():
-        raise _malformed("The index of a task must be an int", repr(index))
+    is_number = not isinstance(index, bool) and str(index).isdecimal()
+    _require(is_number, "The index of a task must be an int", repr(index))
 
 
 def _check_jobs(cluster: dict[str, Any]) -> None:
     unknown = sorted(set(cluster) - set(_JOBS))
-    if unknown:
-        raise _malformed(
-            f"The jobs of a cluster must be among {_JOBS}", f"{unknown}"
-        )
+    _require(
+        not unknown, f"The jobs of a cluster must be among {_JOBS}", unknown
+    )
     addresses: list[str] = []
     for job in cluster.values():
         addresses += job.values() if isinstance(job, dict) else job
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise _malformed(
-                "An address must be host:port, with a port in [1, 65535]",
-                repr(address),
-            )
-        if addresses.count(address) > 1:
-            raise _malformed(
-                "Every worker must have an address of its own",
-                f"{address!r} more than once",
-            )
-    if len(cluster.get("chief", [])) > 1:
-        raise _malformed(
-            "A cluster must have at most one chief", f"{cluster['chief']}"
+        _require(
+            host and port.isdecimal() and 0 < int(port) < 65536,
+            "An address must be host:port, with a port in [1, 65535]",
+            repr(address),
         )
+        _require(
+            addresses.count(address) == 1,
+            "Every worker must have an address of its own",
+            f"{address!r} more than once",
+        )
+    chiefs = cluster.get("chief", [])
+    _require(len(chiefs) <= 1, "A cluster must have at most one chief", chiefs)
 
 
 def _check_task(cluster: dict[str, Any], job: Any, index: Any) -> None:
-    if job is None or index is None:
-        raise _malformed(
-            "A cluster must come with the type and index of this task",
-            f"type={job!r}, index={index!r}",
-        )
+    _require(
+        job is not None and index is not None,
+        "A cluster must come with the type and index of this task",
+        f"type={job!r}, index={index!r}",
+    )
     if job == "evaluator":
         return
-    if job not in cluster:
-        raise _malformed(
-            "The type of the task must be a job of the cluster",
-            f"type={job!r}, jobs={sorted(cluster)}",
-        )
-    if not 0 <= index < len(cluster[job]):
-        raise _malformed(
-            f"The index of a {job} must be in [0, {len(cluster[job])})",
-            f"index={index}",
-        )
+    _require(
+        job in cluster,
+        "The type of the task must be a job of the cluster",
+        f"type={job!r}, jobs={sorted(cluster)}",
+    )
+    size = len(cluster[job])
+    _require(
+        0 <= index < size,
+        f"The index of a {job} must be in [0, {size})",
+        f"index={index}",
+    )
 
 
-def _malformed(rule: str, received: str) -> ValueError:
+def _require(holds: Any, rule: str, received: Any) -> None:
+    if not holds:
+        raise _malformed(rule, received)
+
+
+def _malformed(rule: str, received: Any) -> ValueError:
     return ValueError(
         f"{rule}. Received: {received}. An example of a `TF_CONFIG`: "
         f"{_EXAMPLE}. `python -m tf_optimizers.launch` sets it for you."
