@@ -1,4 +1,4 @@
-"""Extends TensorFlow's strategy: replicas, their collectives, their numbers."""
+"""Implements our strategy: its devices, its collectives, and their use."""
 
 import functools
 import itertools
@@ -94,7 +94,7 @@ class SparseExtended(VariablesExtended):
         self._replace_collectives()
 
     def _update_config_proto(self, config_proto: Any) -> Any:
-        # TensorFlow's server takes no other argument for the chunk size.
+        # The server's; there is no other way to set the chunk size.
         config = super()._update_config_proto(config_proto)
         config.experimental.recv_buf_max_chunk = RPC_CHUNK_BYTES
         return config
@@ -181,7 +181,7 @@ class SparseExtended(VariablesExtended):
     def ask(self, note: tf.Tensor) -> tf.Tensor:
         """Stack the notes of all workers, each once per replica of the worker.
 
-        Steps may wait for the result, as it is exchanged in their channel.
+        They use the main channel, since the step waits for the result.
         """
         return self._gather(self.channel, [note] * len(self.worker_devices))
 

@@ -50,8 +50,9 @@ class Group(NamedTuple):
 def levels(everyone: Group, rank: int) -> list[Group]:
     """Return the groups in which a replica gathers, in order.
 
-    There are two if there are many replicas, and if their number has a divisor
-    other than 1, the group size. It is the largest up to the square root.
+    Few replicas, or a prime number of them, gather in one group. Others first
+    gather in groups of one size: the largest divisor of their number up to its
+    square root.
 
     Args:
         everyone: All replicas.

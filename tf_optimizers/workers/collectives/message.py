@@ -36,7 +36,7 @@ def pack(
 ) -> tf.Tensor:
     """Return all values and positions as int32 words.
 
-    Rows are padded to the number of the replica with the most.
+    Rows are padded to the largest row count of any replica.
 
     Args:
         entries: This replica's entries.
