@@ -102,12 +102,11 @@ def adopt_optimizers_of_keras(
 
 def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
     """Return the current strategy, or without one, that of the variables."""
-    if tf.distribute.has_strategy() or not variables:
-        return tf.distribute.get_strategy()
-    value = backend_variable(variables[0])
-    if not isinstance(value, tf.distribute.DistributedValues):
-        return tf.distribute.get_strategy()
-    return value.distribute_strategy
+    if variables and not tf.distribute.has_strategy():
+        value = backend_variable(variables[0])
+        if isinstance(value, tf.distribute.DistributedValues):
+            return value.distribute_strategy
+    return tf.distribute.get_strategy()
 
 
 def _none() -> tf.distribute.Strategy:
