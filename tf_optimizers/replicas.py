@@ -1,5 +1,6 @@
 """The door: all that optimizers and callbacks ask of their replicas."""
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -140,6 +141,30 @@ class ReplicaGroup:
         """
         del subject, hint
         return [statement]
+
+    def alone(self, name: str) -> contextlib.AbstractContextManager:
+        """Make it an error to need other workers, while one acts alone.
+
+        Args:
+            name: The name of what acts, for the error.
+        """
+        del name
+        return contextlib.nullcontext()
+
+    def post(self, key: str, note: str) -> None:
+        """Write a note for all workers, once per key, from any thread.
+
+        Only with several workers, like `read` and `check_alive`.
+        """
+        raise NotImplementedError
+
+    def read(self, key: str, seconds: float) -> str | None:
+        """Return a note; None if no worker writes it within `seconds`."""
+        raise NotImplementedError
+
+    def check_alive(self) -> None:
+        """Raise a `tf.errors.OpError` unless all other workers answer."""
+        raise NotImplementedError
 
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]

@@ -24,6 +24,7 @@ SRUN = """
     export SLURM_STEP_NODELIST=node[2,10] SLURM_STEP_TASKS_PER_NODE="1(x2)"
     SLURM_PROCID=0 "$@"
     SLURM_PROCID=1 "$@"
+    exit 143
 """
 
 
@@ -53,8 +54,9 @@ def test_tf_config_of_a_tfjob_is_taken(monkeypatch):
 
 
 def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
-    (tmp_path / "srun").write_text(f"#!/bin/bash\nset -eu\n{SRUN}\n")
-    (tmp_path / "srun").chmod(0o755)
+    for name, text in (("srun", SRUN), ("scontrol", 'echo "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/bash\nset -eu\n{text}\n")
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "python").symlink_to(sys.executable)
     (tmp_path / "train.py").write_text(
         "import os; print(os.environ['TF_CONFIG'])"
@@ -62,14 +64,17 @@ def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
     output = subprocess.run(
         ["bash", "-c", block("slurm")],
         cwd=tmp_path,
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env=os.environ
+        | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"},
         capture_output=True,
         check=True,
         text=True,
         timeout=60,
     ).stdout
     addresses = ["node2:12345", "node10:12345"]
-    for index, text in enumerate(output.splitlines()):
+    *lines, requeued = output.splitlines()
+    assert requeued == "requeue 4711"
+    for index, text in enumerate(lines):
         text = text.removeprefix(f"[worker {index}] ")
         expected = {"worker": addresses}, "worker", index
         assert place(monkeypatch, text) == expected

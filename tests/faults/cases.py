@@ -23,6 +23,13 @@ def kill(*places):
     return harm
 
 
+def ask(place):
+    def harm(training):
+        os.kill(training.pid(place), signal.SIGTERM)
+
+    return harm
+
+
 def kill_while_it_writes(place, file):
     """Half of the file is there; the backup must not be."""
 
@@ -107,6 +114,8 @@ CASES = {
     "chief killed": (kill(0), RESUMES, "Worker 0 was killed"),
     "other worker killed": (kill(1), RESUMES, "Worker 1 was killed"),
     "all workers killed": (kill(0, 1), RESUMES, "was killed by signal 9"),
+    "worker asked to end": (ask(1), RESUMES, "exit code 143, after a backup"),
+    "chief asked to end": (ask(0), RESUMES, "exit code 143, after a backup"),
     "launcher killed": (kill_launcher, RESUMES, ""),
     "chief killed as it writes its part": (
         kill_while_it_writes(0, "worker-0.npz"),

@@ -97,8 +97,11 @@ class Data(keras.utils.PyDataset):
 with strategy.scope():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-# Its end is that of processes, which are asked to end.
-model.fit(Data(workers=1, use_multiprocessing=True), verbose=0)
+# Its end is that of processes, which are asked to end, also where `fit` catches
+# the signal.
+backup = tfo.callbacks.BackupAndRestore("backup")
+data = Data(workers=1, use_multiprocessing=True)
+model.fit(data, verbose=0, callbacks=[backup])
 forked = multiprocessing.get_context("fork")
 child = forked.Process(target=time.sleep, args=({LONG},), daemon=True)
 child.start()

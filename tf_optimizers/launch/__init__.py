@@ -1,6 +1,6 @@
 """The launcher: one command starts a script in several worker processes.
 
-It is to TensorFlow what torchrun is to PyTorch. On one machine,
+It is torchrun for TensorFlow. On one machine,
 
     python -m tf_optimizers.launch --workers 2 train.py --epochs 3
 
@@ -11,8 +11,7 @@ cluster, start one launcher on every machine:
     python -m tf_optimizers.launch --cluster auto train.py --epochs 3
 
 All arguments after the script are the script's. The launcher also starts a
-module, and it runs in a notebook, in a cell after the one that begins with
-`%%writefile train.py`:
+module, and it runs in a notebook, in a cell below `%%writefile train.py`:
 
     python -m tf_optimizers.launch --workers 2 -m package.train --epochs 3
     !python -m tf_optimizers.launch --workers 2 train.py --epochs 3
@@ -22,7 +21,7 @@ Options:
         `--cluster`, and 1 with it.
     --cluster PLATFORM: `auto`, `kubernetes`, `sagemaker`, `slurm`, `tf-config`
         or `vertex`. Reads the addresses of all machines and the index of this
-        one from the variables that the platform sets, and says what it found.
+        one from the variables that the platform sets, and prints them.
         `auto` finds the platform. Incomplete variables are an error.
     --machines K: int >= 1. Launchers in the cluster. Required in an indexed Job
         of Kubernetes, which has no variable for it.
@@ -43,7 +42,8 @@ Options:
         password and listens on all interfaces, whatever the address (2.21,
         `ss -tln`): on an open network, close its ports with a firewall.
     --grace-period SECONDS: number >= 0. Time between the request to end and
-        SIGKILL. Defaults to `10`.
+        SIGKILL. By default 30, which leaves time for a backup, and 10 after a
+        worker has failed, when there is nothing to back up.
     --max-restarts K: int >= 0. How often to restart all workers of this
         machine when one fails. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last
@@ -85,6 +85,8 @@ Exit codes:
         started.
     128 + s: The launcher received signal s (130 after Ctrl-C, 143 after
         SIGTERM), or signal s killed the worker that failed first.
+    143: Also, a worker received SIGTERM, and all have backed up. To resume,
+        start again; `--max-restarts` does.
     Any other: The code of the worker that failed first.
 After restarts, the code is that of the last attempt. A signal that comes after
 a failure prevents a restart, and leaves the code as it is.

@@ -57,7 +57,7 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
 
 
 def use_environment(options: argparse.Namespace) -> None:
-    """Replace options by what they find: the place in a cluster, and GPUs.
+    """Look up the place in the cluster and the GPUs that the options ask for.
 
     Raises:
         ValueError: If the environment does not fit the options.
@@ -82,7 +82,7 @@ def use_environment(options: argparse.Namespace) -> None:
 
 
 def problem_of_command(command: list[str]) -> str | None:
-    """Return what is wrong with the command, or None."""
+    """Return why the command cannot be started, or None."""
     if command in ([], ["-m"]):
         return (
             "a script or `-m module` must follow the options. Received: "
@@ -140,7 +140,7 @@ def main() -> int:
 def open_standard_streams() -> None:
     """Open standard streams that the caller has closed, on `os.devnull`.
 
-    Otherwise what is opened next, such as a pipe, would get their numbers.
+    Otherwise the next file or pipe would get their numbers.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -216,9 +216,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--grace-period",
         type=_seconds,
-        default=10.0,
         metavar="SECONDS",
-        help="time between SIGTERM or SIGINT and SIGKILL (%(default)g)",
+        help="time between SIGTERM or SIGINT and SIGKILL (30, or 10 after a "
+        "failure)",
     )
     parser.add_argument(
         "--max-restarts",

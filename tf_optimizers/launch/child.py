@@ -1,6 +1,6 @@
-"""Runs what the launcher starts: workers, and a watchdog over their processes.
+"""Runs a worker, or the watchdog over all workers, as a child of the launcher.
 
-Run by path, not as part of the package, so that nothing else of it is loaded.
+The launcher starts this file by its path, so that no other module is loaded.
 """
 
 import os
@@ -15,9 +15,9 @@ def watch() -> None:
     """Kill all worker groups that are left when the launcher is gone.
 
     Stdin is the lifeline. Every worker writes `+pid` to it at its start. The
-    launcher writes `-pid` once that worker's group has ended, since the system
-    may then give the number to another process. Stdin ends when the launcher
-    has ended, in whatever way, and every worker has written its line.
+    launcher writes `-pid` once that worker's group has ended, because the
+    system may then give the number to another process. Stdin ends when the
+    launcher has ended and every worker has written its line.
     """
     groups: set[int] = set()
     for line in sys.stdin.buffer:
@@ -31,7 +31,7 @@ def watch() -> None:
 
 
 def work(lifeline: int, devices: int, command: list[str]) -> None:
-    """Become the process that `python *command` would be."""
+    """Turn this process into that of `python *command`."""
     # Before any of the user's code, so that the watchdog misses no process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)

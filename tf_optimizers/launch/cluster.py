@@ -1,9 +1,9 @@
-"""Finds the machines of a cluster in the environment its scheduler has set.
+"""Finds the machines of a cluster in the variables of its scheduler.
 
-TensorFlow's cluster resolvers are not used. The launcher needs the addresses
-before it starts Python with TensorFlow, and they do not fit: `Slurm...` needs a
-GPU and sorts node10 before node2, `Kubernetes...` asks the API server for pods,
-and the one for SageMaker is not public (TensorFlow 2.21).
+TensorFlow's cluster resolvers are not used. They would load TensorFlow in the
+launcher, and none fits: `SlurmClusterResolver` needs a GPU and sorts node10
+before node2, `KubernetesClusterResolver` asks the API server for pods, and the
+resolver for SageMaker is not public (TensorFlow 2.21).
 """
 
 import itertools
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     """Where one launcher is among all launchers of a cluster.
 
     Attributes:
-        found: The platform and its variables, for people.
+        found: The platform and its variables, for messages.
         hosts: "host" or "host:port" of every launcher, by index.
         rank: The index of this launcher.
         local_index: Its index among the launchers of its machine.
@@ -51,7 +51,7 @@ class Place(NamedTuple):
         return found
 
     def describe(self, addresses: Sequence[str]) -> str:
-        """Return a sentence about what was found."""
+        """Return a sentence about the place and the addresses."""
         shown = ", ".join(addresses[:_SHOWN])
         if len(addresses) > _SHOWN:
             shown += f", ... {addresses[-1]}"
@@ -207,14 +207,14 @@ def _from_kubernetes(
     return Place(f"Kubernetes ({name})", hosts, index)
 
 
-def _siblings(name: str, index: int, count: int, what: str) -> list[str]:
-    """Return the names of all pods of a job, from the name of one."""
+def _siblings(name: str, index: int, count: int, source: str) -> list[str]:
+    """Return the names of all pods of a job, given one of them."""
     match = re.fullmatch(rf"(.+)-{index}(\..+)", name)
     if match is None:
         raise ValueError(
-            f"{what} must be NAME-{index}.SUBDOMAIN. Received: {name}. Set the "
-            "pods' `subdomain` to the name of a headless Service that selects "
-            "them; see docs/launch/indexed_job.yaml."
+            f"{source} must be NAME-{index}.SUBDOMAIN. Received: {name}. Set "
+            "the pods' `subdomain` to the name of a headless Service that "
+            "selects them; see docs/launch/indexed_job.yaml."
         )
     return [f"{match[1]}-{i}{match[2]}" for i in range(count)]
 

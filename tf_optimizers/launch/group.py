@@ -13,11 +13,17 @@ from typing import NamedTuple
 
 from tf_optimizers.launch.cluster import Place
 from tf_optimizers.launch.output import Output
-from tf_optimizers.launch.worker import Watchdog, Worker
+from tf_optimizers.launch.worker import (
+    BACKUP_GRACE,
+    FAILURE_GRACE,
+    PREEMPTED,
+    Watchdog,
+    Worker,
+)
 
 
 class Events:
-    """Signals, including those of workers' ends, and calls of `wake`."""
+    """Signals, including SIGCHLD when a worker ends, and calls of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -32,8 +38,8 @@ class Events:
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # Python writes a signal to the pipe only if it has a handler, even an
-        # empty one. SIGCHLD comes when a worker has ended.
+        # Python writes a signal to the pipe only if it has a handler, which may
+        # be empty.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -74,7 +80,7 @@ class Events:
 TICK = 0.05
 # TensorFlow's variable: how many threads an operation has.
 THREADS = "TF_NUM_INTRAOP_THREADS"
-# Python's: by what it hashes strings, on which the order of a set depends.
+# Python's variable: the seed of string hashes, and so of the order of a set.
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
@@ -90,6 +96,7 @@ class Failure(NamedTuple):
     exit_code: int
     request: signal.Signals = signal.SIGTERM
     may_restart: bool = False
+    usual_grace: float = BACKUP_GRACE
 
 
 def launch(
@@ -101,7 +108,7 @@ def launch(
     port: int,
     devices_per_worker: int,
     host: str,
-    grace_period: float,
+    grace_period: float | None,
     max_restarts: int,
     restart_pause: float,
 ) -> int:
@@ -175,10 +182,10 @@ def pauses(first: float) -> Iterator[float]:
 def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
     """Return addresses that stay reserved until `stack` is closed.
 
-    While a socket is bound, even one that does not listen, the system gives its
-    port to no other program. TensorFlow's server can still listen there, since
-    it sets SO_REUSEADDR, as we do. So there is no gap between choosing a port
-    and using it.
+    While a socket is bound, even without listening, the system gives its port
+    to no other program. TensorFlow's server can still listen there, because it
+    sets SO_REUSEADDR, as we do. So there is no gap between choosing a port and
+    using it.
     """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     family, kind, protocol, _, any_port = found[0]
@@ -241,7 +248,7 @@ def follow(
             failure = first_failure(group, received, output)
             if failure is not None:
                 for worker in group:
-                    worker.stop(failure.request)
+                    worker.stop(failure.request, failure.usual_grace)
                 output.say(failure.reason)
         elif received is not None and not is_asked:
             output.say(f"Received {received.name}. {NO_RESTART}")
@@ -262,9 +269,10 @@ def first_failure(
 ) -> Failure | None:
     """Return the reason to stop all workers, if there is one."""
     for worker in group:
-        if worker.exit_code:
+        if code := worker.exit_code:
             reason = f"{worker.describe_end()} Stopping all workers."
-            return Failure(reason, worker.exit_code, may_restart=True)
+            grace = BACKUP_GRACE if code == PREEMPTED else FAILURE_GRACE
+            return Failure(reason, code, may_restart=True, usual_grace=grace)
     if received is not None:
         reason = f"Received {received.name}. Stopping all workers."
         return Failure(reason, 128 + received, received)

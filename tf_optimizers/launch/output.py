@@ -19,8 +19,8 @@ class Output:
 
     Args:
         wake: Called when a stream has ended, and when a line cannot be
-            written. All later lines to the same place are then dropped, since
-            a worker whose output is not read would wait forever.
+            written. All later lines to the same stream are then dropped: a
+            worker would block forever if nothing read its output.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -54,7 +54,7 @@ class Output:
                 self.wake()
 
     def close(self) -> None:
-        """Wait a little until the launcher's own lines are written."""
+        """Wait for a short time until the launcher's own lines are written."""
         os.close(self._own)
         self._forwarder.join(LAST_LINE)
 
@@ -87,7 +87,7 @@ class Forwarder(threading.Thread):
             self._output.wake()
 
     def finish(self) -> None:
-        """Forward what there is, then stop waiting for more."""
+        """Forward the rest, then stop waiting for more."""
         self._no_more.set()
 
     def _chunks(self) -> Iterator[bytes]:

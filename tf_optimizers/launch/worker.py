@@ -14,6 +14,11 @@ from tf_optimizers.launch.output import Forwarder, Output
 CHILD = str(Path(__file__).with_name("child.py"))
 # Linux's list of all processes; macOS has none.
 PROCESSES = Path("/proc")
+# The exit code of workers that have backed up after SIGTERM to one of them.
+PREEMPTED = 128 + signal.SIGTERM
+# Seconds from a request to SIGKILL, unless the user sets them. A request leaves
+# time for a backup. After a failure, no backup can be made.
+BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0
 # How often to check on killed processes, in seconds.
 DYING = 0.01
 
@@ -21,14 +26,14 @@ DYING = 0.01
 class Watchdog:
     """A process that kills the workers' groups once the launcher is gone.
 
-    `lifeline` is the write end of a pipe, which closes when the launcher ends,
-    in whatever way. `child.watch` documents what is written to it.
+    `lifeline` is the write end of a pipe, which closes however the launcher
+    ends. `child.watch` documents the lines that are written to it.
     """
 
     def __enter__(self) -> "Watchdog":
         """Start the process."""
         reader, self.lifeline = os.pipe()
-        # In a session of its own, which Ctrl-C does not reach.
+        # Ctrl-C does not reach a session of its own.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", CHILD, "watch"],
             stdin=reader,
@@ -46,7 +51,7 @@ class Watchdog:
             os.write(self.lifeline, b"-%d\n" % group)
 
     def __exit__(self, *_: object) -> None:
-        """Let the process kill the groups that it still knows, and end."""
+        """Let the process kill the groups that it still knows, and exit."""
         os.close(self.lifeline)
         self._process.wait()
 
@@ -61,7 +66,7 @@ class Worker:
     def __init__(
         self,
         index: int,
-        grace_period: float,
+        grace_period: float | None,
         watchdog: Watchdog,
         output: Output,
     ) -> None:
@@ -114,45 +119,56 @@ class Worker:
         if number > 0:
             meaning = signal.strsignal(number)
             return f"{name} was killed by signal {number} ({meaning})."
+        if self.exit_code == PREEMPTED:
+            return f"{name} ended with exit code {PREEMPTED}, after SIGTERM."
         return f"{name} failed with exit code {self.exit_code}."
 
-    def stop(self, request: signal.Signals) -> None:
-        """Ask the group to end; the first call starts the grace period."""
+    def stop(self, request: signal.Signals, usual_grace: float) -> None:
+        """Ask the group to end; the first call sets the time for SIGKILL.
+
+        Args:
+            request: The signal to send.
+            usual_grace: Seconds from now to SIGKILL, unless the user has set a
+                grace period.
+        """
         if self.is_gone:
             return
         self._signal_group(request)
         if self._kill_at is None:
-            self._kill_at = time.monotonic() + self._grace_period
+            grace = self._grace_period
+            grace = usual_grace if grace is None else grace
+            self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Note what has ended, and kill what is overdue."""
+        """Note ended processes, and kill the group if it is overdue."""
         if self.is_gone:
             return
         code = self._process.poll()
         if code is not None and self.exit_code is None:
             self.exit_code = 128 - code if code < 0 else code
-            # What it has started ends with it.
-            self.stop(signal.SIGTERM)
+            # Its children end with it.
+            self.stop(signal.SIGTERM, FAILURE_GRACE)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._signal_group(signal.SIGKILL)
-        if code is not None and not self._is_anybody_left():
+        if code is not None and not self._is_alive():
             self.is_gone = True
             self._watchdog.forget(self._process.pid)
             for forwarder in self._forwarders:
                 forwarder.finish()
 
     def end(self) -> None:
-        """Kill what is left of the group, and wait until it is gone."""
+        """Kill the rest of the group, and wait until it is gone."""
         self._kill_at = time.monotonic()
         self.update()
         while not self.is_gone:
             time.sleep(DYING)
             self.update()
 
-    def _is_anybody_left(self) -> bool:
-        """Return whether a process of the group is alive; zombies are not.
+    def _is_alive(self) -> bool:
+        """Return whether a process of the group is alive.
 
-        A zombie stays in its group until its parent asks how it ended.
+        A zombie, which stays in its group until its parent reads its exit code,
+        does not count.
         """
         if not PROCESSES.exists() or not self._signal_group(0):
             return self._signal_group(0)

@@ -10,6 +10,7 @@ Then each owner sends its row of new weights to all replicas. Every dtype takes
 messages of its own, of at most `MESSAGE_BYTES`.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,9 +19,12 @@ import tensorflow as tf
 
 from tf_optimizers.codes.entries import Entries
 from tf_optimizers.replicas import ReplicaGroup, replicas_of
+from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.agreement.same_training import check_same_optimizer
 from tf_optimizers.workers.agreement.statements import (
+    ANSWERING_SECONDS,
     START_THE_SAME,
+    acting_alone,
     gather_statements,
 )
 
@@ -143,6 +147,24 @@ class WorkerReplicas(ReplicaGroup):
         return gather_statements(
             self._strategy, subject, statement, hint or START_THE_SAME
         )
+
+    def alone(self, name: str) -> contextlib.AbstractContextManager:
+        """Make it an error to need other workers, while one acts alone."""
+        return acting_alone(name)
+
+    def post(self, key: str, note: str) -> None:
+        """Write a note for all workers, once per key, from any thread."""
+        coordination.write(f"tf_optimizers/{key}", note)
+
+    def read(self, key: str, seconds: float) -> str | None:
+        """Return a note; None if no worker writes it within `seconds`."""
+        return coordination.read(f"tf_optimizers/{key}", seconds)
+
+    def check_alive(self) -> None:
+        """Raise a `tf.errors.OpError` unless all other workers answer."""
+        for worker, task in enumerate(self._strategy.extended.tasks):
+            if worker != self.worker:
+                coordination.check_alive(task, ANSWERING_SECONDS)
 
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]

@@ -30,9 +30,15 @@ _TROUBLE = (OSError, DamagedError)
 
 
 class Archive:
-    """The newest backups of one run, as many as are to be kept.
+    """The newest backups of one run.
 
     All workers must call the same methods in the same order.
+
+    Args:
+        folder: The folder of the backups.
+        state: The state of the model.
+        group: The replicas.
+        backups: How many backups to keep.
     """
 
     def __init__(
@@ -58,15 +64,15 @@ class Archive:
             raise RuntimeError(
                 "`backup_dir` must be a folder that all workers share. "
                 f"Received: backup_dir={str(folder.path)!r}, where worker "
-                f"{seen.index(False)} does not see what all others wrote. Use "
+                f"{seen.index(False)} does not see files of other workers. Use "
                 "a file system that is mounted on all machines."
             )
 
     def save(self, position: dict[str, Any]) -> None:
-        """Write a backup, then delete those that it replaces.
+        """Write a backup, then delete the backups that it replaces.
 
         Args:
-            position: Where in the run it is made, and with which rates.
+            position: The epoch, the batch and the learning rates.
         """
         values = self._state.values()
         check_finite(self._state, values, self._group)
@@ -108,7 +114,7 @@ class Archive:
             self._known.add(generation)
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the content of the run's newest undamaged backup, if any."""
+        """Return the content of the run's newest intact backup, if any."""
         (generations, *_) = self._together(self._folder.generations)
         self._known = set(generations)
         damage: list[str] = []
@@ -139,7 +145,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore one section of the state from what `newest` returned."""
+        """Restore one section of the state from a result of `newest`."""
         self._state.check(content, section)
         count, local = self._group.workers, self._local_replicas
         first = self._group.worker * local
@@ -161,7 +167,7 @@ class Archive:
         self._state.sparse_gradients = content.get("sparse_gradients", [])
 
     def restore_seed(self, content: dict[str, Any]) -> None:
-        """Restore this worker's state of Keras's global seed generator."""
+        """Restore Keras's global seed generator of this worker."""
         seeds = content.get("seeds", [])  # Backups of 0.1.0 have none.
         own = seeds[self._group.worker :][:1]
         if own and own[0] is not None:
@@ -170,8 +176,8 @@ class Archive:
     def delete(self) -> bool:
         """Delete all backups, unless the run has diverged since the last one.
 
-        Once all workers are here, none of them needs the backups any more.
-        Returns False if the last backup is kept.
+        Returns whether they were deleted. When all workers have called this,
+        none of them needs the backups any more.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)
@@ -190,7 +196,7 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete all backups; what is done is not lost if that fails."""
+        """Delete all backups; warn if that fails, since the run is complete."""
         try:
             self._folder.keep([])
         except OSError as error:
@@ -202,7 +208,7 @@ class Archive:
             )
 
     def _is_joined(self) -> bool:
-        """Tell whether another process has made backups of this run."""
+        """Return whether another process has made backups of this run."""
         known = self._known
         return known is not None and not known.issuperset(
             self._folder.generations()

@@ -55,13 +55,13 @@ def check_name(value: Any) -> str | None:
 
 
 def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
-    """Return what all workers state, which JSON can hold."""
+    """Return the statements of all workers, which JSON can hold."""
     hint = "Pass `BackupAndRestore` to `fit` on every worker."
     return group.agree("a backup", statement, hint)
 
 
 def find_alike(values: Values, group: ReplicaGroup) -> set[str]:
-    """Return the names of what is equal on all replicas."""
+    """Return the names of values that are equal on all replicas."""
     if group.count == 1:
         return set(values)
     mine = {name: digests(parts) for name, parts in values.items()}
@@ -83,7 +83,7 @@ def find_not_finite(
 
 
 def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
-    """Refuse to back up a run that has diverged."""
+    """Raise if a variable that is to be backed up has NaN or inf."""
     path = find_not_finite(state, values, group)
     if path is not None:
         raise RuntimeError(
@@ -94,7 +94,7 @@ def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
 
 
 def check_weights(state: State, alike: set[str]) -> None:
-    """Raise if weights differ between replicas that have them in common."""
+    """Raise if replicas that share their weights have different ones."""
     if not state.has_common_weights:
         return
     for i, variable in enumerate(state.sections["lasting"]):
@@ -113,9 +113,9 @@ def warnings_of_lengths(
     """Yield why `fit` has nothing to do, or may see other batches.
 
     Args:
-        content: Of the backup.
-        epochs: Of `fit`.
-        steps: Batches of an epoch, None if unknown.
+        content: The content of the backup.
+        epochs: The `epochs` of `fit`.
+        steps: The batches of an epoch, or None if their number is unknown.
     """
     if content["epoch"] >= epochs:
         yield (

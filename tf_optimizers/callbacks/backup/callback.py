@@ -1,5 +1,6 @@
-"""Lets a run be killed at any time and resume."""
+"""Lets a run resume after it was killed."""
 
+import contextlib
 import math
 import os
 import sys
@@ -8,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import start_at_epoch
 from tf_optimizers.callbacks.backup.archive import Archive
@@ -20,6 +22,7 @@ from tf_optimizers.callbacks.backup.backup_checks import (
     warnings_of_others,
 )
 from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.preemption import EXIT_CODE, Preemption
 from tf_optimizers.callbacks.backup.resuming import (
     Rates,
     Skip,
@@ -34,8 +37,8 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
-# By folder, how many fits of this process have ended and deleted their
-# backups. A script that is started again counts the same fits.
+# How many fits of this process have ended and deleted their backups, by folder.
+# A script that is started again counts the same fits.
 _ENDED: Counter[str] = Counter()
 
 
@@ -53,19 +56,21 @@ class BackupAndRestore(keras.callbacks.Callback):
     as many replicas on each, as before, the run continues bit for bit as if
     nothing had happened. Every replica gets its own state back. In the middle
     of an epoch, batches that were already seen are drawn and dropped. With
-    another number of workers or replicas, what replicas keep for themselves
-    and add up (`DGCMomentum`'s u and v, gradient accumulators, metrics) is
-    divided evenly, so that its sum is conserved to float32 accuracy. Other
-    numbers that differ are averaged: the state inside of `SparseLoCo`, the
-    weights in the middle of its local steps, the statistics of
-    `BatchNormalization`.
+    another number of workers or replicas, sums over replicas (`DGCMomentum`'s u
+    and v, gradient accumulators, metrics) are divided evenly, and conserved to
+    float32 accuracy. Other numbers that differ are averaged: the state inside
+    `SparseLoCo`, the weights in the middle of its local steps, the statistics
+    of `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
-    must see the same folder, on a file system that they share. What is equal
-    on all replicas is written once, and what a replica has of its own by that
-    replica's worker. A backup exists once it is complete, and only then
-    replaces the previous one. Checksums are verified when it is read, and it
-    holds no code.
+    must see the same folder, on a file system that they share. The first worker
+    writes the values that all replicas share, and each worker its replicas' own
+    values. A backup replaces the previous one when it is complete. Checksums
+    are verified when it is read, and it holds no code.
+
+    If a worker gets SIGTERM, such as before its machine is taken away, all
+    workers end the step, write a backup, and exit with code 143. Start the
+    script again to resume there; `--max-restarts` of the launcher does.
 
     A resumed epoch sees the batches that it would have seen, provided that an
     epoch's data do not depend on the epochs before: `shuffle=False`, or
@@ -83,12 +88,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     drawn and dropped.
 
     Random numbers of Keras's layers and of `keras.random`, seeded or not,
-    continue where they were. Those of `tf.random`, NumPy and Python do not,
-    and what other callbacks keep in Python is not backed up.
+    continue where they were. Random numbers of `tf.random`, NumPy and Python do
+    not. The attributes of other callbacks are not backed up.
 
     A script may call `fit` several times with one folder. When the script is
-    started again, it repeats the fits that had ended, and resumes the one that
-    was interrupted.
+    started again, it repeats the fits that had ended, and resumes the
+    interrupted one.
 
     Differs from `keras.callbacks.BackupAndRestore`: it works on several
     workers; it restores each replica's own state, random seeds and metrics, in
@@ -108,18 +113,22 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
             ended with finite variables, unless they are of more epochs than it
             now has. Defaults to `True`.
-        name: str or None. Tells runs apart that share the folder: each leaves
+        name: str or None. Distinguishes runs that share the folder: each leaves
             the others' backups alone. Defaults to `None`: "fit 1"
             for the first `fit` of a process with this folder, "fit 2" after it
             has ended and deleted its backups, and so on. While backups are
             kept, the next `fit` continues from them.
+        on_preemption: bool. Whether SIGTERM to any worker ends all workers
+            with exit code 143, after a backup at the end of the step, unless
+            the script has its own handler for SIGTERM. Must be the same on all
+            workers. Defaults to `True`.
 
     Raises:
         TypeError: If an argument, or the strategy, is of the wrong kind.
         ValueError: If an argument is outside its range; if a backup is of
             another model or optimizer, or has seen more batches of an epoch
-            than the epoch now has, or was made within what is now one
-            execution of `steps_per_execution`.
+            than the epoch now has, or was made in the middle of an
+            execution of `steps_per_execution` batches.
         RuntimeError: If a backup cannot be written or read, if all are
             damaged, if a variable is not finite, if weights differ between
             workers, if workers do not share the folder, or if another process
@@ -137,6 +146,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         name: str | None = None,
+        on_preemption: bool = True,
     ) -> None:
         super().__init__()
         self.backup_dir = check_folder(backup_dir)
@@ -148,6 +158,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             "delete_checkpoint", delete_checkpoint
         )
         self.name = check_name(name)
+        self.on_preemption = check_boolean("on_preemption", on_preemption)
+        self._preemption: Preemption | None = None
+        self._metrics_of_training: list[tuple[Any, Any]] = []
         self._epoch = self._batch = self._unsaved = 0
         self._skip: Skip | None = None
         self._is_of_longer_run = False
@@ -185,6 +198,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         else:
             self._restore(self._resumed)
         state.accept_infinite()
+        self._state = state
+        if self.on_preemption:
+            self._preemption = Preemption(self._group)
+            self._preemption.begin()
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -203,20 +220,53 @@ class BackupAndRestore(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Back up, if a backup is due."""
-        # The last execution of an epoch may have fewer batches than others.
+        # The last execution of an epoch may have fewer batches.
         seen = min(batch + 1, self._steps)
-        if seen <= self._batch:
-            return  # It is in the backup already.
-        self._unsaved += seen - self._batch
-        self._batch = seen
+        is_new = seen > self._batch  # Otherwise, it is in the backup already.
+        if is_new:
+            self._unsaved += seen - self._batch
+            self._batch = seen
         due = self.save_freq
-        if not isinstance(due, str) and self._unsaved >= due:
-            self._save()
+        is_due = not isinstance(due, str) and self._unsaved >= due
+        self._save_if(is_new and is_due, is_new)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keep the metrics of training, which validation resets."""
+        if self._preemption is not None:
+            self._metrics_of_training = self._state.metrics()
+
+    def on_test_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Back up before validation, if this worker must end."""
+        if self._preemption is not None and self._preemption.reach():
+            for part, value in self._metrics_of_training:
+                part.assign(value)
+            # While batches are skipped, the backup is still the newest state.
+            self._leave(self._skip is None or self._skip.remaining <= 0)
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Back up, if a backup is due."""
+        is_new = self._end_epoch(epoch)
+        self._save_if(is_new and self.save_freq == "epoch", is_new)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Delete the backups, unless they should stay or are still needed."""
+        self._forget_start()
+        preemption, self._preemption = self._preemption, None
+        if preemption is not None and preemption.finish():
+            self._preemption = preemption
+            self._leave()
+        is_over = self.delete_checkpoint and not self._is_of_longer_run
+        if is_over and self._archive.delete():
+            _ENDED[os.path.realpath(self.backup_dir)] += 1
+        if preemption is not None:
+            preemption.end()
+
+    def _end_epoch(self, epoch: int) -> bool:
+        """Move on to the next epoch; return whether there is a new state."""
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
@@ -225,20 +275,35 @@ class BackupAndRestore(keras.callbacks.Callback):
                 # The backup is still the newest state.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
-                return
+                return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
             self.model.reset_metrics()  # They are of the validation.
         else:
             self._epoch, self._batch = epoch + 1, 0
-        if self.save_freq == "epoch":
-            self._save()
+        return True
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Delete the backups, unless they should stay or are still needed."""
-        self._forget_start()
-        is_over = self.delete_checkpoint and not self._is_of_longer_run
-        if is_over and self._archive.delete():
-            _ENDED[os.path.realpath(self.backup_dir)] += 1
+    def _save_if(self, is_due: bool, is_new: bool) -> None:
+        """Back up if it is due, or if the state is new and this is the end."""
+        if is_due:
+            self._save()
+        if self._preemption is not None and self._preemption.reach():
+            self._leave(is_new and not is_due)
+
+    def _leave(self, is_unsaved: bool = True) -> None:
+        """Back up, and end this process once all workers have done so."""
+        if is_unsaved:
+            self._save()
+        # Worker 0 must not exit before the others have read its last message.
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            gather(self._group, "the end")
+        self._warn(
+            "A worker received SIGTERM. All workers end with exit code "
+            f"{EXIT_CODE}, after a backup in {self.backup_dir!r}. Start the "
+            "script again to resume."
+        )
+        if self._preemption is not None:
+            self._preemption.end(is_leaving=True)
+        raise SystemExit(EXIT_CODE)
 
     def _restore(self, content: dict[str, Any]) -> None:
         params = self.params or {}  # A custom training loop sets none.
@@ -259,14 +324,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # `fit` makes no step, and so it does not end that run.
+        # `fit` makes no step, so it does not end the run of the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
     def _go_on(self, content: dict[str, Any]) -> None:
-        """Restore what it was in the middle of an epoch, which has begun.
+        """Restore the state once more when the resumed epoch has begun.
 
-        Callbacks have changed it again by then, such as the learning rate.
+        Callbacks may have changed it since, such as the learning rate.
         """
         self._archive.restore(content, "lasting")
         self._rates.set(content)

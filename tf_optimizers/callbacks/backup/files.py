@@ -6,9 +6,9 @@ A folder holds generations of backups, numbered from 1:
     00000007.worker-0.npz  arrays, by name
     00000007.worker-1.npz
 
-Every file gets its name once it is complete, and the .json comes last: without
-it, a generation does not exist. It also holds the name of the run. Several runs
-may share a folder, and each leaves the others' files alone. No file holds code.
+Every file gets its name when it is complete. The .json comes last: without it,
+a generation does not exist. It also holds the name of the run. Several runs may
+share a folder, and each leaves the others' files alone. No file holds code.
 """
 
 import contextlib
@@ -27,20 +27,23 @@ import numpy as np
 
 from tf_optimizers.replicas import as_bytes
 
-# What `fsync` fails with if data are lost. Some network file systems only know
-# no `fsync`, of folders above all.
+# Errors of `fsync` that mean lost data. Other errors mean that a network file
+# system has no `fsync`, often for folders.
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 _LATE_SECONDS = 60.0
-_ROWS = ".rows"  # Follows the name of an array of which few rows are kept.
+_ROWS = ".rows"  # Follows the name of an array without its rows of zeros.
 _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
 class DamagedError(Exception):
-    """A file differs from what was written."""
+    """A file is not as it was written."""
 
 
 class Folder:
-    """A folder of a run's backups, and maybe of others'; made when needed."""
+    """The folder of a run's backups, which may hold other runs' backups, too.
+
+    It is created when it is needed.
+    """
 
     def __init__(self, path: str, name: str = "") -> None:
         self.path = Path(path).absolute()  # A script may change its folder.
@@ -118,13 +121,13 @@ class Folder:
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's other generations, and incomplete files."""
         kept = set(self._all()) - (set(self.generations()) - set(generations))
-        # The .json goes first: what has lost a part must not look complete.
+        # The .json goes first: without a part, a backup must not look complete.
         for path in sorted(self._files(), key=lambda path: path.suffix):
             match = _NAME.fullmatch(path.name)
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            with contextlib.suppress(OSError):  # Another has just used it.
+            with contextlib.suppress(OSError):  # Another run has just used it.
                 self.path.rmdir()
 
     def leave_mark(self) -> str:
@@ -140,7 +143,7 @@ class Folder:
         return (self.path / mark).exists()
 
     def remove_mark(self) -> None:
-        """Undo `leave_mark`, if it could."""
+        """Remove the file of `leave_mark`, if there is one."""
         if self._mark is not None:
             with contextlib.suppress(OSError):
                 self._mark.unlink()
@@ -178,7 +181,7 @@ class Folder:
         except OSError:
             partial.unlink(missing_ok=True)  # The disk may be full.
             raise
-        # The name should survive a power failure, too.
+        # Let the name survive a power failure, too.
         with contextlib.suppress(PermissionError):
             folder = os.open(self.path, os.O_RDONLY)
             try:
@@ -197,9 +200,9 @@ def digest(path: Path) -> str:
 
 
 def _appears(path: Path) -> bool:
-    """Tell whether a file of another worker is here, or will be soon.
+    """Return whether a file of another worker is here, or appears soon.
 
-    NFS remembers for up to a minute that there was none of that name.
+    NFS may hide a new file for up to a minute.
     """
     until = time.monotonic() + _LATE_SECONDS
     while not path.exists():
@@ -210,7 +213,7 @@ def _appears(path: Path) -> bool:
 
 
 def _sync(descriptor: int) -> None:
-    """Have it on the disk, where the file system has a way to say so."""
+    """Flush a file to disk; raise only if data are lost."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -219,10 +222,10 @@ def _sync(descriptor: int) -> None:
 
 
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-    """Return an array's bytes, but for zeros in its first and last rows.
+    """Return an array's bytes without its first and last rows of zeros.
 
-    A worker has few rows of what `ShardedState` shares out, and reads all
-    others as zeros.
+    A worker has few rows of the state that `ShardedState` shards, and reads
+    all other rows as zeros.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:

@@ -18,12 +18,12 @@ class Reader:
     """Reads the values of a backup.
 
     Args:
-        folder: Where the backup is.
+        folder: The folder of the backup.
         content: Its description, as `Archive.newest` returns it.
-        files: Closes its files.
+        files: A stack that closes its files.
 
     Attributes:
-        layout: How many workers wrote it, and how many replicas each had.
+        layout: The number of workers that wrote it, and of replicas on each.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Reader:
         )
 
     def is_alike(self, section: str, number: int) -> bool:
-        """Tell a variable that had the same value on all replicas."""
+        """Return whether all replicas had the same value of a variable."""
         return f"{section}.{number}" in self._alike
 
     def read(self, section: str, number: int, replica: int) -> np.ndarray:
-        """Return the value that a variable had on a replica."""
+        """Return a replica's value of a variable."""
         dtype, shape, *_ = self._content["sections"][section][number]
         name, worker = f"{section}.{number}", 0
         if not self.is_alike(section, number):
@@ -57,15 +57,15 @@ class Reader:
 class Rates:
     """The learning rates that optimizers have when `fit` begins.
 
-    Keras keeps a rate that is a number among the optimizer's state, so that
-    restoring sets it to what it was. If the script gives another one than it
-    gave before, that one is meant to be used.
+    A constant rate is part of the optimizer's state, so restoring the state
+    restores the rate. If the script has changed the rate since, the new one is
+    used.
 
     Args:
-        state: Of the model; nothing is restored yet.
+        state: The state of the model, before it is restored.
 
     Attributes:
-        given: The rates, in the order of `state`.
+        given: The rates of the script, in the order of `state`.
     """
 
     def __init__(self, state: State) -> None:
@@ -78,9 +78,9 @@ class Rates:
         self.given = [float(v.numpy()) for v in self._variables]
 
     def set(self, content: dict[str, Any]) -> str:
-        """Set rates that are not those that the run of a backup was given.
+        """Set rates that the script has changed since the backup's run began.
 
-        Returns a warning, which is empty if there are none.
+        Returns a warning, or "" if no rate has changed.
         """
         before = content.get("rates", self.given)  # 0.1.0 has kept none.
         warning = ""
@@ -104,7 +104,7 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """Call `undo` when Keras next asks for a model's train function.
 
     All training begins with that. When `fit` ends with an exception, Keras
-    calls no callback, and what one has done to the model would stay.
+    calls no callback that could undo its changes to the model.
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
 
 
 def cancel_undoing(model: keras.Model) -> None:
-    """Give the model the method of its class back."""
+    """Restore the method of the model's class."""
     vars(model).pop("make_train_function", None)
 
 
@@ -124,8 +124,12 @@ class Skip:
     """A model's train function that draws batches without training on them.
 
     The model gets its own function back after the last of these batches, when
-    `end` is called, and before anything else trains. `restore_metrics` sets
-    the metrics to what they were after these batches.
+    `end` is called, or before anything else trains.
+
+    Args:
+        model: The model.
+        batches: How many batches to skip.
+        restore_metrics: Sets the metrics to their values after these batches.
     """
 
     def __init__(
@@ -143,7 +147,7 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw as many batches as a call would train on, if so many remain."""
+        """Draw the batches of one call, or the rest if fewer remain."""
         for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1
@@ -156,14 +160,14 @@ class Skip:
         return self._logs
 
     def end(self) -> None:
-        """Give the model its own train function back, if it lacks it."""
+        """Restore the model's own train function."""
         cancel_undoing(self._model)
         if self._model.train_function is self:
             self._model.train_function = self._train
 
 
 def check_executions(steps: int, seen: int) -> None:
-    """Raise if a backup was made within what is now one execution."""
+    """Raise if a backup was made in the middle of an execution of `steps`."""
     if seen % steps:
         raise ValueError(
             "`steps_per_execution` must divide the batches that a backup has "

@@ -1,4 +1,4 @@
-"""Collects the state of a run: what replicas share, and what each has."""
+"""Collects the state of a run, common to all replicas or each replica's own."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class State:
     def slots(self) -> list[keras.Variable]:
         """The variables of the optimizers."""
         found = {
-            id(variable): variable  # One may be inside of another.
+            id(variable): variable  # One optimizer may be inside another.
             for optimizer in optimizers_of(self._model).values()
             for variable in optimizer.variables
         }
@@ -69,6 +69,14 @@ class State:
             for i, variable in enumerate(variables)
         }
 
+    def metrics(self) -> list[tuple[Any, np.ndarray]]:
+        """Return this process's copies of metric variables, with values."""
+        return [
+            (part, array_of(part))
+            for variable in self.sections["metrics"]
+            for part in self.components(variable)
+        ]
+
     def accept_infinite(self) -> None:
         """Accept inf where it is now, as in a mask or a running minimum."""
         self._may_be_infinite = {
@@ -81,7 +89,8 @@ class State:
     def first_not_finite(self, values: Values) -> int | None:
         """Return the index of the first lasting variable with NaN or inf.
 
-        Accepted are inf where `accept_infinite` saw it, and any metrics.
+        Inf is accepted where `accept_infinite` has seen it. Metrics may have
+        any value.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
@@ -94,16 +103,16 @@ class State:
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether each replica has a share of the variable's value."""
-        # Keras leaves the aggregation of accumulators at "none". Those on the
-        # host hold the sum already, and another aggregation says so. A model
-        # may have a layer of any name.
+        # Keras leaves the aggregation of accumulators at "none". Accumulators
+        # on the host hold the sum already, and have another aggregation. Only
+        # optimizers have accumulators, but a layer may have such a name, too.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (
             any(variable is slot for slot in self.slots)
         )
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether replicas may have rows of it, and others zeros."""
+        """Return whether each row may be on one replica, and 0 on others."""
         return not self.is_summed(variable) and any(
             variable is slot
             for optimizer in optimizers_of(self._model).values()
@@ -114,15 +123,19 @@ class State:
 
     @property
     def has_common_weights(self) -> bool:
-        """Whether weights are to be equal on all replicas, as they mostly are.
+        """Whether all replicas must have equal weights now.
 
-        `SparseLoCo` may be in the middle of its local steps.
+        In the middle of local steps of `SparseLoCo`, they need not.
         """
         return has_common_weights(self._model)
 
     @property
     def sparse_gradients(self) -> list[list[int] | None]:
-        """What each `SparseLoCo` of several local steps has seen of rows."""
+        """The variables with sparse gradients, for each `SparseLoCo`.
+
+        None where no step has been traced; only of optimizers with several
+        local steps.
+        """
         return [
             optimizer._compressor.rows.indices
             for optimizer in local_steppers(self._model)
@@ -136,7 +149,7 @@ class State:
                 optimizer._compressor.rows.expect(indices)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a backup must have in common with the model."""
+        """Return the description that a backup and the model must share."""
         return {
             "optimizer": ", ".join(
                 map(kind_of, optimizers_of(self._model).values())
@@ -151,7 +164,7 @@ class State:
         """Raise unless a section was saved from the same model, paths aside."""
         described = self.describe()
         if saved["optimizer"] == type(self._model.optimizer).__name__:
-            # Backups of 0.1.0 say nothing of wrapped ones.
+            # Backups of 0.1.0 do not name wrapped optimizers.
             described["optimizer"] = saved["optimizer"]
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -184,20 +197,20 @@ def shares(
 ) -> list[np.ndarray]:
     """Return the values of some replicas, divided again if layouts differ.
 
-    A sum over replicas is conserved; of other numbers, the mean is. Of
-    integers, the first replica's value is as good as any. Layouts differ even
-    with equally many replicas if fewer workers now have more of them each,
-    since the values on one worker may have to be equal.
+    Sums over replicas keep their total, and other floating-point values their
+    mean. Integers take the first replica's value. Layouts also differ if the
+    same number of replicas is on fewer workers, because the values on one
+    worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.
         is_alike: Whether all replicas have the same value.
         read: Returns the saved value of a replica.
-        old: How many workers there were, and how many replicas each had.
-        new: The same of what there is now.
-        own: The replicas whose values are wanted.
-        is_owned: Whether replicas have rows of the value, and zeros in others,
-            unless all have the same.
+        old: The number of workers, and of replicas on each, in the backup.
+        new: The same numbers now.
+        own: The replicas whose values to return.
+        is_owned: Whether each row is on one replica, and 0 on the others,
+            unless all replicas have the same value.
     """
     if old == new:
         return [read(replica) for replica in own]
@@ -213,7 +226,7 @@ def shares(
 
 
 def _description(variable: keras.Variable) -> list[Any]:
-    """Return dtype, shape and path, and what it means if that may differ."""
+    """Return dtype, shape and path, and the variable's `meaning` if any."""
     meaning = getattr(variable, "meaning", None)
     what = [variable.dtype, list(variable.shape), variable.path]
     return [*what, meaning] if meaning else what

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,12 +24,14 @@ START_THE_SAME = (
 )
 # The interval between health checks of a silent worker, and their timeout.
 _ASKING_SECONDS = 5.0
-_ANSWERING_SECONDS = 10.0
+ANSWERING_SECONDS = 10.0
 # The wait before a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
 # The time limit for reading statements once all of them have been made.
 _LISTENING_SECONDS = 10.0
 
+# Names of the calls that this worker makes while the others do not.
+_alone: list[str] = []
 _serial = itertools.count()
 _disagreements = itertools.count()
 
@@ -62,6 +64,12 @@ def gather_statements(
     """
     if strategy.extended.workers == 1:
         return [statement]
+    if _alone:
+        raise RuntimeError(
+            f"{rule or f'All workers must reach {subject}.'} Received: a call "
+            f"from {_alone[-1]}, which one worker makes alone. Do it on every "
+            "worker."
+        )
     note = json.dumps(
         [subject, statement], default=lambda value: type(value).__name__
     )
@@ -82,6 +90,16 @@ def gather_statements(
                 f"worker {other} has reached {others_subject}. {hint}"
             )
     return [statement for _, statement in received]
+
+
+@contextlib.contextmanager
+def acting_alone(name: str) -> Iterator[None]:
+    """Make it an error to gather statements, which would wait for others."""
+    _alone.append(name)
+    try:
+        yield
+    finally:
+        _alone.pop()
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
@@ -128,7 +146,7 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         text = coordination.read(key, max(min(left, _ASKING_SECONDS), 0.1))
         if text is not None or left <= _ASKING_SECONDS:
             return text
-        coordination.check_alive(task, _ANSWERING_SECONDS)
+        coordination.check_alive(task, ANSWERING_SECONDS)
         if time.monotonic() > patience:  # Python shows it once.
             warnings.warn(warning, stacklevel=2)
 

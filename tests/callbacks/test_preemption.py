@@ -1,0 +1,303 @@
+"""SIGTERM ends a run after a backup; nothing is lost."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import keras
+import pytest
+import real_workers
+from backups import (
+    OPTIMIZERS,
+    Interrupt,
+    Interruption,
+    X,
+    Y,
+    assert_equal,
+    fit,
+    make_model,
+    state,
+)
+
+import tf_optimizers as tfo
+from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.preemption import EXIT_CODE
+
+
+class Ask(keras.callbacks.Callback):
+    """Sends SIGTERM to this process at the n-th call of a method."""
+
+    def __init__(self, method, n):
+        super().__init__()
+        self.remaining = n
+        setattr(self, method, self.ask)
+
+    def ask(self, *_, **__):
+        self.remaining -= 1
+        if not self.remaining:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def make():
+    return make_model(OPTIMIZERS["keras-adam"])
+
+
+def train(model, folder, *before, save_freq=1000, **kwargs):
+    """Three epochs of six batches, with validation of two."""
+    backup = tfo.callbacks.BackupAndRestore(folder, save_freq, **kwargs)
+    history = keras.callbacks.History()
+    model.fit(
+        *(X, Y),
+        batch_size=10,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        validation_data=(X[:20], Y[:20]),
+        validation_batch_size=10,
+        callbacks=[*before, backup, history],
+    )
+    return history.history
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    model = make()
+    history = train(model, tmp_path_factory.mktemp("alone"))
+    return state(model), history
+
+
+@pytest.mark.parametrize(
+    ("method", "n", "steps"),
+    [
+        ("on_train_batch_end", 8, 8),
+        ("on_train_batch_end", 12, 12),
+        ("on_test_batch_end", 1, 6),
+        ("on_test_batch_end", 4, 12),
+        ("on_epoch_end", 1, 6),
+        ("on_train_end", 1, 18),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:A worker received SIGTERM")
+@pytest.mark.filterwarnings("ignore:A backup must be of an earlier epoch")
+def test_run_continues_from_the_step_of_the_signal(
+    tmp_path, expected, method, n, steps
+):
+    model = make()
+    with pytest.raises(SystemExit) as caught:
+        train(model, tmp_path, Ask(method, n))
+    assert caught.value.code == EXIT_CODE == 143
+    assert int(model.optimizer.iterations.numpy()) == steps
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    resumed = make()
+    history = train(resumed, tmp_path)
+    assert_equal(state(resumed), expected[0])
+    for name, values in history.items():
+        assert values == expected[1][name][3 - len(values) :]
+    assert len(history.get("loss", [])) == 3 - steps // 6 + (
+        steps < 18 and (steps % 6 == 0 and method != "on_epoch_end")
+    )
+
+
+def test_second_signal_in_a_resumed_epoch_loses_nothing(tmp_path, expected):
+    for n in (8, 2):  # The second one comes while batches are skipped.
+        with (
+            pytest.raises(SystemExit),
+            pytest.warns(UserWarning, match="A worker received SIGTERM"),
+        ):
+            train(make(), tmp_path, Ask("on_train_batch_end", n))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    resumed = make()
+    train(resumed, tmp_path)
+    assert_equal(state(resumed), expected[0])
+
+
+def test_death_in_the_last_backup_leaves_the_one_before(
+    tmp_path, expected, monkeypatch
+):
+    commit, committed = Folder.commit, []
+
+    def die(folder, generation, content):
+        if committed:
+            raise Interruption
+        committed.append((content["epoch"], content["batch"]))
+        commit(folder, generation, content)
+
+    monkeypatch.setattr(Folder, "commit", die)
+    with pytest.raises(Interruption):
+        train(make(), tmp_path, Ask("on_train_batch_end", 9), save_freq=8)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    monkeypatch.undo()
+    assert committed == [(1, 2)]
+    resumed = make()
+    train(resumed, tmp_path)
+    assert_equal(state(resumed), expected[0])
+
+
+def test_handler_of_the_script_stays(tmp_path):
+    received = []
+    former = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    try:
+        train(make(), tmp_path, Ask("on_train_batch_end", 2))
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert received == [1]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"on_preemption": False}])
+def test_signal_outside_of_fit_has_its_usual_effect(tmp_path, kwargs):
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+
+    train(make(), tmp_path, Look(), **kwargs)
+    assert set(seen) == {bool(kwargs)}
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+AFTER_AN_ERROR = """
+import os, signal, sys, time
+from backups import Interrupt, Interruption
+from test_preemption import make, train
+try:
+    train(make(), sys.argv[1], Interrupt(3))
+except Interruption:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
+"""
+
+
+def test_signal_after_an_error_in_fit_ends_the_process(tmp_path):
+    folder = os.path.dirname(__file__)
+    run = subprocess.run(
+        [sys.executable, "-c", AFTER_AN_ERROR, str(tmp_path)],
+        env=os.environ
+        | {
+            "PYTHONPATH": real_workers.python_path(
+                real_workers.PACKAGE, real_workers.SUPPORT, folder
+            )
+        },
+        timeout=300,
+    )
+    assert run.returncode == -signal.SIGTERM
+
+
+def test_fit_after_an_error_catches_the_signal_again(tmp_path):
+    model = make()
+    with pytest.raises(Interruption):
+        fit(model, tmp_path / "a", Interrupt(3))
+    with (
+        pytest.raises(SystemExit),
+        pytest.warns(UserWarning, match="A worker received SIGTERM"),
+    ):
+        train(make(), tmp_path / "b", Ask("on_train_batch_end", 2))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def free_ports(count):
+    """Return the first of some free ports that follow each other."""
+    for first in range(20000 + os.getpid() % 10000, 40000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+        return first
+    raise OSError("no free ports")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Two launchers, as a step of Slurm with two tasks on a node has them."""
+    folder = tmp_path_factory.mktemp("launched")
+    program = real_workers.SCRIPTS / "preempted.py"
+    command = [
+        *(*real_workers.LAUNCHER, "--cluster", "auto"),
+        *("--port", str(free_ports(2)), "--max-restarts", "1"),
+        *("--restart-pause", "0", str(program)),
+    ]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in "01":
+            variables = {
+                "SLURM_STEP_NODELIST": "127.0.0.1",
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+                "SLURM_PROCID": rank,
+            }
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=real_workers.environment(folder) | variables,
+                text=True,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        outputs = [process.communicate(timeout=500)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0, 0], "\n".join(text[-3000:] for text in outputs)
+    results = [json.loads((folder / f"{i}.json").read_text()) for i in range(2)]
+    return folder, outputs, results
+
+
+def test_signal_to_one_worker_ends_all_and_nothing_is_lost(launched):
+    _, outputs, results = launched
+    for rank, (output, result) in enumerate(zip(outputs, results, strict=True)):
+        assert f"index {rank} of 2, workers at 127.0.0.1:" in output
+        reason = (
+            f"Worker {rank} ended with exit code {EXIT_CODE}, after SIGTERM."
+        )
+        assert f"[launcher] {reason} Stopping all workers." in output
+        assert result["restart"] == 1
+        # The step of the signal, or the one that had begun on a worker.
+        assert result["begun"] in (8, 9, 10)
+        assert result["equal"]
+    assert results[0]["begun"] == results[1]["begun"]
+
+
+def test_trackers_run_on_the_chief_alone(launched):
+    folder, outputs, results = launched
+    lines = (folder / "log.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    assert [line.split(",")[0] for line in lines[1:]] == ["0", "1", "2"]
+    assert {"loss", "mae", "val_loss", "sparsity", "sent_bytes"} < {*names}
+    written = [path.name.split(".") for path in folder.glob("tb/train/events*")]
+    assert len(written) == 2  # Before the signal, and after.
+    assert str(results[0]["pid"]) in {pid for name in written for pid in name}
+    assert "[worker 0] Epoch 3/3" in outputs[0]
+    assert "Epoch" not in outputs[1]
+
+
+def test_chief_may_not_do_alone_what_takes_all_workers(launched):
+    *_, (chief, other) = launched
+    evaluated, read, stopped = chief["errors"]
+    name = "which one worker makes alone. Do it on every worker."
+    for error in (evaluated, read):
+        assert f"`NeedsAll` in `ChiefOnly`, {name}" in error
+    assert stopped.startswith("All workers must stop training together.")
+    assert other["errors"] == []
+
+
+def test_callback_is_called_without_other_workers(tmp_path):
+    calls = []
+    inner = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: calls.append(epoch)
+    )
+    callback = tfo.callbacks.ChiefOnly(inner)
+    stop = tfo.callbacks.ChiefOnly(
+        keras.callbacks.EarlyStopping("loss", 100, baseline=0, patience=2)
+    )
+    fit(make(), tmp_path, callback, stop, epochs=5)
+    assert calls == [0, 1]
+    assert inner.params["epochs"] == 5
+    # Hooks that the callback lacks stay Keras's, which it does not call.
+    assert "on_train_batch_end" not in vars(callback)
+    with pytest.raises(TypeError, match="must be a `keras.callbacks.Callback`"):
+        tfo.callbacks.ChiefOnly([inner])

@@ -1,0 +1,226 @@
+"""Lets workers agree on a last step after one of them got SIGTERM.
+
+    worker 0    step 10    step 11             │ back up, exit
+    worker 1    step 10    step 11   SIGTERM   │ back up, exit
+
+The points where a run can stop are counted, the same on all workers: after a
+step, an epoch, or a batch of validation. A thread of each worker looks once a
+second whether any worker was asked to end. If so, it states the next point that
+its worker will reach, and the latest of these is the last. Meanwhile, a worker
+that reaches a point waits there. This needs no message in a step.
+
+TensorFlow's `PreemptionCheckpointHandler` agrees in a similar way. It is not
+used, because it must call each step itself instead of `fit`, and because it
+saves a `tf.train.Checkpoint`, without each replica's own state.
+"""
+
+import atexit
+import contextlib
+import itertools
+import os
+import select
+import signal
+import sys
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.replicas import ReplicaGroup
+
+# The code of a process that SIGTERM ended. TensorFlow's handler uses it, too.
+EXIT_CODE = 128 + signal.SIGTERM
+# How often to look for a request, and how long to wait for a note, in seconds.
+_LOOKING = 1.0
+_READING = 0.2
+
+_serial = itertools.count()
+_running: "Preemption | None" = None
+
+
+class Preemption:
+    """Catches SIGTERM during one `fit`, and finds the last point.
+
+    If the script has its own handler, SIGTERM is left to it.
+
+    Args:
+        group: The replicas; all workers must create this at the same time.
+
+    Attributes:
+        is_asked: Whether this worker got SIGTERM.
+    """
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self.is_asked = False
+        self._group = group
+        self._prefix = f"preemption/{next(_serial)}"
+        self._lock = threading.Lock()
+        self._passed = 0
+        self._is_at_end = self._has_stated = self._is_over = False
+        self._last: int | None = None
+        self._decided = threading.Event()
+        self._is_catching = False
+
+    def begin(self) -> None:
+        """Catch SIGTERM from now on, and look for requests of other workers."""
+        global _running
+        if _running is not None:
+            _running.end()  # An exception has ended its `fit`.
+        _running = self
+        is_main = threading.current_thread() is threading.main_thread()
+        is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        self._is_catching = is_main and is_default
+        self._caller = _caller_of("on_train_begin")
+        if self._is_catching:
+            signal.signal(signal.SIGTERM, self._ask)
+        if self._group.workers == 1:
+            return
+        self._receiver, self._sender = os.pipe()
+        os.set_blocking(self._sender, False)
+        if self._is_catching:
+            # Python calls handlers between steps only, but writes to a file at
+            # once.
+            self._former = signal.set_wakeup_fd(
+                self._sender, warn_on_full_buffer=False
+            )
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def reach(self) -> bool:
+        """Count a point; return whether it is the last."""
+        with self._lock:
+            self._passed += 1
+            is_open = not self._has_stated
+        if self._group.workers == 1:
+            return self.is_asked
+        if is_open:
+            return False
+        self._decided.wait()
+        return self._last == self._passed
+
+    def finish(self) -> bool:
+        """Count the end of `fit`; return whether it is the last point."""
+        with self._lock:
+            self._passed += 1
+            self._is_at_end = True
+            is_pending = self._has_stated or self.is_asked
+        hint = "Pass the same `on_preemption` on every worker."
+        statements = self._group.agree("the end of `fit`", is_pending, hint)
+        if not any(statements):
+            return False
+        if self._group.workers > 1:
+            self._decided.wait()
+        return self._group.workers == 1 or self._last == self._passed
+
+    def end(self, is_leaving: bool = False) -> None:
+        """Stop the thread; unless leaving, let SIGTERM end the process again.
+
+        A worker that leaves may get SIGTERM from its launcher.
+        """
+        global _running
+        _running = None
+        if self._group.workers > 1 and not self._is_over:
+            self._is_over = True
+            if self._is_catching:
+                signal.set_wakeup_fd(self._former)
+            os.write(self._sender, b"\0")
+            self._thread.join()
+            os.close(self._sender)
+            os.close(self._receiver)
+        if self._is_catching and not is_leaving:
+            self.release()
+            if self.is_asked:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def release(self) -> None:
+        """Let SIGTERM end this process again, or a child that was forked."""
+        if signal.getsignal(signal.SIGTERM) == self._ask:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _ask(self, _: int, frame: Any) -> None:
+        if self._is_training(frame):
+            self.is_asked = True
+        else:  # An exception has ended `fit`, and Keras has called nothing.
+            self.release()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_training(self, frame: Any) -> bool:
+        """Return whether `fit`, or a user's own loop, is on the stack."""
+        while frame is not None and frame.f_code is not self._caller:
+            frame = frame.f_back
+        return frame is not None
+
+    def _watch(self) -> None:
+        try:
+            while not self._is_over:
+                self._listen()
+                if self.is_asked:
+                    self._group.check_alive()
+                    with contextlib.suppress(tf.errors.AlreadyExistsError):
+                        self._group.post(f"{self._prefix}/asked", "")
+                if self._group.read(f"{self._prefix}/asked", _READING) is None:
+                    continue
+                self._decide()
+                return
+        except tf.errors.OpError:  # A worker is gone.
+            if self.is_asked:
+                # The main thread may wait for it; there is nothing to save.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(EXIT_CODE)
+        finally:
+            self._decided.set()
+
+    def _listen(self) -> None:
+        """Wait for a signal, or until it is time to look for requests."""
+        if select.select([self._receiver], [], [], _LOOKING)[0]:
+            signals = os.read(self._receiver, 4096)
+            main = threading.main_thread().ident
+            frame = sys._current_frames().get(main or 0)
+            if signal.SIGTERM in signals and self._is_training(frame):
+                self.is_asked = True
+            if self._is_catching and self._former >= 0:
+                os.write(self._former, signals.replace(b"\0", b""))
+
+    def _decide(self) -> None:
+        """State the next point of this worker; find the last point."""
+        with self._lock:
+            self._has_stated = True
+            point = self._passed + (not self._is_at_end)
+        self._group.post(f"{self._prefix}/{self._group.worker}", str(point))
+        points = map(self._point_of, range(self._group.workers))
+        self._last = max(points, default=None)
+
+    def _point_of(self, worker: int) -> int:
+        while not self._is_over:
+            note = self._group.read(f"{self._prefix}/{worker}", _READING)
+            if note is not None:
+                return int(note)
+            self._group.check_alive()
+        return 0
+
+
+def _caller_of(name: str) -> Any:
+    """Return the code that has called functions of a name, now on the stack."""
+    frame: Any = sys._getframe()
+    while frame.f_code.co_name != name:
+        frame = frame.f_back
+    while frame.f_code.co_name == name:
+        frame = frame.f_back
+    return frame.f_code
+
+
+def _release_in_child() -> None:
+    if _running is not None and _running._is_catching:
+        signal.set_wakeup_fd(-1)
+        _running.release()
+
+
+def _end_at_exit() -> None:
+    # No thread may be in TensorFlow when Python ends.
+    if _running is not None:
+        _running.end(is_leaving=True)
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+atexit.register(_end_at_exit)
