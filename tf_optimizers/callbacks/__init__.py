@@ -1,6 +1,7 @@
-"""Callbacks: monitors, and backups of training on several workers."""
+"""Callbacks: monitors, backups, and callbacks on one of several workers."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
+from tf_optimizers.callbacks.chief_only import ChiefOnly
 from tf_optimizers.callbacks.monitors import OffloadMonitor, ShardingMonitor
 from tf_optimizers.callbacks.optimizer_monitors import (
     CompressionMonitor,
@@ -9,6 +10,7 @@ from tf_optimizers.callbacks.optimizer_monitors import (
 
 __all__ = [
     "BackupAndRestore",
+    "ChiefOnly",
     "CompressionMonitor",
     "OffloadMonitor",
     "ShardingMonitor",

@@ -1,0 +1,86 @@
+"""Calls a callback on the first worker alone."""
+
+import functools
+from typing import Any
+
+import keras
+
+from tf_optimizers.replicas import replicas_of
+
+_HOOKS = [name for name in dir(keras.callbacks.Callback) if name[:3] == "on_"]
+
+
+class ChiefOnly(keras.callbacks.Callback):
+    """Calls a callback on worker 0, the chief, and not on other workers.
+
+    Use it for trackers and progress bars, which would otherwise show N runs:
+
+        model.fit(..., verbose=0, callbacks=[
+            tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),
+            tfo.callbacks.ChiefOnly(keras.callbacks.ProgbarLogger()),
+        ])
+
+    It gets the logs of all workers, and may read weights. Whatever needs all
+    workers is an error: `evaluate`, `predict`, stopping the training, and
+    reading state that each replica keeps for itself, such as u and v of
+    `DGCMomentum`, which `ModelCheckpoint` saves.
+
+    A `keras.callbacks.ProgbarLogger` shows its bar with `fit(verbose=0)`, which
+    keeps Keras from adding one on every worker.
+
+    Args:
+        callback: `keras.callbacks.Callback`. The callback.
+
+    Raises:
+        TypeError: If `callback` is not a callback.
+        RuntimeError: In `fit`, if the callback needs other workers.
+
+    Example:
+        >>> import keras
+        >>> import tf_optimizers as tfo
+        >>> logger = tfo.callbacks.ChiefOnly(keras.callbacks.CSVLogger("a.csv"))
+    """
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise TypeError(
+                "`callback` must be a `keras.callbacks.Callback`. Received: "
+                f"callback={callback!r}. Pass one callback, not a list."
+            )
+        super().__init__()
+        self.callback = callback
+        for name in _HOOKS:
+            method = getattr(callback, name)
+            default = getattr(keras.callbacks.Callback, name)
+            # Keras calls callbacks without a hook for batches in a thread.
+            if getattr(method, "__func__", method) is not default:
+                setattr(self, name, functools.partial(self._call, name))
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Pass on the parameters of `fit`."""
+        super().set_params(params)
+        logger = keras.callbacks.ProgbarLogger
+        if isinstance(self.callback, logger) and not params.get("verbose"):
+            params = {**params, "verbose": 1}
+        self.callback.set_params(params)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Pass on the model, on the chief."""
+        super().set_model(model)
+        self._group = replicas_of(model.distribute_strategy)
+        self._call("set_model", model)
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> None:
+        if self._group.worker != 0:
+            return
+        was_stopped = self.model.stop_training
+        kind = type(self.callback).__name__
+        with self._group.alone(f"`{kind}` in `ChiefOnly`"):
+            getattr(self.callback, name)(*args, **kwargs)
+        is_stopped = self.model.stop_training and not was_stopped
+        if is_stopped and self._group.workers > 1:
+            raise RuntimeError(
+                "All workers must stop training together. Received: "
+                f"`stop_training` from `{kind}` on the chief alone. Pass it to "
+                "`fit` on every worker, without `ChiefOnly`."
+            )
