@@ -1,4 +1,4 @@
-"""Measures a step of an optimizer now and then."""
+"""Measures single steps of an optimizer."""
 
 import importlib.util
 import os
@@ -17,14 +17,13 @@ from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
 class Monitor(keras.callbacks.Callback):
     """Measures one step in `every`, and shows the figures.
 
-    The figures go into the logs of `fit`, hence into its progress bar and
-    history, and stay there until they are measured again. With a `log_dir`,
-    they also go to TensorBoard, by optimizer step and with details. With
-    several workers, all measure at the same steps, and the first worker
-    writes.
+    The figures go into the logs of `fit`, and so into its progress bar and
+    history, and stay there until the next measurement. With a `log_dir`, they
+    also go to TensorBoard, by optimizer step and with details. All workers
+    measure the same steps, and the first worker writes.
 
-    Subclasses name the `optimizers` they are for, implement `before_step` and
-    `after_step`, and document the arguments and errors.
+    Subclasses list the `optimizers` that they measure, implement `before_step`
+    and `after_step`, and document the arguments and errors.
     """
 
     optimizers: tuple[type, ...]
@@ -44,9 +43,9 @@ class Monitor(keras.callbacks.Callback):
 
     @property
     def optimizer(self) -> Any:
-        """The model's first optimizer of a kind that is measured, or another.
+        """The model's first optimizer that can be measured, or its first one.
 
-        Without the one that scales its loss.
+        A `LossScaleOptimizer` does not count, but its inner optimizer does.
         """
         found = [
             part
@@ -58,7 +57,7 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return what `after_step` needs to know from before the step."""
+        """Return the values before the step that `after_step` needs."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -66,7 +65,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Whether a measurement may begin, or end, between these steps."""
+        """Return whether a measurement may begin or end now."""
         return True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -101,7 +100,7 @@ class Monitor(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Call `before_step` if the step will be measured."""
+        """Begin a measurement if one is due."""
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
         if self._pending is None and self._is_due and self._can_measure():
@@ -111,18 +110,18 @@ class Monitor(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Measure the step, unless it only accumulated gradients."""
+        """End the measurement, unless the step only accumulated gradients."""
         self._end_step(logs)
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Put the latest figures into the history."""
-        # The end of an epoch may end a round of local steps.
+        # An epoch's end may end a round of local steps.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
-        """Measure what is pending, if it has ended; add figures to the logs."""
+        """End a pending measurement if possible; add figures to the logs."""
         pending = self._pending
         if pending and self._can_measure() and self._step() > pending[0]:
             figures, details = self.after_step(pending[1])
@@ -155,7 +154,7 @@ class Monitor(keras.callbacks.Callback):
 
 
 class OffloadMonitor(Monitor):
-    """Shows how many bytes `AdamOffload` keeps on the host and elsewhere.
+    """Shows how many bytes `AdamOffload` keeps on devices and on the host.
 
     It adds `device_bytes` and `host_bytes` to the logs: the bytes of weights
     and optimizer state of this worker process; see
@@ -197,12 +196,12 @@ class OffloadMonitor(Monitor):
 
 
 class ShardingMonitor(Monitor):
-    """Shows how many bytes of state `ShardedState` leaves to a replica.
+    """Shows how many bytes of state each replica of `ShardedState` has.
 
-    It adds to the logs: `state_bytes`, what the replica that holds most has of
-    the optimizer state; `state_share`, that divided by the whole state, 1 / N
-    at best on N replicas. TensorBoard also gets `state_bytes/replica <i>` of
-    each replica. See `ShardedState.memory_summary`.
+    It adds to the logs: `state_bytes`, the bytes of optimizer state on the
+    replica that holds most; `state_share`, these as a share of the whole state,
+    1 / N at best on N replicas. TensorBoard also gets `state_bytes/replica <i>`
+    of each replica. See `ShardedState.memory_summary`.
 
     Args:
         every: int >= 1. One step in this many is measured. Defaults to `50`.
@@ -224,7 +223,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes of the fullest replica, and those of each."""
+        """Return the bytes of the fullest replica, and of every replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)

@@ -1,4 +1,4 @@
-"""Monitors what optimizers send and hold back, and trust ratios."""
+"""Monitors of compression and of trust ratios."""
 
 import math
 from typing import Any
@@ -25,16 +25,16 @@ from tf_optimizers.sparse_loco import SparseLoCo
 
 
 class CompressionMonitor(Monitor):
-    """Shows what `DGCMomentum` or `SparseLoCo` sends and holds back.
+    """Shows the traffic and the residuals of `DGCMomentum` or `SparseLoCo`.
 
-    It adds to the logs: `sparsity`, the share of entries held back at the
-    step, 0 while nothing is compressed; `sent_bytes`, what one replica sent;
-    `residual_norm`, the L2 norm of all v_i (or e_i), of all replicas;
-    `residual_age`, how many steps an amount waits in v before it is sent. The
-    age is what waits, divided by what is sent in a step: sum |v_i| / |sum of
-    what is sent| in L1 norms. In a steady state that is the mean waiting time
-    (Little's law). Of `SparseLoCo` with several local steps, a round of them
-    is measured instead of a step.
+    It adds to the logs: `sparsity`, the share of entries that the step did not
+    send, 0 without compression; `sent_bytes`, the bytes that one replica sent;
+    `residual_norm`, the L2 norm of v_i (or e_i) of all replicas together;
+    `residual_age`, how many steps an amount stays in v before it is sent. The
+    age is the residuals divided by the amount sent in a step: sum |v_i| / |sum
+    of sent entries| in L1 norms. In a steady state this is the mean waiting
+    time (Little's law). With several local steps of `SparseLoCo`, it measures
+    a whole round.
 
     Measuring takes a copy of the weights, and an exchange of two numbers.
 
@@ -63,11 +63,11 @@ class CompressionMonitor(Monitor):
         self._measure = tf.function(self._sums, autograph=False)
 
     def is_ready(self) -> bool:
-        """Whether all replicas have the same weights; see `SparseLoCo`."""
+        """Return whether all replicas have the same weights now."""
         return getattr(self.optimizer, "is_synchronized", True)
 
     def before_step(self) -> tuple[int, float, dict[int, tf.Tensor]]:
-        """Return the step, v's factor, and a copy of compressed weights."""
+        """Return the step, the rate of v, and a copy of compressed weights."""
         return self._step(), self._factor(), self._weights()
 
     def after_step(
@@ -92,7 +92,7 @@ class CompressionMonitor(Monitor):
         return figures, {}
 
     def _factor(self) -> float:
-        """Return what v is multiplied by when it is sent."""
+        """Return the factor that v gets when it is sent."""
         if isinstance(self.optimizer, SparseLoCo):
             return self.optimizer.outer_learning_rate
         if self.optimizer.rate_in_momentum:
@@ -100,9 +100,9 @@ class CompressionMonitor(Monitor):
         return float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
     def _sums(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums of |v_i|, of v_i^2, and of how far weights moved.
+        """Return three sums: of |v_i|, of v_i^2, and of |change of weights|.
 
-        The first two are taken over all entries and replicas.
+        The first two are over all entries and replicas.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
