@@ -115,5 +115,6 @@ def test_help_tells_every_option_and_its_default(launch):
     run = launch("--help")
     assert run.returncode == 0
     text = " ".join(run.stdout.decode().split())
-    for option in ("--workers N", "M", "127.0.0.1", "(10)", "(1)", "(0)"):
+    defaults = "127.0.0.1", "(12345)", "(30, or 10 after", "(1)", "(0)"
+    for option in ("--workers N", "--cluster", "M", *defaults):
         assert option in text

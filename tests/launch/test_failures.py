@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import signal
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from launcher import (
     lines_of,
 )
 
-from tf_optimizers.launch.group import pauses
+from tf_optimizers.launch.group import first_failure, pauses
 
 FAILURES = {
     "sys.exit(3)": (3, "Worker 1 failed with exit code 3"),
@@ -174,3 +176,15 @@ def test_signal_while_workers_are_stopped_prevents_the_restart(
 def test_exit_code_255_is_not_a_signal(launch, write):
     run = launch("--workers", "1", write("import os; os._exit(255)"))
     assert run.returncode == 255
+
+
+@pytest.mark.parametrize(("code", "grace"), [(1, 10), (137, 10), (143, 30)])
+def test_workers_have_time_for_a_backup_unless_one_has_failed(code, grace):
+    worker = types.SimpleNamespace(exit_code=code, describe_end=lambda: "")
+    failure = first_failure([worker], None, None)
+    assert (failure.exit_code, failure.usual_grace) == (code, grace)
+    assert failure.may_restart
+    worker.exit_code = None
+    failure = first_failure([worker], signal.SIGTERM, None)
+    assert failure.usual_grace == 30
+    assert not failure.may_restart
