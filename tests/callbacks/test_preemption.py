@@ -299,5 +299,12 @@ def test_callback_is_called_without_other_workers(tmp_path):
     assert inner.params["epochs"] == 5
     # Hooks that the callback lacks stay Keras's, which it does not call.
     assert "on_train_batch_end" not in vars(callback)
-    with pytest.raises(TypeError, match="must be a `keras.callbacks.Callback`"):
+    made = tfo.callbacks.ChiefOnly(lambda: inner)
+    made.set_model(make())
+    made.on_epoch_end(7, logs={})
+    assert calls == [0, 1, 7]
+    message = "must be a `keras.callbacks.Callback`"
+    with pytest.raises(TypeError, match=message):
         tfo.callbacks.ChiefOnly([inner])
+    with pytest.raises(TypeError, match=message):
+        tfo.callbacks.ChiefOnly(list).set_model(make())

@@ -1,6 +1,7 @@
 """Calls a callback on the first worker alone."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,14 +26,23 @@ class ChiefOnly(keras.callbacks.Callback):
     reading state that each replica keeps for itself, such as u and v of
     `DGCMomentum`, which `ModelCheckpoint` saves.
 
+    Pass a function instead of a callback if making it starts a run:
+
+        def make_logger():
+            wandb.init(project="demo")
+            return wandb.integration.keras.WandbMetricsLogger()
+
+        tfo.callbacks.ChiefOnly(make_logger)
+
     A `keras.callbacks.ProgbarLogger` shows its bar with `fit(verbose=0)`, which
     keeps Keras from adding one on every worker.
 
     Args:
-        callback: `keras.callbacks.Callback`. The callback.
+        callback: `keras.callbacks.Callback`, or a function that returns one and
+            is called on the chief when `fit` begins.
 
     Raises:
-        TypeError: If `callback` is not a callback.
+        TypeError: If `callback`, or its result, is not a callback.
         RuntimeError: In `fit`, if the callback needs other workers.
 
     Example:
@@ -41,34 +51,38 @@ class ChiefOnly(keras.callbacks.Callback):
         >>> logger = tfo.callbacks.ChiefOnly(keras.callbacks.CSVLogger("a.csv"))
     """
 
-    def __init__(self, callback: keras.callbacks.Callback) -> None:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise TypeError(
-                "`callback` must be a `keras.callbacks.Callback`. Received: "
-                f"callback={callback!r}. Pass one callback, not a list."
-            )
+    def __init__(
+        self,
+        callback: keras.callbacks.Callback | Callable[[], Any],
+    ) -> None:
         super().__init__()
-        self.callback = callback
+        self.callback: Any = None
+        self._make = callback
+        is_one = isinstance(callback, keras.callbacks.Callback)
+        if is_one or not callable(callback):
+            self.callback = _checked(callback)
         for name in _HOOKS:
-            method = getattr(callback, name)
+            method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
             # Keras calls callbacks without a hook for batches in a thread.
             if getattr(method, "__func__", method) is not default:
                 setattr(self, name, functools.partial(self._call, name))
 
-    def set_params(self, params: dict[str, Any]) -> None:
-        """Pass on the parameters of `fit`."""
-        super().set_params(params)
-        logger = keras.callbacks.ProgbarLogger
-        if isinstance(self.callback, logger) and not params.get("verbose"):
-            params = {**params, "verbose": 1}
-        self.callback.set_params(params)
-
     def set_model(self, model: keras.Model) -> None:
         """Pass on the model, on the chief."""
         super().set_model(model)
         self._group = replicas_of(model.distribute_strategy)
+        if self.callback is None and self._group.worker == 0:
+            self.callback = _checked(self._make())
         self._call("set_model", model)
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Pass on the parameters of `fit`, on the chief."""
+        super().set_params(params)
+        logger = keras.callbacks.ProgbarLogger
+        if isinstance(self.callback, logger) and not params.get("verbose"):
+            params = {**params, "verbose": 1}
+        self._call("set_params", params)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> None:
         if self._group.worker != 0:
@@ -84,3 +98,13 @@ class ChiefOnly(keras.callbacks.Callback):
                 f"`stop_training` from `{kind}` on the chief alone. Pass it to "
                 "`fit` on every worker, without `ChiefOnly`."
             )
+
+
+def _checked(callback: Any) -> keras.callbacks.Callback:
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise TypeError(
+            "`callback` must be a `keras.callbacks.Callback`, or a function "
+            f"that returns one. Received: callback={callback!r}. Wrap each "
+            "callback of a list."
+        )
+    return callback
