@@ -29,7 +29,7 @@ def make_wandb():
 
 def make_mlflow():
     import mlflow
-    from mlflow.tensorflow import MlflowCallback
+    from mlflow.keras.callback import MlflowCallback
 
     made.append(mlflow.start_run())
     return MlflowCallback(log_every_epoch=True)

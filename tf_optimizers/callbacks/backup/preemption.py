@@ -22,6 +22,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -30,9 +31,11 @@ from tf_optimizers.replicas import ReplicaGroup
 
 # The code of a process that SIGTERM ended. TensorFlow's handler uses it, too.
 EXIT_CODE = 128 + signal.SIGTERM
-# How often to look for a request, and how long to wait for a note, in seconds.
+# How often to look for a request, how long a read of a note may take, and how
+# long to wait for the notes of other workers, in seconds.
 _LOOKING = 1.0
 _READING = 0.2
+_WAITING = 60.0
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
@@ -188,16 +191,18 @@ class Preemption:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)
         self._group.post(f"{self._prefix}/{self._group.worker}", str(point))
-        points = map(self._point_of, range(self._group.workers))
-        self._last = max(points, default=None)
-
-    def _point_of(self, worker: int) -> int:
-        while not self._is_over:
-            note = self._group.read(f"{self._prefix}/{worker}", _READING)
+        until = time.monotonic() + _WAITING
+        points: list[int] = []
+        while len(points) < self._group.workers:
+            if self._is_over or time.monotonic() > until:
+                return
+            key = f"{self._prefix}/{len(points)}"
+            note = self._group.read(key, _READING)
             if note is not None:
-                return int(note)
-            self._group.check_alive()
-        return 0
+                points.append(int(note))
+            else:
+                self._group.check_alive()
+        self._last = max(points)
 
 
 def _caller_of(name: str) -> Any:
@@ -211,9 +216,11 @@ def _caller_of(name: str) -> Any:
 
 
 def _release_in_child() -> None:
+    global _running
     if _running is not None and _running._is_catching:
         signal.set_wakeup_fd(-1)
         _running.release()
+    _running = None
 
 
 def _end_at_exit() -> None:
