@@ -15,7 +15,8 @@ strategy = tfo.SparseMultiWorkerMirroredStrategy()
 
 def batches(size):
     data = tf.data.Dataset.from_tensor_slices((ROWS, ROWS[:, :2]))
-    return data.shuffle(72, seed=1).batch(size, drop_remainder=True)
+    data = data.shuffle(72, seed=1, reshuffle_each_iteration=False)
+    return data.batch(size, drop_remainder=True)
 
 
 def prepared(data, mode="off", **kwargs):
