@@ -213,7 +213,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if resumed is not None and resumed["batch"]:
             self._batch = resumed["batch"]
             self._skip = Skip(
-                *(self.model, self._batch), lambda: self._go_on(resumed)
+                *(self.model, self._batch),
+                lambda: self._restore_in_epoch(resumed),
             )
 
     def on_train_batch_end(
@@ -328,7 +329,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
-    def _go_on(self, content: dict[str, Any]) -> None:
+    def _restore_in_epoch(self, content: dict[str, Any]) -> None:
         """Restore the state once more when the resumed epoch has begun.
 
         Callbacks may have changed it since, such as the learning rate.
