@@ -19,7 +19,7 @@ def batches(size):
     return data.batch(size, drop_remainder=True)
 
 
-def prepared(data, mode="off", **kwargs):
+def prepared(data, mode="parallel_epochs", **kwargs):
     """Let the servers run all that comes before."""
     service = os.environ["SERVICE"]
     return data.apply(

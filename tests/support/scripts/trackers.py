@@ -15,6 +15,7 @@ os.environ |= {
     "WANDB_DIR": str(FOLDER),
     "WANDB_SILENT": "true",
     "MLFLOW_TRACKING_URI": (FOLDER / "mlruns").as_uri(),
+    "MLFLOW_ALLOW_FILE_STORE": "true",
 }
 made = []
 
