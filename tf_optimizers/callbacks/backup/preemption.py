@@ -16,6 +16,7 @@ saves a `tf.train.Checkpoint`, without each replica's own state.
 
 import atexit
 import contextlib
+import inspect
 import itertools
 import os
 import select
@@ -207,7 +208,7 @@ class Preemption:
 
 def _caller_of(name: str) -> Any:
     """Return the code that has called functions of a name, now on the stack."""
-    frame: Any = sys._getframe()
+    frame: Any = inspect.currentframe()
     while frame.f_code.co_name != name:
         frame = frame.f_back
     while frame.f_code.co_name == name:
