@@ -258,8 +258,8 @@ def test_signal_to_one_worker_ends_all_and_nothing_is_lost(launched):
         )
         assert f"[launcher] {reason} Stopping all workers." in output
         assert result["restart"] == 1
-        # The step of the signal, or the one that had begun on a worker.
-        assert result["begun"] in (8, 9, 10)
+        # Short steps go on until all workers have heard of the signal.
+        assert 8 <= result["begun"] < 18
         assert result["equal"]
     assert results[0]["begun"] == results[1]["begun"]
 

@@ -69,7 +69,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     are verified when it is read, and it holds no code.
 
     If a worker gets SIGTERM, such as before its machine is taken away, all
-    workers end the step, write a backup, and exit with code 143. Start the
+    workers stop after the same step, write a backup, and exit with code 143. Start the
     script again to resume there; `--max-restarts` of the launcher does.
 
     A resumed epoch sees the batches that it would have seen, provided that an
@@ -119,8 +119,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             has ended and deleted its backups, and so on. While backups are
             kept, the next `fit` continues from them.
         on_preemption: bool. Whether SIGTERM to any worker ends all workers
-            with exit code 143, after a backup at the end of the step, unless
-            the script has its own handler for SIGTERM. Must be the same on all
+            with exit code 143, after a backup at a common step, unless the
+            script has its own handler for SIGTERM. Must be the same on all
             workers. Defaults to `True`.
 
     Raises:
