@@ -69,8 +69,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     are verified when it is read, and it holds no code.
 
     If a worker gets SIGTERM, such as before its machine is taken away, all
-    workers stop after the same step, write a backup, and exit with code 143. Start the
-    script again to resume there; `--max-restarts` of the launcher does.
+    workers stop after the same step, write a backup, and exit with code 143.
+    Start the script again to resume there; `--max-restarts` of the launcher
+    does.
 
     A resumed epoch sees the batches that it would have seen, provided that an
     epoch's data do not depend on the epochs before: `shuffle=False`, or
