@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fail(message: str) -> int:
-    """Show what is wrong; return the exit code."""
+    """Print an error; return the exit code."""
     Console(stderr=True).print(message, markup=False)
     return 1
 
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--report-dir",
         type=_folder,
         default="report",
-        help="where report.md, its plots and results.json go (%(default)s)",
+        help="folder of report.md, its plots and results.json (%(default)s)",
     )
     parser.add_argument(
         "--seeds",
@@ -89,8 +89,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--first-seed",
         type=_first_seed,
         default=0,
-        help="the first of them, which decide initial weights and the order "
-        "of the data (%(default)s)",
+        help="the first seed; seeds decide initial weights and the order of "
+        "the data (%(default)s)",
     )
     parser.add_argument(
         "--link",
@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=_folder,
-        help="where to write or find the dataset (a temporary folder)",
+        help="folder of the dataset, written if missing (a temporary folder)",
     )
     parser.add_argument(
         "--parts",

@@ -77,7 +77,7 @@ def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def prepare(data_dir: Path) -> SklearnDigits:
-    """Write the dataset below `data_dir`, or find it there."""
+    """Write the dataset below `data_dir`, unless it is there."""
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -86,10 +86,10 @@ def prepare(data_dir: Path) -> SklearnDigits:
         try:
             builder.download_and_prepare(download_config=config)
         except OSError:
-            # If another process was faster, the complete folder is there.
+            # Another process may have written the complete folder first.
             if not builder.data_path.exists():
                 raise
-    # A new builder that finds the dataset knows what is in it.
+    # Only a builder made after the dataset knows its contents.
     return SklearnDigits(data_dir=data_dir)
 
 
@@ -134,8 +134,8 @@ def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
     """Return endless batches in an order that only `seed` decides."""
-    # The thread that tunes tf.data sleeps for longer and longer, and can delay
-    # the end of a run by as long as the run itself takes.
+    # The thread that tunes tf.data sleeps longer and longer. It can delay the
+    # end of a run by as long as the run itself takes.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (

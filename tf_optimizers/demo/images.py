@@ -32,7 +32,7 @@ def fetch(data_dir: Path, limit: float = 120.0) -> str:
     """Download MNIST or, failing that, prepare scikit-learn's digits.
 
     Args:
-        data_dir: Where to write or find the dataset.
+        data_dir: Folder of the dataset, written if missing.
         limit: Seconds that the download may take.
 
     Returns:
@@ -58,7 +58,7 @@ def load(name: str, data_dir: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
     Args:
         name: "mnist" or "digits".
-        data_dir: Where it is.
+        data_dir: Folder of the dataset.
 
     Returns:
         For "train", "validation" and "test", images [number, height, width, 1]

@@ -2,19 +2,19 @@
 
     worker 0 ─ forwarder ── worker 1      worker 1 ─ forwarder ── worker 0
 
-A worker listens at its own address, and knows of the others the ports of a
-forwarder beside it. In each direction, bytes leave the forwarder one after the
-other at the link's rate, and half of a round trip later. They keep their order,
-and wait in memory, so that no window of TCP slows a connection down further.
-What a forwarder sends and receives shares a link, as behind a host's cable.
+A worker listens at its own address, and reaches the other workers through the
+ports of its own forwarder. In each direction, the forwarder delays bytes by
+half a round trip and sends them at the link's rate, in order. They wait in
+memory, so TCP windows slow nothing down further. All connections of a forwarder
+share one link, as behind a host's cable.
 
-The forwarder is this file, run by path, so that nothing else is loaded:
+The forwarder is this file, run by path, so that it imports nothing else:
 
     python link.py '[["HOST", PORT], ...]'
 
-It prints the ports that lead to these addresses. Each line of its standard
-input is a link from then on, as bytes per second and seconds of a round trip;
-the answer is an empty line. It ends with its standard input.
+It prints a port for each address. Each line of standard input sets the link:
+bytes per second, and seconds of a round trip. The answer is an empty line. The
+forwarder ends when its standard input does.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
-GRAIN = 0.002  # Seconds of what is sent on at once.
+GRAIN = 0.002  # Seconds of the link in a piece.
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]
 
 
 class Link(NamedTuple):
-    """What joins two hosts.
+    """A connection between two hosts.
 
     Args:
         rate: Bits per second, in each direction.
@@ -51,7 +51,7 @@ class Link(NamedTuple):
     round_trip: float = 0.0
 
     def __str__(self) -> str:
-        """Return what `parse_link` takes."""
+        """Return the text that `parse_link` reads."""
         if self == NONE:
             return "none"
         unit, size = max(
@@ -81,13 +81,13 @@ def parse_link(text: str) -> Link:
 
 
 class Forwarder:
-    """A process that stands between this worker and others.
+    """A process that forwards between this worker and the other workers.
 
-    It ends with this process, however that ends.
+    It ends when this process ends, even if that is killed.
 
     Args:
-        targets: Addresses that its ports lead to.
-        enter: The start of a command line, if it is to run elsewhere.
+        targets: An address for each of its ports.
+        enter: Command that runs it elsewhere, such as in a network namespace.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Forwarder:
         self.ports: list[int] = json.loads(self._read())
 
     def set(self, link: Link) -> None:
-        """Let everything go over a link, from now on."""
+        """Simulate a link from now on."""
         line = f"{link.rate / 8} {link.round_trip}"
         print(line, file=self._process.stdin, flush=True)
         self._read()
@@ -126,11 +126,11 @@ class Forwarder:
 def detour(
     config: dict[str, Any], enter: Sequence[str] = ()
 ) -> tuple[Forwarder, dict[str, Any]]:
-    """Start a worker's forwarder; return its `TF_CONFIG` with detours, too.
+    """Start a worker's forwarder; also return a `TF_CONFIG` that uses it.
 
     Args:
-        config: Its `TF_CONFIG`, with the addresses of all.
-        enter: As for `Forwarder`.
+        config: The worker's `TF_CONFIG`, with the addresses of all workers.
+        enter: See `Forwarder`.
     """
     here, workers = config["task"]["index"], list(config["cluster"]["worker"])
     others = [i for i in range(len(workers)) if i != here]
@@ -145,7 +145,7 @@ def detour(
 def join() -> Forwarder:
     """Put a forwarder between this worker and the others in `TF_CONFIG`.
 
-    To be called before the strategy is created, which reads it.
+    Call this before you create the strategy, which reads `TF_CONFIG`.
     """
     forwarder, config = detour(json.loads(os.environ["TF_CONFIG"]))
     os.environ["TF_CONFIG"] = json.dumps(config)
@@ -161,18 +161,18 @@ class Direction:
         self._free = 0.0
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """Cut bytes, since they need not arrive all at once."""
+        """Cut bytes into pieces, which arrive one after another."""
         size = max(1, int(min(GRAIN * self.bytes_per_second, len(data))))
         return [data[i : i + size] for i in range(0, len(data), size)] or [data]
 
     def arrival(self, now: float, size: int) -> float:
-        """Return when bytes that are sent now have arrived."""
+        """Return the time at which bytes sent now arrive."""
         self._free = max(self._free, now) + size / self.bytes_per_second
         return self._free + self.delay
 
 
 class End(asyncio.Protocol):
-    """One end of a connection: what it receives, the other end sends."""
+    """One end of a connection; the other end sends the bytes it receives."""
 
     other: "End"
     transport: Any = None  # Until it is connected.
@@ -183,11 +183,11 @@ class End(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note where to send."""
+        """Keep the transport."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Put bytes behind those that wait; none are the end."""
+        """Queue bytes; an empty piece ends the connection."""
         now, is_first = self._loop.time(), not self._due
         for piece in self._direction.pieces(data):
             due = self._direction.arrival(now, len(piece))
@@ -196,11 +196,11 @@ class End(asyncio.Protocol):
             self.send()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Let the other end know, behind all that was sent."""
+        """Close the other end after everything was sent."""
         self.data_received(b"")
 
     def send(self) -> None:
-        """Send what is due, and come back when the next will be."""
+        """Send the pieces that are due; schedule the next one."""
         if self.other.transport is None:
             return
         while self._due and self._due[0][0] <= self._loop.time():
@@ -214,7 +214,7 @@ class End(asyncio.Protocol):
 
 
 class NearEnd(End):
-    """The end that was connected to; it connects to the far one."""
+    """The end that accepts a connection, and connects to the target."""
 
     def __init__(
         self, there: Direction, back: Direction, target: Address
@@ -225,7 +225,7 @@ class NearEnd(End):
         self.other.other = self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connect; what is received until then waits."""
+        """Connect to the target; queue bytes until then."""
         super().connection_made(transport)
         self._task = self._loop.create_task(self._connect())
 
@@ -235,7 +235,7 @@ class NearEnd(End):
                 lambda: self.other, *self._target
             )
         except OSError:
-            # Nobody there, yet: who has connected will try again.
+            # The target does not listen yet; the client will try again.
             self.transport.abort()
         else:
             self.send()
@@ -268,9 +268,9 @@ async def serve(targets: Sequence[Address]) -> None:
 
 def main() -> None:
     """Forward to the addresses on the command line."""
-    # Ctrl-C is for who started this, and ends it.
+    # The parent handles Ctrl-C, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Of all selectors only this one waits for less than a millisecond.
+    # Only this selector waits for less than a millisecond.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     loop.run_until_complete(serve(json.loads(sys.argv[1])))
 

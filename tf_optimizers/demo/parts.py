@@ -8,7 +8,7 @@ from types import ModuleType
 
 from tf_optimizers.demo.link import Link
 
-# Each has a folder, with a module that does the work and one that shows it:
+# Each part has a folder. One module does the work, another shows the result:
 #   ..._study.run(settings, progress) -> result
 #   ..._report.table(result) -> rich.table.Table
 #   ..._report.section(result, folder) -> Markdown
@@ -35,11 +35,11 @@ class Settings:
     Args:
         seeds: int >= 2. Networks trained per cell for the test accuracy;
             a slow part uses fewer.
-        first_seed: int >= 0. The others follow it.
-        link: What joins workers.
+        first_seed: int >= 0. The first of consecutive seeds.
+        link: The simulated link between workers.
         quick: Whether to run at a reduced size.
-        data_dir: Where to write or find the dataset.
-        report_dir: Where to write the report.
+        data_dir: Folder of the dataset, written if missing.
+        report_dir: Folder of the report.
     """
 
     seeds: int

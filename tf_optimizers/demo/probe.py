@@ -1,4 +1,4 @@
-"""Measures what a simulated link does, and whether there can be one."""
+"""Measures a simulated link, after checking that loopback works."""
 
 import socket
 import statistics
@@ -53,7 +53,7 @@ def _seconds(connection: socket.socket, size: int) -> float:
     sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
     start, left = time.perf_counter(), size
     if size > CHUNK:
-        sender.start()  # Or both ends would wait to be read.
+        sender.start()  # Otherwise both ends would wait for a reader.
     else:
         sender.run()
     while left:
@@ -62,7 +62,7 @@ def _seconds(connection: socket.socket, size: int) -> float:
 
 
 def _echo(server: socket.socket) -> None:
-    """Send back what comes on one connection."""
+    """Echo the bytes of one connection."""
     with suppress(OSError):
         connection, _ = server.accept()
         with connection:

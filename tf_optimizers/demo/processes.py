@@ -1,4 +1,4 @@
-"""Worker processes that a part of the demo starts and follows."""
+"""Starts the worker processes of a part of the demo, and follows them."""
 
 import os
 import subprocess
@@ -25,16 +25,16 @@ class WorkersError(RuntimeError):
 def run_workers(
     command: Sequence[str], workers: int, limit: float, progress: tqdm
 ) -> None:
-    """Run a module in several local processes, and wait for their end.
+    """Run a module in several local processes until they end.
 
     Args:
         command: Module and arguments.
         workers: The number of processes.
-        limit: Seconds that they may take.
-        progress: The bar, moved by what the first worker writes.
+        limit: Seconds until the workers are stopped.
+        progress: The bar, moved by lines of the first worker.
 
     Raises:
-        WorkersError: If a worker fails, or they take too long.
+        WorkersError: If a worker fails, or the limit is exceeded.
     """
     process = subprocess.Popen(
         [*LAUNCHER, "--workers", str(workers), "-m", *command],

@@ -1,4 +1,4 @@
-"""Results as JSON, and the environment that they come from."""
+"""Results as JSON, with the environment in which they were measured."""
 
 import json
 import math
@@ -16,7 +16,7 @@ import tf_optimizers as tfo
 
 
 def environment() -> dict[str, Any]:
-    """Return what a reader needs to judge the numbers and repeat them."""
+    """Return versions and hardware, to judge and repeat the numbers."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),

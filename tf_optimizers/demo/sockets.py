@@ -12,7 +12,7 @@ FILES = "/proc/self/fd"
 # `tcpi_bytes_sent` at byte 200, since Linux 4.19, then `tcpi_bytes_retrans`.
 _INFO = struct.Struct("=200x2Q")
 
-# The bytes that each TCP socket has sent; the last ones seen, if it has closed.
+# Bytes sent by each TCP socket; for closed ones, the last count.
 _sent_by_socket: dict[str, int] = {}
 
 
@@ -20,7 +20,7 @@ def sent_bytes() -> int | None:
     """Return how many bytes the TCP sockets of this process have sent.
 
     Packet headers and retransmissions do not count. Sockets that have closed
-    count as of the previous call.
+    count with the bytes of the previous call.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux
@@ -52,5 +52,5 @@ def _sent(file: int) -> int:
 
 
 def _info(own: socket.socket) -> bytes:
-    """Return the kernel's data, cut to what is needed; old ones have less."""
+    """Return the first bytes of `tcp_info`; older kernels return fewer."""
     return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)

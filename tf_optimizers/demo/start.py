@@ -1,4 +1,4 @@
-"""Starts TensorFlow without what it says of the machine."""
+"""Starts TensorFlow without its messages about the machine."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ Parts = dict[str, tuple[ModuleType, ModuleType]]
 
 def load_parts(names: Iterable[str]) -> Parts:
     """Import TensorFlow and parts of the demo; start TensorFlow's devices."""
-    # Not what it notes later, but its errors.
+    # Later messages of TensorFlow: errors only.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with hidden_unless_it_fails():
         parts = {name: load_part(name) for name in names}
@@ -27,10 +27,10 @@ def load_parts(names: Iterable[str]) -> Parts:
 
 @contextlib.contextmanager
 def hidden_unless_it_fails() -> Iterator[None]:
-    """Show what is written to stderr only if an exception comes, too.
+    """Hide stderr, and show it if an exception is raised.
 
-    TensorFlow's libraries write there by themselves, some of it before any
-    level is in force.
+    TensorFlow's libraries write there directly, partly before a log level is
+    in force.
     """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:

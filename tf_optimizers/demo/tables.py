@@ -1,4 +1,4 @@
-"""Rows of text as tables for the terminal and for Markdown."""
+"""Turns rows of text into tables for the terminal and for Markdown."""
 
 from rich.table import Table
 

@@ -19,7 +19,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
 
         rate <- peak min(t / W, (T + 1 - t) / (T + 1 - W))
 
-    Both are variables, so a new peak or length needs no new trace.
+    Peak and length are variables, so a new run needs no new trace.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,9 @@ class Trainer:
     def reset(
         self, weights: Sequence[np.ndarray], rate: float, steps: int
     ) -> None:
-        """Return to a new trainer's state, for a run of `steps` steps."""
-        # Tracing a train step takes as long as hundreds of steps, and a new
-        # `compile` traces again. Variables are all that a run changes, so
-        # resetting them is enough.
+        """Reset weights and optimizer for a run of `steps` steps."""
+        # A new `compile` would trace again, which takes as long as hundreds of
+        # steps. A run changes nothing but variables.
         self.model.set_weights(weights)
         for variable, first in zip(
             self.optimizer.variables, self._first_state, strict=True
@@ -93,8 +92,8 @@ class Trainer:
     ) -> None:
         """Train for `steps` batches of `data`, starting from `weights`."""
         self.reset(weights, rate, steps)
-        # One Keras epoch for the whole run, since each more costs as much as
-        # ten steps of this small network.
+        # One Keras epoch for the whole run: another one costs as much as ten
+        # steps of this small network.
         self.model.fit(
             data.take(steps),
             verbose=0,

@@ -1,4 +1,4 @@
-"""The choice of a learning rate."""
+"""Chooses a learning rate."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

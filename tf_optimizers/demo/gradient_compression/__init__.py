@@ -1,1 +1,1 @@
-"""What DGC saves on two workers, and what it costs."""
+"""Trains on two workers with and without gradient compression."""

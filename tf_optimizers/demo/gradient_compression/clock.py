@@ -1,11 +1,11 @@
-"""What the steps of an optimizer took, and would take over other links.
+"""The seconds of an optimizer's steps: measured, and modelled for other links.
 
 A step is modelled as
 
     seconds <- alone + round_trips x round trip + 8 bytes / rate
 
-where `alone` is what it takes without a link, and bytes are those counted. Only
-the number of round trips is fitted, to the run over the link.
+`alone` and `bytes` are measured, without a link. Only the number of round trips
+is fitted, to the run over the link.
 """
 
 import math
@@ -20,15 +20,14 @@ Row = dict[str, Any]
 
 
 def summary(runs: list[Row], measured: Link) -> Row:
-    """Return what is known of an optimizer, as lists with an entry a mark.
+    """Return an optimizer's measurements, as lists with an entry per mark.
 
-    Between two marks, all workers have done some steps. Seconds and bytes are
-    those since the mark before, accuracies are those of each seed. After the
-    steps that went over the link, a step is counted at their median.
+    Seconds and bytes are since the previous mark; accuracies are per seed.
+    Steps that did not go over the link count with the median of those that did.
 
     Args:
-        runs: What the first worker says of each seed.
-        measured: What the link has done, or `NONE` if there was none.
+        runs: The first worker's report of each seed.
+        measured: The link as it was measured, or `NONE` if there was none.
     """
     alone = [run["seconds"] for run in runs if not run["over_link"]]
     linked = [run for run in runs if run["over_link"]]
@@ -51,7 +50,7 @@ def summary(runs: list[Row], measured: Link) -> Row:
 
 
 def _round_trips(row: Row, measured: Link) -> float:
-    """Return the median over the marks of what a step waits for."""
+    """Return the round trips of a step, the median over the marks."""
     rest = np.subtract(row["seconds"], row["seconds_alone"])
     rest -= 8 * np.array(row["bytes"]) / measured.rate
     each = rest / (np.array(row["steps"]) * measured.round_trip)
@@ -59,7 +58,7 @@ def _round_trips(row: Row, measured: Link) -> float:
 
 
 def clock(row: Row, link: Link | None = None) -> np.ndarray:
-    """Return the seconds until each mark; with `link`, by the model."""
+    """Return the seconds until each mark; over `link`, by the model."""
     if link is None:
         return np.cumsum(row["seconds"])
     trips = row["round_trips"] * link.round_trip
@@ -69,16 +68,16 @@ def clock(row: Row, link: Link | None = None) -> np.ndarray:
 
 
 def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
-    """Return when the mean accuracy first reaches a level, if it does."""
+    """Return the seconds until the mean accuracy reaches a level, or None."""
     # A mean of equal numbers may be rounded down.
     reached = np.mean(row["accuracy"], axis=0) > level - 1e-9
     return float(seconds[np.argmax(reached)]) if reached.any() else None
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return by how many points the end is behind, with a 95 % interval.
+    """Return the points by which the end is behind, with a 95 % interval.
 
-    Student's, of the difference seed by seed.
+    It is Student's interval of the differences seed by seed.
     """
     ends = [np.array(row["accuracy"])[:, -1] for row in (dense, sparse)]
     gaps = 100 * (ends[0] - ends[1])

@@ -1,4 +1,4 @@
-"""What the gradient compression study shows: a table and a report section."""
+"""Shows the gradient compression study: a table and a report section."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
 
 
 def place(result: dict[str, Any]) -> str:
-    """Return where the two workers are."""
+    """Return the link between the workers, as part of a sentence."""
     link = result["settings"]["link"]
     return "without a link" if link == "none" else f"at {link}"
 
@@ -74,7 +74,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def rows_by_link(result: dict[str, Any]) -> list[list[str]]:
-    """Return the same by link, as the model has it, without bytes."""
+    """Return a heading and one row per link and optimizer, by the model."""
     levels = [f"{100 * level:.0f} %" for level in LEVELS]
     return [
         ["link and optimizer", *levels, "end"],
@@ -96,7 +96,7 @@ def _seconds(row: dict[str, Any], seconds: Any) -> list[str]:
 
 
 def finding(pair: dict[str, Any]) -> str:
-    """Say how much faster the compressed one is, and where both end."""
+    """Return a sentence on the speed and the accuracy of a pair."""
     dense, sparse = pair["optimizers"]
     names = [row["optimizer"] for row in (dense, sparse)]
     mean, low, high = behind(dense, sparse)
@@ -140,20 +140,21 @@ def _traffic(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
 
 def _columns(result: dict[str, Any]) -> str:
     counted = (
-        "MB: what the first worker's TCP sockets have sent in the run, by the "
-        "kernel's count (`TCP_INFO`)."
+        "MB: sent in the run by the first worker's TCP sockets, as counted by "
+        "the kernel (`TCP_INFO`)."
     )
     if any(not row["bytes"] for row in _optimizers(result)):
         counted = (
-            "MB: not counted, since this kernel does not count what a socket "
-            "sends (Linux does since 4.19, macOS does not)."
+            "MB: not counted, since this kernel does not count the bytes of a "
+            "socket (Linux does since 4.19, macOS does not)."
         )
     return (
-        f"An accuracy is reached when the mean over "
-        f"{len(result['settings']['seeds'])} seeds is; it is measured every "
-        f"{result['settings']['measured_every']} steps, while the clock stands "
-        f"still. {counted} Points behind: the dense one's test accuracy at the "
-        "end minus the compressed one's, seed by seed, with Student's interval."
+        "An accuracy is reached when the mean over "
+        f"{len(result['settings']['seeds'])} seeds reaches it. It is measured "
+        f"every {result['settings']['measured_every']} steps, while the clock "
+        f"is stopped. {counted} Points behind: the test accuracy of the dense "
+        "optimizer at the end minus that of the compressed one, seed by seed, "
+        "with Student's interval."
     )
 
 
@@ -167,7 +168,7 @@ def _modelled(result: dict[str, Any]) -> list[Link]:
 
 
 def _other_links(result: dict[str, Any]) -> list[str]:
-    """Return the table by link, if the run allows a model."""
+    """Return the table by link, if the run can be modelled."""
     every = _optimizers(result)
     if any("round_trips" not in row for row in every):
         return []
@@ -179,10 +180,10 @@ def _other_links(result: dict[str, Any]) -> list[str]:
         100 * (clock(row, measured)[-1] / clock(row)[-1] - 1) for row in every
     ]
     return [
-        "The same over other links, **calculated, not measured**. A step takes "
-        "what it takes without a link, plus its bytes divided by the link's "
-        f"rate, plus round trips, whose number is fitted to this run: {trips}. "
-        "For the link that was measured, the model's ends of the runs are "
+        "The same over other links, **calculated, not measured**: the seconds "
+        "of a step without a link, plus its bytes divided by the link's rate, "
+        f"plus round trips. Their number is fitted to this run: {trips}. For "
+        "the measured link, the calculated ends of the runs are "
         f"{min(errors):+.0f} to {max(errors):+.0f} % off.",
         markdown_table(rows_by_link(result)),
     ]
@@ -207,9 +208,9 @@ def _set_up(result: dict[str, Any]) -> str:
         "`tfo.DGCMomentum`, the same momentum, and `tfo.SparseLoCo` around "
         "AdamW, as `for_steps` recommends, with "
         f'`value_dtype="{settings["value_dtype"]}"`: sparsity '
-        f"{', '.join(shares)} %, and at the end back; in the last step all "
-        "that is left. As in the paper, the compressed one uses the learning "
-        "rate of the dense one, untuned. "
+        f"{', '.join(shares)} %, in reverse at the end; the last step sends "
+        "all that is left. As in the paper, the compressed optimizer uses the "
+        "learning rate of the dense one, untuned. "
         + " ".join(_rate_note(pair, settings) for pair in result["pairs"])
     )
 
@@ -228,7 +229,7 @@ def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
 
 
 def _links(result: dict[str, Any]) -> str:
-    """Say which runs went over the link, and what it did."""
+    """Describe the link, and the runs that went over it."""
     settings = result["settings"]
     count = len(settings["seeds"])
     if parse_link(settings["link"]) == NONE:
@@ -239,17 +240,16 @@ def _links(result: dict[str, Any]) -> str:
         )
     measured = Link(**result["measured"])
     return (
-        "The link is simulated: all that the workers send each other passes "
-        "forwarders in user space, which delay it. Asked for: "
-        f"{settings['link']}. Measured before the runs: "
-        f"{measured.rate / 1e6:.1f} Mbit/s, "
-        f"{1e3 * measured.round_trip:.1f} ms. With the first seed, the "
-        "compressed ones trained over it from the first step to the last, the "
-        f"dense ones for {settings['timed_steps']} steps. These seconds are "
-        "shown; later dense steps, which send the same, count as the median of "
-        f"those. With the other {count - 1} seeds the forwarders delayed "
-        "nothing, since a link changes no number: that is what a step takes "
-        "alone. Accuracies are those of all."
+        "The link is simulated: forwarders in user space delay everything that "
+        f"the workers send each other. Set to: {settings['link']}. Measured "
+        f"before the runs: {measured.rate / 1e6:.1f} Mbit/s, "
+        f"{1e3 * measured.round_trip:.1f} ms. With the first seed, compressed "
+        "runs went over the link from the first step to the last, and dense "
+        f"runs for {settings['timed_steps']} steps. The table shows these "
+        "seconds; later dense steps, which send as many bytes, count with the "
+        f"median of the first. With the other {count - 1} seeds the forwarders "
+        "delayed nothing, since a link changes no number; they give the time "
+        "of a step alone. Accuracies are over all seeds."
     )
 
 
@@ -257,10 +257,9 @@ def _limits(result: dict[str, Any]) -> str:
     first = result["settings"]["seeds"][0]
     return (
         f"Seeds from {first} on decide initial weights and the order of the "
-        "data, alike for all optimizers and on every machine (`--first-seed` "
-        "chooses others). What differs between machines is how sums are "
-        "rounded, which depends on the processor and on threads, and with it "
-        "accuracies, a little; and seconds. Both workers share one machine's "
-        "cores. Another network, another task or more workers may behave "
-        "differently."
+        "data, the same for all optimizers on every machine (`--first-seed` "
+        "chooses others). Seconds differ between machines, and accuracies a "
+        "little, since the processor and its threads decide how sums are "
+        "rounded. Both workers share one machine's cores. Another network, "
+        "another task or more workers may behave differently."
     )

@@ -1,11 +1,11 @@
 """The gradient compression study: seconds of training on a slow network.
 
-Momentum SGD and AdamW train dense and compressed. The learning rate is chosen
-for the dense one, in this process, on several splits. Two worker processes,
-which run `compression_worker.py`, then train with all four at these rates and
-with fresh seeds: with the first seed over a simulated link, by which the clock
-goes, with the others without it. Of the dense ones, whose steps are alike, only
-some go over the link. Only these networks see the test split.
+Momentum SGD and AdamW train dense and compressed. This process chooses the
+learning rate of each dense optimizer, on several splits. Two worker processes
+(`compression_worker.py`) then train with all four optimizers at these rates,
+with fresh seeds. The run of the first seed goes over a simulated link, and is
+the one that is timed. A dense run needs the link for its first steps only,
+since all its steps take the same time. Only these networks see the test split.
 """
 
 import json
@@ -45,10 +45,10 @@ WORKER = "tf_optimizers.demo.gradient_compression.compression_worker"
 
 MOMENTUM = 0.9
 
-# Dense -> compressed, which uses the learning rate of the dense one.
+# Dense -> compressed. Both use the learning rate of the dense one.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Several times what two slow cores need, without a link.
+# Several times the need of two slow cores without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 
@@ -65,7 +65,7 @@ class Plan:
     hidden_units: tuple[int, ...] = (1280, 1600, 64)
     workers: int = 2
     measured_every: int = 4  # steps
-    timed_steps: int = 16  # that a dense run has over the link
+    timed_steps: int = 16  # of a dense run, over the link
 
     @property
     def schedule(self) -> SparsitySchedule:
@@ -163,7 +163,7 @@ def choose_rates(
 ) -> dict[str, dict[str, Any]]:
     """Return the learning rate of each dense optimizer, and all trials.
 
-    One process computes what several workers do, without compression.
+    Without compression, one process computes the same as several workers.
     """
     keras.utils.set_random_seed(0)
     data = load_splits(settings.data_dir)
@@ -187,7 +187,7 @@ def _validator(
     labels: np.ndarray,
     progress: tqdm,
 ) -> Callable[[float, int], float]:
-    """Return what trains on a split that the seed decides, and validates."""
+    """Return a function that trains on one split of a seed, and validates."""
 
     def validate(rate: float, seed: int) -> float:
         progress.set_description_str(f"{name}, learning rate {rate:.3g}")
@@ -207,7 +207,7 @@ def _validator(
 
 
 def work(task: dict[str, Any], plan: Plan, progress: tqdm) -> dict[str, Any]:
-    """Let workers do a task; return what the first one writes."""
+    """Run a task on the workers; return the outcome of the first one."""
     with tempfile.TemporaryDirectory() as folder:
         path, outcome = Path(folder) / "task.json", Path(folder) / "outcome"
         path.write_text(json.dumps({**task, "outcome": str(outcome)}))

@@ -35,18 +35,18 @@ from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 
-PACE = 8  # steps until the seconds that are left can be told
+PACE = 8  # steps until the remaining seconds are shown
 
 
 def main(task_path: str) -> None:
-    """Do the task; write its outcome if this is the first worker."""
+    """Run the task; write its outcome on the first worker."""
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     link = parse_link(task["link"])
-    # First of all, since it must precede the strategy, and that any tensor.
+    # It must precede the strategy, which must precede any tensor.
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    # Only once, since it discards all compiled kernels. Each run's weights and
-    # shuffles have seeds of their own, which TensorFlow mixes with this one.
+    # Only once, since it discards all compiled kernels. TensorFlow mixes this
+    # seed with those of each run's weights and shuffles.
     keras.utils.set_random_seed(0)
     plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
@@ -62,8 +62,8 @@ class SharedStudy:
 
     Args:
         strategy: The strategy of all workers.
-        forwarder: What stands between this worker and the others, if any.
-        plan: What they do.
+        forwarder: This worker's forwarder, or None without a link.
+        plan: The size of the study.
         data: The splits as `load_splits` returns them.
         is_first: Whether this worker reports the progress.
     """
@@ -114,7 +114,7 @@ class SharedStudy:
         where = "no link" if link == NONE else str(link)
         title = f"{where}: {name}, seed {seed}"
         self._say(BEGIN + title)
-        # Dense steps are alike, and long.
+        # Dense steps are long, and all take the same time.
         steps, over_link = self.plan.steps, 0
         if link != NONE:
             over_link = self.plan.timed_steps if name in PAIRS else steps
@@ -144,7 +144,7 @@ class SharedStudy:
         }
 
     def _over_workers(self, counts: list[int]) -> np.ndarray:
-        """Return the sums of what the workers have counted."""
+        """Return the sums of all workers' counts."""
 
         def add() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -187,14 +187,12 @@ class SharedStudy:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Records what has happened since the mark before, every few steps.
-
-    The clock stands still meanwhile.
+    """Records steps, seconds and bytes every few steps, with the clock stopped.
 
     Args:
         every: Steps between two marks.
         measure: Returns how many test images are classified correctly.
-        at_mark: Called with the steps done, and the seconds of one.
+        at_mark: Takes the number of finished steps, and seconds per step.
     """
 
     def __init__(
@@ -221,7 +219,7 @@ class Recorder(keras.callbacks.Callback):
             self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop it, at every mark."""
+        """Stop the clock at every mark."""
         every, done = self.every, batch + 1
         if done % every:
             return

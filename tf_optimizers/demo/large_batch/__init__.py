@@ -1,1 +1,1 @@
-"""How far each optimizer gets in a few large steps."""
+"""Compares optimizers in a few large steps."""

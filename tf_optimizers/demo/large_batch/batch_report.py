@@ -1,4 +1,4 @@
-"""What the large-batch study shows: a terminal table and a report section."""
+"""Shows the large-batch study: a terminal table and a report section."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ def rate_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Say per budget which optimizer has the best mean, and which are close."""
+    """Return a sentence per budget: the best mean, and those close to it."""
     lines = []
     for heading, cells in _budgets(result["cells"]).items():
         best = max(cells, key=lambda cell: cell["mean"])
@@ -69,7 +69,7 @@ def findings(result: dict[str, Any]) -> list[str]:
 
 
 def edge_note(cells: Cells) -> str:
-    """List the optimizers whose best rate might lie outside the grid."""
+    """Return a sentence on rates that are at an edge of the grid."""
     at_edge = [
         f"{cell['optimizer']} at batch {cell['batch_size']:,}, "
         f"{cell['steps']} steps"

@@ -1,8 +1,8 @@
-"""The large-batch study: how far each optimizer gets in a few large steps.
+"""The large-batch study: the accuracy of each optimizer in a few large steps.
 
-For each cell (optimizer x batch size x epochs), the learning rate is chosen by
-mean validation accuracy over the tuning seeds. Networks with fresh seeds are
-then trained at that rate, and only those see the test split.
+For each cell (optimizer x batch size x epochs), the mean validation accuracy
+over the tuning seeds decides the learning rate. Networks with fresh seeds then
+train at that rate; only they see the test split.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from tf_optimizers.demo.tuning import tune
 
 WEIGHT_DECAY = 0.01
 
-# One row per optimizer; everything not set here has the class's default.
+# One row per optimizer; other arguments have their defaults.
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
     "AdamW": lambda rate: keras.optimizers.AdamW(
@@ -50,7 +50,7 @@ TRAIN_SIZE = SPLIT_SIZES["train"]
 
 @dataclass(frozen=True)
 class Budget:
-    """A batch size and how often the training images are seen."""
+    """A batch size, and the number of epochs."""
 
     batch_size: int
     epochs: int
@@ -97,7 +97,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     seeds = tuple(range(settings.seeds))
     runs = len(plan.rates) * len(plan.tuning_seeds) + len(seeds)
     progress.reset(len(OPTIMIZERS) * len(plan.budgets) * runs)
-    # Shuffles have seeds of their own, which TensorFlow mixes with this one.
+    # TensorFlow mixes this seed with those of the shuffles.
     keras.utils.set_random_seed(0)
     study = Study(plan, seeds, load_splits(settings.data_dir), progress)
     return {
@@ -128,7 +128,7 @@ class StepRecorder(keras.callbacks.Callback):
         self.accuracy: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Forget earlier batches, which Keras would average in."""
+        """Reset metrics, which Keras would average over batches."""
         self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the offload part shows: bytes per location, and equal losses."""
+"""Shows the offload part: bytes per location, and equal losses."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
         [
             "## Offload",
             _set_up(result),
-            "What the training keeps, in kB:",
+            "Memory during training, in kB:",
             markdown_table(memory_rows(result["memory"])),
             "Training loss:",
             markdown_table(loss_rows(result["losses"])),
@@ -66,7 +66,7 @@ def loss_rows(losses: dict[str, list[float]]) -> list[list[str]]:
 
 
 def agreement(result: dict[str, Any]) -> str:
-    """Say how far apart the losses are."""
+    """Return the difference of the losses, as part of a sentence."""
     return (
         "the losses differ by at most "
         f"{result['largest_difference']:.1e}, relative"

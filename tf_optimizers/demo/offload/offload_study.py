@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# Both have epsilon at the same place in the formula.
+# Both formulas have epsilon in the same place.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -26,9 +26,9 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 
 
 def choose_device() -> str:
-    """Return a GPU or, where there is none, a second CPU device.
+    """Return a GPU or, without one, a second CPU device.
 
-    TensorFlow can add that one only before it first runs. So this is called
+    TensorFlow can add a CPU device only before it first runs. So this is called
     when the module is imported, before any part of the demo runs.
     """
     if tf.config.list_physical_devices("GPU"):
@@ -76,12 +76,12 @@ def train(
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        # On a GPU, Keras would compile the steps of its own by XLA.
+        # On a GPU, Keras would compile the steps of its own optimizer by XLA.
         jit_compile=False,
     )
     losses = []
     for batch in batches:
-        model.reset_metrics()  # or Keras averages earlier steps in
+        model.reset_metrics()  # Keras would average over earlier steps.
         losses.append(float(model.train_on_batch(*batch)))
     return losses
 
