@@ -100,6 +100,18 @@ def test_examples_train_on_a_machine_with_a_gpu(
 
 
 @pytest.mark.parametrize(
+    "path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem
+)
+def test_page_begins_with_its_purpose_and_something_to_run(path):
+    text = path.read_text()
+    # The home begins with a plot.
+    parts = 2 if path.stem == "index" else 1
+    start = "\n## ".join(text.split("\n## ")[:parts])
+    assert re.match(r"# .+\n\n[\w`\[]", start)
+    assert re.search(r"^```(python|bash)\n", start, re.M)
+
+
+@pytest.mark.parametrize(
     "path", sorted(DOCS.glob("**/*.md")), ids=lambda path: path.stem
 )
 def test_links_lead_somewhere(path):
