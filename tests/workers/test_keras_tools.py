@@ -29,8 +29,11 @@ def of_both(results, part, name, why=None):
 
 
 @each
-def test_callbacks_that_read_weights_work(results, name):
+def test_callbacks_that_read_weights_work_or_say_what_to_do(results, name):
     found = of_both(results, "every callbacks", name)
+    if name == "AdamOffload":
+        assert "Use `ema_overwrite_frequency`, or " in found["error"]
+        return
     check_callbacks(found)
     if name in keras_tools.AS_ONE_PROCESS:
         weights, history = keras_tools.with_averages(name)
