@@ -386,7 +386,7 @@ def test_report_without_counted_bytes_says_so(tmp_path):
 
 def test_report_says_what_the_link_did(tmp_path):
     text = compression_report.section(made_up_result(SGD, DGC), tmp_path)
-    assert "Asked for: 80 Mbit/s, 20 ms. Measured before the runs: " in text
+    assert "Set to: 80 Mbit/s, 20 ms. Measured before the runs: " in text
     assert "80.0 Mbit/s, 20.0 ms." in text
     assert "fitted to this run: SGD 2.0, DGC 1.0." in text
     assert "runs are +0 to +0 % off" in text

@@ -1,5 +1,6 @@
 """The tables of docs/horovod.md are complete; test_guide.py runs their code."""
 
+import json
 import re
 import shlex
 
@@ -48,7 +49,12 @@ def test_commands_are_those_of_the_launcher(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands = {c for _, c, _ in ROWS if c.startswith(moved.COMMAND)}
     assert len(commands) == 3
+    place = {"type": "worker", "index": 0}
+    cluster = {"cluster": {"worker": ["127.0.0.1:12345"]}, "task": place}
     for command in commands:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        if "--cluster" in command:
+            monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
         options = parse(shlex.split(command.removeprefix(moved.COMMAND)))
         assert options.command == ["train.py"]
         assert options.workers == 2 or options.cluster == "auto"

@@ -1,12 +1,12 @@
 """Keras's own callbacks, LoRA and KerasHub, on two workers with each optimizer.
 
-`test_guide.py` tries one optimizer each.
+And the rows of the page on Horovod that train with one.
 """
 
 import numpy as np
 import pytest
 import real_workers
-from scripts import keras_tools
+from scripts import keras_tools, moved
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 each = pytest.mark.parametrize("name", keras_tools.OPTIMIZERS)
@@ -15,7 +15,7 @@ each = pytest.mark.parametrize("name", keras_tools.OPTIMIZERS)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools")
-    parts = ["every callbacks", "every lora", "orbax", "hub"]
+    parts = ["every callbacks", "every lora", "every moved", "orbax", "hub"]
     return real_workers.results("guide", folder, 2, *parts)
 
 
@@ -83,3 +83,7 @@ def test_page_on_fine_tuning_runs(results):
 def test_model_of_keras_hub_trains(results, name):
     first, last = of_both(results, "hub", name, "keras-hub")
     assert last < first
+
+
+def test_code_of_the_page_on_horovod_does_what_it_replaces(results):
+    moved.check(results, "every moved", set(moved.EFFECTS))

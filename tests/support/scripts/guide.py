@@ -1012,6 +1012,7 @@ PARTS = {
     ),
     "every empty": lambda: dtypes.empty(dtypes.EMPTY),
     "every callbacks": lambda: keras_tools.callbacks(keras_tools.OPTIMIZERS),
+    "every moved": lambda: moved.moved(every=True),
     "every lora": lambda: keras_tools.lora(keras_tools.OPTIMIZERS),
 }
 

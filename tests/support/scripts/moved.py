@@ -16,7 +16,7 @@ COMMAND = "python -m tf_optimizers.launch "
 def rows():
     """Yield (names in the first column, code, reason) of the tables."""
     for line in PAGE.read_text().splitlines():
-        if line.startswith("| ") and line.count(" | ") >= 2:
+        if line.startswith("| ") and line.count("|") == 4:
             first, code, reason = (
                 cell.strip() for cell in line.split("|")[1:4]
             )
@@ -139,6 +139,12 @@ EFFECTS = {
     ),
 }
 
+# Rows whose optimizers the suite trains with, too.
+FEW = (
+    "tfo.SparseLoCo.for_steps(1000, keras.optimizers.Adam(0.001))",
+    "keras.optimizers.Adam(0.001, gradient_accumulation_steps=4)",
+)
+
 
 def run(code, space):
     """Run statements; return the value of the last, if it has one."""
@@ -199,20 +205,28 @@ def tools(space):
     }
 
 
-def moved():
-    """Return weights of the page's scripts, and the effect of each row.
+def is_long(code):
+    """Return whether a row trains an optimizer; the suite tries a few."""
+    return "trained(" in EFFECTS[code][0] and code not in FEW
+
+
+def moved(every=False):
+    """Return weights of the page's scripts, and the effect of rows.
 
     Files go to the test's folder.
+
+    Args:
+        every: Whether to train with the optimizers of all rows.
     """
     folder = pathlib.Path.cwd()
     os.chdir(os.environ.get("FOLDER", "."))
     try:
-        return effects(*blocks())
+        return effects(*blocks(), every)
     finally:
         os.chdir(folder)
 
 
-def effects(script, loop):
+def effects(script, loop, every):
     """Run both scripts, then every row in a copy of their names."""
     keras.utils.set_random_seed(0)
     exec(script, space := {})
@@ -232,7 +246,9 @@ def effects(script, loop):
         "value": tf.constant(float(space["rank"])),
     }
     for _, code, _ in rows():
-        if code in EFFECTS and code not in result["effects"]:
+        if code not in EFFECTS or code in result["effects"]:
+            continue
+        if every or not is_long(code):
             scope = dict(space)
             scope["result"] = run(code, scope)
             effect, _ = EFFECTS[code]
@@ -251,3 +267,15 @@ def in_one_process():
         kernel -= 0.01 * x.T @ errors
         bias -= 0.01 * errors.sum(0)
     return kernel, bias
+
+
+def check(results, part, codes):
+    """Compare the effects of rows, on two workers, with those expected."""
+    for worker, result in enumerate(results):
+        found = result[part]["effects"]
+        assert set(found) == codes
+        for code in codes:
+            effect, expected = EFFECTS[code]
+            by_worker = effect == "result" and isinstance(expected, list)
+            value = expected[worker] if by_worker else expected
+            assert found[code] == value, code
