@@ -69,14 +69,12 @@ def test_orbax_saves_what_was_trained(results, name):
 
 
 def test_page_on_fine_tuning_runs(results):
-    for name in ("loss", "weights", "files"):
-        of_both(results, "hub", name, "keras-hub")
-    loss = results[0]["hub"]["loss"]
-    assert loss[-1] < loss[0]
-    assert results[0]["hub"]["files"] == [
-        "worker-0.lora.h5",
-        "worker-1.lora.h5",
-    ]
+    found = {
+        part: of_both(results, "hub", part, "keras-hub")
+        for part in ("loss", "weights", "has_file")
+    }
+    assert found["loss"][-1] < found["loss"][0]
+    assert found["has_file"]
 
 
 @each
