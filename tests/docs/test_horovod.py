@@ -57,7 +57,7 @@ def test_commands_are_those_of_the_launcher(tmp_path, monkeypatch):
             monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
         options = parse(shlex.split(command.removeprefix(moved.COMMAND)))
         assert options.command == ["train.py"]
-        assert options.workers == 2 or options.cluster == "auto"
+        assert options.workers == (1 if "--cluster" in command else 2)
 
 
 def test_script_before_and_after_train_the_same_model():
