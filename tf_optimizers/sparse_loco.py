@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras_internals import (
     is_overwritten,
+    micro_steps,
     strategy_of,
     variable_index,
 )
@@ -255,6 +256,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     lambda choice: self._end_round(rounds, [(choice, None)]),
                     None if sparse is None else tuple(sparse),
                 )
+
+    def _batches_left(self) -> tf.Tensor:
+        """Return how many batches are left of a round, in graphs too."""
+        each = self.gradient_accumulation_steps or 1
+        left = tf.constant(1, tf.int64)
+        if self._rounds is not None:
+            left = self._rounds.left()
+        return left * each - micro_steps(self) % each
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Give all replicas the same weights, as `fit` does at its end."""

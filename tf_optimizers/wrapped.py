@@ -9,9 +9,10 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from tf_optimizers._compat import backend_variable
 from tf_optimizers._compat.keras_internals import built_variables
@@ -176,6 +177,59 @@ def local_steppers(model: keras.Model) -> list[Any]:
         if each is not None and not own.isdisjoint(_ids(built_variables(each)))
     ]
     return list({id(each): each for each in found + others}.values())
+
+
+def only_local_steppers(model: keras.Model) -> list[Any]:
+    """Return each `SparseLoCo` with several local steps that a model has.
+
+    Return none if the model has another optimizer, which may exchange in every
+    step.
+    """
+    found: list[Any] = []
+    for optimizer in optimizers_of(model).values():
+        local = [
+            part
+            for part in wrapped_optimizers(optimizer)
+            if hasattr(part, "synchronize") and part.sync_every > 1
+        ]
+        if not local:
+            return []
+        found += local
+    return found
+
+
+class LocalRound(NamedTuple):
+    """A round of local steps.
+
+    Attributes:
+        ends: Whether the next step is the last of the round; a bool tensor.
+        batches: The batches of a whole round.
+    """
+
+    ends: tf.Tensor
+    batches: int
+
+
+def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
+    """Return the round that optimizers are in; call it outside of replicas.
+
+    Several optimizers are in a round that ends where any of theirs does.
+
+    Args:
+        optimizers: What `only_local_steppers` returned.
+
+    Returns:
+        None if there is no optimizer, or if one is not built.
+    """
+    if not optimizers or not all(each.built for each in optimizers):
+        return None
+    return LocalRound(
+        tf.reduce_any([each._batches_left() <= 1 for each in optimizers]),
+        max(
+            each.sync_every * (each.gradient_accumulation_steps or 1)
+            for each in optimizers
+        ),
+    )
 
 
 def _ids(variables: Sequence[Any]) -> set[int]:

@@ -3,9 +3,11 @@
 import keras
 import pytest
 
+import tf_optimizers as tfo
 from tf_optimizers.wrapped import (
     build_optimizers,
     kind_of,
+    only_local_steppers,
     optimizers_of,
     with_updated,
 )
@@ -66,3 +68,23 @@ def test_what_they_update_is_of_the_model_wherever_it_hangs(model):
     assert [outside] == [
         v for v in variables if all(v is not each for each in model.variables)
     ]
+
+
+def test_a_model_makes_local_steps_if_no_optimizer_exchanges_in_each():
+    def local(steps):
+        return tfo.SparseLoCo(keras.optimizers.SGD(), steps)
+
+    def found(outer, part=None):
+        model = make_part(outer)
+        if part is not None:
+            model.part = make_part(part)
+        return only_local_steppers(model)
+
+    first, second = local(2), local(3)
+    assert found(first) == [first]
+    scaled = keras.optimizers.LossScaleOptimizer(first)
+    assert found(scaled, second) == [first, second]
+    assert found(local(1)) == []
+    # As a layer of a model that was trained before.
+    assert found(keras.optimizers.Adam(), first) == []
+    assert found(first, local(1)) == []

@@ -24,6 +24,7 @@ from test_sparse_loco import (
 )
 
 import tf_optimizers as tfo
+from tf_optimizers.wrapped import current_round
 
 EVERY = 4
 X = np.random.default_rng(0).random((48, 6)).astype("float32")
@@ -696,6 +697,7 @@ def test_accumulated_gradients_make_one_local_step(mirrored):
     for step in range(6):
         pair = [gradients_of(2 * step + i, 2) for i in range(2)]
         for gradients in pair:
+            left = current_round([twice.optimizer])
             twice.step(gradients)
         once.step(
             [
@@ -704,6 +706,7 @@ def test_accumulated_gradients_make_one_local_step(mirrored):
             ]
         )
         assert twice.optimizer.is_synchronized == (step % 2 == 1)
+        assert (left.ends, left.batches) == (step % 2 == 1, 4)
     assert error(twice.weights(), once.weights()) < 1e-6
 
 

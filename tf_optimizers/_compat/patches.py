@@ -71,8 +71,10 @@ PATCHES = (
         names=("keras.Model._make_function",),
         features=(STRATEGY,),
         why="Keras passes the step of a model to a strategy. A lambda, or a "
-        "decorated step, has no reference to its model.",
-        without="Such a step trains with N times the gradient.",
+        "decorated step, has no reference to its model. Nor does a batch refer "
+        "to the model that will train on it.",
+        without="Such a step trains with N times the gradient, and local steps "
+        "wait for the network.",
         until="Keras passes the model to the strategy, too.",
         test="workers/steps/test_named_steps.py::"
         "test_step_of_any_name_equals_one_process",

@@ -73,6 +73,10 @@ class Rounds:
         """The local steps since all replicas had the same weights."""
         return int(tf.convert_to_tensor(self._taken.value))
 
+    def left(self) -> tf.Tensor:
+        """Return how many local steps are left, in graphs too."""
+        return self.steps - tf.convert_to_tensor(self._taken.value)
+
     @property
     def variables(self) -> list[tf.Variable]:
         """All variables, of TensorFlow."""

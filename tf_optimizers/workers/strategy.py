@@ -37,6 +37,7 @@ from tf_optimizers.workers.collectives.runs import (
 )
 from tf_optimizers.workers.data.draws import share_generators
 from tf_optimizers.workers.data.generators import peek_at_shared
+from tf_optimizers.workers.data.local_rounds import with_rounds
 from tf_optimizers.workers.data.order import adopt_seeds, propose_seeds
 from tf_optimizers.workers.data.sharing import (
     distribute_dataset,
@@ -52,6 +53,10 @@ from tf_optimizers.workers.steps.returned import (
     ScalarsOfRun,
     fill_up_rows,
     gather_any,
+)
+from tf_optimizers.workers.steps.round_logs import (
+    Reduction,
+    reduce_in_first_steps,
 )
 from tf_optimizers.workers.steps.share import own_rows
 from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
@@ -144,12 +149,13 @@ class SparseMultiWorkerMirroredStrategy(
         weigh_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)
         build_from_specs(is_ours)
-        mark_steps(is_ours)
+        mark_steps(is_ours, with_rounds)
+        reduce_in_first_steps()
         share_generators(peek_at_shared)
         watch_state()
         self._reading = Reading(self)
         self._steps = Steps(self, self._reading.watch)
-        self._scalars = ScalarsOfRun(self, [])
+        self._scalars = ScalarsOfRun(self, [], Reduction(self))
         self._functions: weakref.WeakKeyDictionary[Any, Callable] = (
             weakref.WeakKeyDictionary()
         )
@@ -216,6 +222,7 @@ class SparseMultiWorkerMirroredStrategy(
         step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
         alike: list[Any] = []
+        reduction = Reduction(self)
         if step is None:
             fn = unmarked(fn)
             traced = traced_by(fn) if self.num_replicas_in_sync > 1 else None
@@ -225,11 +232,12 @@ class SparseMultiWorkerMirroredStrategy(
             outputs = self._run(run, fn, args, kwargs)
         else:
             run_step = functools.partial(self._run, run, kwargs=kwargs)
+            reduction = step.reduction
             with step.noted():
                 outputs = run_step(step, args)
                 step.find_out(run_step, args)
             outputs, alike = step.finish(self, outputs)
-        self._scalars = ScalarsOfRun(self, outputs, alike)
+        self._scalars = ScalarsOfRun(self, outputs, reduction, alike)
         return outputs
 
     def _as_function(self, fn: Any) -> Callable:

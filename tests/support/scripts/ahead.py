@@ -1,6 +1,7 @@
 """What workers agree on one step ahead."""
 
 import graphlib
+import hashlib
 import inspect
 import sys
 import time
@@ -198,6 +199,85 @@ def dropped(strategy):
     return time.monotonic() - begin
 
 
+class Messages(keras.callbacks.Callback):
+    """How many collectives each step begins, by channel, and its logs."""
+
+    def __init__(self, extended):
+        super().__init__()
+        self.extended, self.counts, self.losses = extended, [], []
+
+    def counted(self):
+        self.extended.background.wait()  # Of batches that are drawn eagerly.
+        return [c.progress()[0][0] for c in self.extended.channels]
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.before = self.counted()
+
+    def on_train_batch_end(self, batch, logs=None):
+        pairs = zip(self.counted(), self.before, strict=True)
+        self.counts.append([now - before for now, before in pairs])
+        self.losses.append(float(logs["loss"]))
+
+
+def local_rounds(strategy):
+    """Return what steps exchange in rounds of four, and what they lead to.
+
+    There are six batches, the last of which has a single row.
+    """
+
+    def own(context):
+        rows = 3 + context.input_pipeline_id
+        data = tf.data.Dataset.from_tensor_slices(
+            (training.ROWS, training.CLASSES)
+        )
+        return data.batch(rows, drop_remainder=True).repeat()
+
+    def train(relies=True, is_own=False, **kwargs):
+        with strategy.scope():
+            model = training.make_model()
+            optimizer = tfo.SparseLoCo(
+                keras.optimizers.Adam(0.01),
+                sync_every=4,
+                sparsity=(0.9,),
+                min_compress_size=1000,
+            )
+            model.compile(
+                optimizer, training.LOSS, metrics=["accuracy"], **kwargs
+            )
+        model.make_train_function()
+        if not relies:
+            # Without notice of rounds, every step exchanges.
+            model.train_function = inspect.unwrap(model.train_function)
+        messages = Messages(strategy.extended)
+        data = batches()
+        if is_own:
+            data = strategy.distribute_datasets_from_function(own)
+        history = model.fit(
+            data,
+            epochs=2,
+            steps_per_epoch=6 if is_own else None,
+            verbose=0,
+            callbacks=[messages],
+        )
+        weights = b"".join(w.tobytes() for w in model.get_weights())
+        return {
+            "counts": messages.counts,
+            "losses": messages.losses,
+            "history": history.history,
+            "weights": hashlib.sha256(weights).hexdigest(),
+        }
+
+    found = {
+        "in rounds": train(),
+        "in every step": train(relies=False),
+        "own": train(is_own=True),
+        "own, in every step": train(relies=False, is_own=True),
+    }
+    if len(strategy.extended.worker_devices) > 1:  # Which runs less often.
+        found["several a call"] = train(steps_per_execution=2)
+    return found
+
+
 TRAININGS = {"several steps": several_steps, "endless": endless}
 OTHERS = {
     "train function": train_function,
@@ -206,6 +286,7 @@ OTHERS = {
     "eagerly and not": eagerly_and_not,
     "asks for the spec": asks_for_the_spec,
     "dropped": dropped,
+    "local rounds": local_rounds,
 }
 
 

@@ -60,6 +60,24 @@ class Misbehave(keras.callbacks.Callback):
             save_alone(self.model)
 
 
+def local_steps(strategy, case):
+    """Train in rounds of eight steps, with one thing amiss on one worker."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        inner = keras.optimizers.Adam()
+        model.compile(tfo.SparseLoCo(inner, 8, min_compress_size=1), "mse")
+    rows = np.tile(X, (4, 1))
+    targets = rows[:, ::-1].copy()
+    if IS_WRONG and case == "other rows":
+        targets[80:] += 1  # From the eleventh batch on, of 32.
+    last = 88 if IS_WRONG and case == "ends early" else len(rows)
+    data = tf.data.Dataset.from_tensor_slices((rows, targets)).batch(8)
+    # Nobody knows how many there are.
+    data = data.take(last // 8).filter(lambda x, y: True)
+    model.fit(data, verbose=0)
+    print("trained to the end")
+
+
 class SetRate(keras.callbacks.Callback):
     """Sets the rate on one worker, behind some batches of an epoch."""
 
@@ -147,6 +165,9 @@ def train(case):
             timeout_seconds=5.0 if case == "silent" else None
         )
     )
+    if case in ("other rows", "ends early"):
+        local_steps(strategy, case)
+        return
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -182,7 +203,7 @@ def error_of(case):
     """Return the error that every worker must get."""
     try:
         train(case)
-    except RuntimeError as error:
+    except (RuntimeError, tf.errors.InvalidArgumentError) as error:
         return str(error)
     return "trained to the end"
 

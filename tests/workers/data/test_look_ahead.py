@@ -142,6 +142,54 @@ def test_batches_are_drawn_in_any_way(workers):
 
 
 @pytest.mark.slow
+def test_nothing_is_exchanged_between_rounds(workers):
+    """In rounds of four steps; there are six batches in an epoch.
+
+    A run of a step counts as one, too.
+    """
+    results, devices = workers
+    if devices > 1:
+        return
+    for result in results:
+        found = result["local rounds"]
+        # Entries; logs, also of the first step; digests of the first two
+        # batches, of the rest of the round, and of the rest of the data.
+        nothing = [1, 0, 0]
+        epoch = [[1, 1, 1], nothing, nothing, [2, 1, 1], nothing, [1, 0, 1]]
+        assert found["in rounds"]["counts"] == 2 * epoch
+        # An iterator without end goes on in the next epoch, with two batches
+        # that nobody knows of.
+        expected = [*epoch[:5], nothing]
+        expected += [[1, 1, 0], [1, 0, 1], *epoch[2:5], nothing]
+        assert found["own"]["counts"] == expected
+        old = found["in every step"]["counts"]
+        assert [each[1:] for each in old[1:6]] == [[1, 1]] * 5
+
+
+@pytest.mark.slow
+def test_rounds_lead_to_what_steps_that_exchange_do(workers):
+    results, _ = workers
+    first, second = (result["local rounds"] for result in results)
+    for name in first:
+        assert second[name] == first[name]
+        other = "own, in every step" if "own" in name else "in every step"
+        for what in ("weights", "history"):
+            assert first[name][what] == first[other][what], name
+    assert first["own"]["weights"] != first["in rounds"]["weights"]
+
+
+@pytest.mark.slow
+def test_logs_between_rounds_are_the_last_that_workers_share(workers):
+    results, _ = workers
+    for result in results:
+        found = result["local rounds"]
+        every = found["in every step"]["losses"]
+        assert len(set(every)) == len(every)
+        shown = [every[i] for i in (0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9)]
+        assert found["in rounds"]["losses"] == shown
+
+
+@pytest.mark.slow
 def test_nobody_waits_for_a_thread_that_tunes(workers):
     """It sleeps, and does not hear that its iterator is dropped."""
     results, _ = workers

@@ -143,7 +143,7 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
     assert seeds == [3, 1, 2, 1]
 
 
-def agree(dataset, batches, *others):
+def agree(dataset, batches, *others, rows=None):
     """Be worker 0; the others say something else of a statement."""
 
     def gather(strategy, subject, statement, hint):
@@ -158,7 +158,7 @@ def agree(dataset, batches, *others):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_data, "gather_statements", gather)
-        shared_data.agree_on_data(None, dataset, batches)
+        return shared_data.agree_on_data(None, dataset, batches, rows)
 
 
 @pytest.fixture
@@ -170,24 +170,31 @@ def alone(monkeypatch, seed):
 
 def test_lengths_must_be_the_same(alone):
     data = tf.data.Dataset.range(8)
-    agree(data, 3, [None] * 3)
+    agree(data, 3, [None] * 4)
     message = "3 on worker 0, an unknown number on worker 1, 5 on worker 2. Use"
     with pytest.raises(RuntimeError, match=message):
-        agree(data, 3, [-2, None, None], [5, None, None])
+        agree(data, 3, [-2, None, None, None], [5, None, None, None])
+
+
+def test_rows_of_all_workers_are_known_if_no_batch_has_others(alone):
+    data = tf.data.Dataset.range(8)
+    others = [[None, None, None, 2], [None, None, None, 5]]
+    assert agree(data, 3, *others, rows=3) == 10
+    assert agree(data, 3, *others) is None
 
 
 def test_generators_of_the_host_follow_the_first_worker(alone):
     data = tf.data.Dataset.range(8).batch(2)
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()
-    agree(data, 3, [None] * 3)
+    agree(data, 3, [None] * 4)
     assert np.random.get_state()[1].tolist() == expected
-    agree(data, 3, [None, None, [5, 6, 7]])
+    agree(data, 3, [None, None, [5, 6, 7], None])
     changed = np.random.get_state()[1].tolist()
     assert changed != expected
     np.random.seed(1)
     tf.random.set_seed(1)  # The user's wish.
-    agree(data, 3, [None, None, [5, 6, 7]])
+    agree(data, 3, [None, None, [5, 6, 7], None])
     assert np.random.get_state()[1].tolist() == expected
 
 
@@ -195,7 +202,7 @@ def test_generators_of_workers_with_data_of_their_own_are_left_alone(alone):
     """Drawn by the same numbers, all would have the same rows."""
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()
-    agree(None, 3, [None, None, [5, 6, 7]])
+    agree(None, 3, [None, None, [5, 6, 7], None])
     assert np.random.get_state()[1].tolist() == expected
 
 

@@ -80,7 +80,10 @@ def unmarked(function: Callable) -> Callable:
 
 
 @functools.cache
-def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
+def mark_steps(
+    is_for: Callable[[tf.distribute.Strategy], bool],
+    with_rounds: Callable[[keras.Model, Callable], Callable],
+) -> None:
     """Let Keras pass a `ModelStep` to strategies, from now on in this process.
 
     A step that is a lambda, or that a decorator returns, has no reference to
@@ -88,14 +91,20 @@ def mark_steps(is_for: Callable[[tf.distribute.Strategy], bool]) -> None:
 
     Args:
         is_for: Called with a strategy; returns whether to do so.
+        with_rounds: Called with a model and the train function that Keras made
+            for it; returns the train function to use.
     """
 
     def make_function(
         original: Callable, model: Any, step_function: Any
     ) -> Callable:
-        if is_for(model.distribute_strategy):
-            step_function = ModelStep(model, step_function)
-        return original(model, step_function)
+        if not is_for(model.distribute_strategy):
+            return original(model, step_function)
+        function = original(model, ModelStep(model, step_function))
+        kind = _kind_of(model, list(_wrapped(step_function)))
+        return (
+            with_rounds(model, function) if kind == "train_step" else function
+        )
 
     hook("Model._make_function", make_function)
 

@@ -75,7 +75,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         self._strategy.extended.background.wait()
         with tf.device("CPU:0"):
             known = batch_digests.start(self._last)
-            self._last = plain_variable(known, trainable=False)
+            self._last = plain_variable(known, trainable=False, shape=[None])
         iterator.variable, iterator.known = self._last, self._last.handle
         # As in TensorFlow's own iterators: with asynchronous ops, a function
         # could otherwise run before the variable exists.
@@ -187,7 +187,7 @@ def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
     """Return the handle of a variable that each call of a function creates."""
     handle = tf.raw_ops.VarHandleOp(
         dtype=tf.int32,
-        shape=[len(value)],
+        shape=[None],
         # With this name, TensorFlow shares the variable with nothing else.
         shared_name=anonymous_name(),
     )

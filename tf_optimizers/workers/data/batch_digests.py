@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf_optimizers.workers.data.batch_splits import blank
 
 _SLOTS = 8  # With more components, some share a slot.
+SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The largest sample: rows, and elements of each.
 _ROWS, _COLUMNS = 256, 64
 # How many undecided batches in a row are accepted.
@@ -71,18 +72,27 @@ _HINT = (
 
 
 def note(
-    rows: Any, comparison: Comparison, digests: tf.Tensor | None = None
+    rows: Any,
+    comparison: Comparison,
+    digests: tf.Tensor | None = None,
+    total: Any = None,
 ) -> tf.Tensor:
-    """Return the note on a replica's part, of which `rows` rows count."""
+    """Return the note on a replica's part, of which `rows` rows count.
+
+    `total` is the number of rows of all replicas, if this worker knows it. It
+    is at the end of the note, and is not exchanged.
+    """
     if digests is None:
         digests = tf.zeros([2 * _SLOTS], tf.int32)
     head = tf.stack([1, rows, int(comparison)])
-    return tf.ensure_shape(tf.concat([head, digests], 0), [3 + 2 * _SLOTS])
+    tail = [] if total is None else [[total]]
+    note = tf.concat([head, digests, *tail], 0)
+    return tf.ensure_shape(note, [SIZE + len(tail)])
 
 
-def end(comparison: Comparison) -> list[int]:
+def end(comparison: Comparison, has_total: bool) -> list[int]:
     """Return the note for positions after the last batch."""
-    return [0, 0, int(comparison), *[0] * (2 * _SLOTS)]
+    return [0, 0, int(comparison), *[0] * (2 * _SLOTS + has_total)]
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
@@ -203,6 +213,36 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     return tf.concat([head, tf.cast(told | speaks, tf.int32)], 0)
 
 
+def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Return the summary of the last of several batches.
+
+    If a batch differs between replicas, return the summary of that batch.
+
+    Args:
+        notes: The notes, an int32 [replicas, batches, 19]. A batch that no
+            replica has is skipped.
+        before: The summary of the batch before.
+    """
+
+    def add(before: tf.Tensor, notes: tf.Tensor) -> tf.Tensor:
+        later = summarize(notes, before)
+        counts = (later[0] > 0) & (before[2] == Verdict.SAME)
+        return tf.where(counts, later, before)
+
+    return tf.foldl(add, tf.transpose(notes, [1, 0, 2]), before)
+
+
+def of_own(note: tf.Tensor, replicas: int, before: tf.Tensor) -> tf.Tensor:
+    """Return the summary of a batch, as if all workers had the same batch.
+
+    Args:
+        note: The note of a replica of this worker, with the total of rows.
+        replicas: The number of replicas of all workers.
+        before: The summary of the last batch that workers compared.
+    """
+    return tf.concat([[note[0] * replicas, note[SIZE]], before[2:]], 0)
+
+
 def goes_on(known: tf.Tensor) -> tf.Tensor:
     """Return whether another batch may follow the one of a summary."""
     return (known[0] > 0) & (known[2] == Verdict.SAME)
@@ -216,7 +256,7 @@ def start(last: tf.Variable | None) -> Sequence[int]:
     """
     if last is None:
         return UNKNOWN
-    return [*UNKNOWN[:3], *last.numpy()[3:]]
+    return [*UNKNOWN[:3], *last.numpy()[3 : len(UNKNOWN)]]
 
 
 def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:

@@ -115,6 +115,12 @@ def rows_in(value: Any) -> Any:
     return None
 
 
+def fixed_rows(spec: Any) -> int | None:
+    """Return the rows of batches of a specification; None if they vary."""
+    leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
+    return rows_of_type(leaves[0]) if leaves else None
+
+
 def rows_of_type(spec: Any) -> int | None:
     """Return the fixed number of rows of a specification, or None."""
     if not _has_rows(spec) or spec.shape.rank is None:

@@ -7,22 +7,26 @@ during the previous step.
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers._compat.distribution import (
     DistributedIterator,
     DistributedIteratorSpec,
     regroup,
 )
 from tf_optimizers.workers.data import batch_digests
+from tf_optimizers.workers.data.batch_digests import SIZE, Verdict
 from tf_optimizers.workers.data.batch_metadata import (
     Rows,
     spec_with_rows,
     with_rows,
 )
+from tf_optimizers.workers.data.local_rounds import round_of_fit
+from tf_optimizers.wrapped import LocalRound
 
 # Names the graph op that exchanges the notes on an iterator's first batch.
 FIRST_BATCH = "first_batch"
@@ -36,10 +40,15 @@ class AheadIterator(DistributedIterator):
     the second how many rows of it count. The notes of all replicas on the next
     batch are gathered in parallel with the step, and their summary is kept in a
     variable.
+
+    In a round of local steps (`local_rounds.py`), if notes have the total of
+    rows, a worker makes the summary of its own note. It keeps the notes of the
+    round in the variable, behind the summary. In the last step of the round,
+    the notes of all replicas are gathered and compared.
     """
 
     variable: Any  # This reference keeps the variable alive.
-    known: tf.Tensor  # The handle of the variable, which holds a summary.
+    known: tf.Tensor  # The handle of the variable.
     is_argument: bool = False  # Whether a function got it as an argument.
 
     @property
@@ -123,17 +132,25 @@ class AheadIterator(DistributedIterator):
         extended = self._strategy.extended
         ask = functools.partial(extended.ask_ahead, batch_digests.summarize)
         self.wait()
+        has_total = following[0].shape[0] > SIZE
+        current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
-            before = tf.raw_ops.ReadVariableOp(
+            kept = tf.raw_ops.ReadVariableOp(
                 resource=self.known, dtype=tf.int32
             )
-            before = tf.ensure_shape(before, [len(batch_digests.UNKNOWN)])
+            size = len(batch_digests.UNKNOWN)
+            before, waiting = tf.ensure_shape(kept[:size], [size]), kept[size:]
             known = tf.cond(
                 before[0] < 0,
-                lambda: ask(this, before),
+                lambda: ask(_exchanged(this), before),
                 lambda: before,
                 name=FIRST_BATCH,
             )
+
+        def summary_of_next() -> tf.Tensor:
+            if current is None:
+                return ask(_exchanged(following), known)
+            return self._rely(known, waiting, following, current)
 
         def ask_for_next() -> None:
             # At the end of the data no worker may exchange: the error at the
@@ -142,16 +159,73 @@ class AheadIterator(DistributedIterator):
             with tf.device("CPU:0"):
                 later = tf.cond(
                     batch_digests.goes_on(known),
-                    lambda: ask(following, known),
+                    summary_of_next,
                     lambda: known,
                 )
                 tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
 
-        if tf.executing_eagerly():
+        if not tf.executing_eagerly():
+            ask_for_next()
+        elif current is None:
             extended.background.call(ask_for_next)
         else:
-            ask_for_next()
+            extended.background.call(functools.partial(_or_abort, ask_for_next))
         return known
+
+    def _rely(
+        self,
+        known: tf.Tensor,
+        waiting: tf.Tensor,
+        following: Sequence[tf.Tensor],
+        current: LocalRound,
+    ) -> tf.Tensor:
+        """Return the next value of the variable, in a round of local steps.
+
+        Workers exchange notes in the last step of a round, and in the step
+        before the data of a worker end.
+
+        Args:
+            known: The summary of this batch.
+            waiting: Notes on batches of this round, not exchanged yet.
+            following: The notes of this worker's replicas on the next batch.
+            current: The round.
+
+        Raises:
+            tf.errors.InvalidArgumentError: If data end on some workers only, or
+                differ and end. A function raises it when it runs.
+        """
+        extended, count = self._strategy.extended, len(following)
+        own = batch_digests.of_own(following[0], extended.replicas, known)
+        notes = tf.stack([note[:SIZE] for note in following])
+        notes = tf.concat(
+            [tf.reshape(waiting, [-1, count, SIZE]), notes[tf.newaxis]], 0
+        )
+        missing = current.batches - tf.shape(notes)[0]
+
+        def exchange() -> tf.Tensor:
+            # Fill up with notes for positions after the last batch.
+            end = tf.pad(following[0][2:3], [[2, SIZE - 3]])
+            ends = tf.tile(end[tf.newaxis, tf.newaxis], [missing, count, 1])
+            filled = tf.ensure_shape(
+                tf.concat([notes, ends], 0), [current.batches, count, SIZE]
+            )
+            heard = extended.ask_ahead(
+                batch_digests.summarize_all, tf.unstack(filled, axis=1), known
+            )
+            # Raise now if there may be no next draw: the step of a worker
+            # waits for entries of a worker whose data have ended. Otherwise the
+            # next draw raises the error, before its step begins.
+            is_last = (heard[2] == Verdict.ENDED) | (own[0] == 0)
+            verdict = tf.where(is_last, heard[2], Verdict.SAME)
+            check = batch_digests.check(tf.stack([0, 0, verdict]))
+            return after(check, tf.concat([own[:2], heard[2:]], 0))
+
+        is_due = current.ends | (missing <= 0) | (own[0] == 0)
+        return tf.cond(
+            is_due,
+            exchange,
+            lambda: tf.concat([own, tf.reshape(notes, [-1])], 0),
+        )
 
     def wait(self) -> None:
         """Wait for the exchange in the background to end."""
@@ -205,6 +279,23 @@ class AheadIteratorSpec(DistributedIteratorSpec):
         )
         iterator.known, iterator.is_argument = known, True
         return iterator
+
+
+def _exchanged(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return notes without the total of rows."""
+    return [note[:SIZE] for note in notes]
+
+
+def _or_abort(function: Callable[[], None]) -> None:
+    """Call a function; if it finds an error, end all collectives.
+
+    A step in the main thread may wait for a worker whose data have ended.
+    """
+    try:
+        function()
+    except tf.errors.InvalidArgumentError as error:
+        coordination.abort(error.message)
+        raise
 
 
 def _raise_end() -> tf.Tensor:

@@ -159,7 +159,9 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
+def agree_on_data(
+    strategy: Any, dataset: Any, batches: int, rows: int | None = None
+) -> int | None:
     """Raise unless all workers distribute data of the same length and order.
 
     Args:
@@ -167,16 +169,20 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
         dataset: The dataset that workers share, or None if each has its own.
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown number.
+        rows: The rows of each batch on this worker; None if they vary.
+
+    Returns:
+        The rows of each batch on all workers; None if they vary.
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []
     received = gather_statements(
         strategy,
         "the distribution of data",
-        [int(batches), seeds, propose_seeds()],
+        [int(batches), seeds, propose_seeds(), rows],
         "`fit`, `evaluate` and `predict` must be called on every worker.",
     )
-    lengths, shuffles, proposals = zip(*received, strict=True)
+    lengths, shuffles, proposals, counts = zip(*received, strict=True)
     if len(set(lengths)) > 1:
         told = [_BATCHES.get(length, length) for length in lengths]
         raise_together(
@@ -198,6 +204,7 @@ def agree_on_data(strategy: Any, dataset: Any, batches: int) -> None:
     # Workers with data of their own may use seeds of their own.
     if is_same:
         adopt_seeds(proposals)
+    return None if None in counts else sum(counts)
 
 
 def is_shared(dataset: Any) -> bool:

@@ -1,5 +1,6 @@
 """Distributes data: gives each replica its parts of batches, with notes."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from tf_optimizers.workers.data.batch_metadata import (
     note_next,
     regroup,
 )
-from tf_optimizers.workers.data.batch_splits import rows_in, split
+from tf_optimizers.workers.data.batch_splits import fixed_rows, rows_in, split
 from tf_optimizers.workers.data.epochs import EpochStart
 from tf_optimizers.workers.data.generators import take_shared
 from tf_optimizers.workers.data.look_ahead import after
@@ -168,21 +169,20 @@ def _distribute_own(
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
         own = make(context)
-        may_lack = _may_lack(own, replicas)
-        made.extend(
-            [own, keep(own, replicas, is_endless=True, may_lack=may_lack)]
-        )
-        return keep(own, replicas, may_lack=may_lack)
+        may_lack, count = _may_lack(own, replicas), batches
+        if count is None:
+            elements = _count(own)
+            count = -(-elements // replicas) if elements > 0 else elements
+        rows = None if may_lack else fixed_rows(own.element_spec)
+        total = _agree(strategy, None, count, rows and rows * replicas)
+        noted = functools.partial(keep, own, replicas, total, may_lack=may_lack)
+        made.extend([count, noted(is_endless=True)])
+        return noted()
 
     distributed = _TensorFlows.distribute_datasets_from_function(
         strategy, make_with_notes, options
     )
-    own, endless = made
-    if batches is None:
-        elements = _count(own)
-        batches = -(-elements // replicas) if elements > 0 else elements
-    _agree(strategy, None, batches)
-    return look_ahead(distributed, batches, endless)
+    return look_ahead(distributed, *made)
 
 
 def _has_rows(*element: Any) -> tf.Tensor:
@@ -216,9 +216,12 @@ def _count(dataset: tf.data.Dataset) -> int:
     return tf.data.UNKNOWN_CARDINALITY
 
 
-def _agree(strategy: Any, dataset: Any, batches: Any) -> None:
-    if strategy.extended.workers > 1 and tf.executing_eagerly():
-        agree_on_data(strategy, dataset, batches)
+def _agree(
+    strategy: Any, dataset: Any, batches: Any, rows: int | None = None
+) -> int | None:
+    if strategy.extended.workers == 1 or not tf.executing_eagerly():
+        return None
+    return agree_on_data(strategy, dataset, batches, rows)
 
 
 def share_out(
@@ -238,8 +241,9 @@ def share_out(
 
     def parts_of(number: tf.Tensor, batch: Any) -> Any:
         seen = batch_digests.digests(batch, number) if comparison else None
+        total = _rows_of_all(batch) if comparison else None
         return [
-            (part, batch_digests.note(rows, comparison, seen))
+            (part, batch_digests.note(rows, comparison, seen, total))
             for part, rows in split(batch, places, replicas)
         ]
 
@@ -247,18 +251,22 @@ def share_out(
         dataset.enumerate().prefetch(1),
         parts_of,
         len(places),
-        batch_digests.end(comparison),
+        batch_digests.end(comparison, bool(comparison)),
     )
 
 
 def keep(
-    dataset: tf.data.Dataset, replicas: int, **options: bool
+    dataset: tf.data.Dataset,
+    replicas: int,
+    total: int | None = None,
+    **options: bool,
 ) -> tf.data.Dataset:
     """Return a dataset's elements with notes; replicas take them in turn.
 
     Args:
         dataset: A dataset of this worker's own.
         replicas: The number of replicas of this worker.
+        total: The rows of each batch on all workers; None if they vary.
         **options: See `note_next`.
     """
     spec = dataset.element_spec
@@ -268,12 +276,13 @@ def keep(
         counts = map(rows_in, tf.nest.flatten(element))
         # An element that is not a batch counts as one row on every replica.
         rows: Any = next((n for n in counts if n is not None), 1)
-        return [(element, batch_digests.note(rows, Comparison.NOT))]
+        note = batch_digests.note(rows, Comparison.NOT, total=total)
+        return [(element, note)]
 
     return note_next(
         dataset,
         add_note,
         replicas,
-        batch_digests.end(Comparison.NOT),
+        batch_digests.end(Comparison.NOT, total is not None),
         **options,
     )

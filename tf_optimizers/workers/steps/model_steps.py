@@ -21,8 +21,9 @@ import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
-from tf_optimizers.workers._compat.batches import step_of
+from tf_optimizers.workers._compat.batches import ModelStep, step_of
 from tf_optimizers.workers.data.batch_metadata import Rows, rows_of
+from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.workers.data.sharing import share_arguments
 from tf_optimizers.workers.steps.metric_results import (
     is_number_of,
@@ -35,6 +36,7 @@ from tf_optimizers.workers.steps.metric_variables import (
 )
 from tf_optimizers.workers.steps.put_back import PutBack
 from tf_optimizers.workers.steps.replica_now import replica
+from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.share import (
     Share,
     count_rows,
@@ -83,12 +85,22 @@ class Steps:
         model, step, kind = found
         is_predicting = kind == "predict_step"
         seen = self._seen.setdefault(model, ({}, {}))[is_predicting]
-        args = share_arguments(self._strategy, args, seen)
-        known = rows_of(args), self._kept
+        shared = share_arguments(self._strategy, args, seen)
+        known = rows_of(shared), self._kept
+        reduction = Reduction(self._strategy)
         if is_predicting:
-            return Step(step, kind, _predicted, [], *known), args
+            return Step(step, kind, _predicted, [], *known, reduction), shared
         self._watch(model)
-        return Step(step, kind, _weigh, metrics_of(model), *known), args
+        # `train_on_batch`, which passes arrays, returns the logs of its step.
+        is_fit = isinstance(function, ModelStep) and shared is args
+        if is_fit and not tf.executing_eagerly() and self._has_others():
+            reduction = Reduction(self._strategy, model, round_of_fit())
+        metrics = metrics_of(model)
+        return Step(step, kind, _weigh, metrics, *known, reduction), shared
+
+    def _has_others(self) -> bool:
+        """Return whether there are other workers."""
+        return self._strategy.extended.workers > 1
 
 
 class Step:
@@ -102,6 +114,7 @@ class Step:
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
         kept: See `share_of`.
+        reduction: Reduces what replicas return.
     """
 
     def __init__(
@@ -112,6 +125,7 @@ class Step:
         metrics: Sequence[keras.metrics.Metric],
         rows: Rows | None,
         kept: Sequence[tf.Variable],
+        reduction: Reduction,
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
@@ -119,6 +133,7 @@ class Step:
         # AutoGraph converts only the user's function.
         self._function, self._as_returned = convert(function), as_returned
         self._metrics, self._rows, self._kept = metrics, rows, kept
+        self.reduction = reduction
         self._undo = contextlib.ExitStack()
         self._found: dict[int, tuple[Any, int]] = {}
         self._means: list[int] = []
@@ -276,8 +291,8 @@ class Step:
         returned, state, weight = outputs
         if not (self._found or self._means or self._joined or self._unsure):
             return returned, []
-        beside = functools.partial(strategy.extended.reduce_in_parallel, "SUM")
-        sums = reduce_together(strategy, beside, state)
+        reduce = self.reduction.by("SUM")
+        sums = reduce_together(strategy, reduce, state)
         variables = self._variables()
         values = {
             id(variable): value
@@ -291,7 +306,7 @@ class Step:
                 flat[i] = run(_predicted_by, (weight, flat[i]))
             of_all[i] = strategy.gather(flat[i], axis=0)
         for i in self._unsure - self._joined:
-            parts = beside(run(_times, (weight, flat[i])))
+            parts = reduce(run(_times, (weight, flat[i])))
             of_all[i] = strategy.experimental_local_results(parts)[0]
         of_all |= zip(self._means, sums[len(variables) :], strict=True)
         for i, (metric, place) in self._found.items():

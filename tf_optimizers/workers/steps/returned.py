@@ -1,6 +1,5 @@
 """Reduces and gathers the values that replicas return."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from tf_optimizers.workers.collectives.bits import (
     to_words,
 )
 from tf_optimizers.workers.collectives.message import pad_rows
+from tf_optimizers.workers.steps.round_logs import Reduction
 
 
 def gather_any(
@@ -90,17 +90,22 @@ class ScalarsOfRun:
     """
 
     def __init__(
-        self, strategy: Any, outputs: Any, alike: Sequence[Any] = ()
+        self,
+        strategy: Any,
+        outputs: Any,
+        reduction: Reduction,
+        alike: Sequence[Any] = (),
     ) -> None:
         """Store the scalars.
 
         Args:
             strategy: The strategy.
             outputs: The outputs of all replicas.
+            reduction: How to reduce them.
             alike: Those outputs, of any shape, that are the same on all
                 replicas.
         """
-        self._strategy = strategy
+        self._strategy, self._reduction = strategy, reduction
         self._graph = tf.compat.v1.get_default_graph()
         self._reduced: list[tuple[Any, Any, Any]] = [
             (value, tf.distribute.ReduceOp.MEAN, self._local(value))
@@ -124,10 +129,8 @@ class ScalarsOfRun:
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
             # One collective, which runs in parallel with the gradients'.
-            beside = functools.partial(
-                self._strategy.extended.reduce_in_parallel, reduce_op
-            )
-            results = reduce_together(self._strategy, beside, self._waiting)
+            reduce = self._reduction.by(reduce_op)
+            results = reduce_together(self._strategy, reduce, self._waiting)
             self._reduced += [
                 (other, reduce_op, result)
                 for other, result in zip(self._waiting, results, strict=True)

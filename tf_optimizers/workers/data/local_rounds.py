@@ -1,0 +1,63 @@
+"""Finds out in which steps of `fit` a model with local steps exchanges.
+
+`SparseLoCo(sync_every=H)` exchanges entries in the last of every H steps, which
+are a round. `fit` exchanges logs and notes on batches in the same step, so no
+other step waits for the network:
+
+    step       1   2   3  ...   H   1   2  ...
+    entries                     x
+    notes                       x
+    logs       x*               x               * in the first round of an epoch
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from tf_optimizers.wrapped import (
+    LocalRound,
+    current_round,
+    only_local_steppers,
+)
+
+
+class _Training(threading.local):
+    """What a thread of this process trains by `fit`."""
+
+    optimizers: Sequence[Any] = ()  # The optimizers that make local steps.
+
+
+_training = _Training()
+
+
+def with_rounds(model: keras.Model, function: Callable) -> Callable:
+    """Return a train function of Keras in which `round_of_fit` finds rounds.
+
+    If an optimizer of the model makes no local steps, the function is returned
+    unchanged.
+    """
+    optimizers = only_local_steppers(model)
+    if not optimizers:
+        return function
+
+    @functools.wraps(function)
+    def train(iterator: Any) -> Any:
+        before, _training.optimizers = _training.optimizers, optimizers
+        try:
+            return function(iterator)
+        finally:
+            _training.optimizers = before
+
+    return train
+
+
+def round_of_fit() -> LocalRound | None:
+    """Return the round of the next step of `fit`; call it outside of replicas.
+
+    Returns:
+        None outside of `fit`, and if every step may exchange.
+    """
+    return current_round(_training.optimizers)

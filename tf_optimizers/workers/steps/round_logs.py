@@ -1,0 +1,96 @@
+"""Reduces logs and the variables of metrics over replicas, in steps."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.hooks import call_first
+from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.wrapped import LocalRound, only_local_steppers
+
+# By model: the last values that a step has reduced, and the number of steps
+# since then. A traced function keeps no variable alive.
+_kept: weakref.WeakKeyDictionary[
+    keras.Model, list[tuple[tf.Variable, tf.Variable]]
+] = weakref.WeakKeyDictionary()
+
+
+_NEVER = tf.int32.max  # The number of steps, if there was no such step.
+
+
+@functools.cache
+def reduce_in_first_steps() -> None:
+    """Let the first step of each epoch reduce its logs, from now on."""
+    call_first(NewEpoch, lambda model: bool(only_local_steppers(model)))
+
+
+class NewEpoch(keras.callbacks.Callback):
+    """Prevents steps from returning the logs of the epoch before."""
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Note that no step of this epoch has reduced its logs."""
+        for _, age in _kept.get(self.model, ()):
+            age.assign(_NEVER)
+
+
+class Reduction:
+    """Reduces values over replicas, in parallel with a step.
+
+    In a round of local steps, only the last step exchanges values, and the
+    first step of an epoch. Other steps return the result of the last exchange:
+    a callback that reads logs, and may stop training, must get the same logs on
+    all workers.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        model: The model that makes the step.
+        current: The round of the step, or None if every step exchanges.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        model: keras.Model | None = None,
+        current: LocalRound | None = None,
+    ) -> None:
+        self._strategy, self._model, self._round = strategy, model, current
+
+    def by(self, reduce_op: Any) -> Callable[[Any], Any]:
+        """Return a function that reduces one vector of each replica."""
+        reduce = functools.partial(
+            self._strategy.extended.reduce_in_parallel, reduce_op
+        )
+        if self._round is None:
+            return reduce
+        return functools.partial(self._reduce_in_rounds, reduce, self._round)
+
+    def _reduce_in_rounds(
+        self, reduce: Callable, current: LocalRound, value: Any
+    ) -> tf.Tensor:
+        first = self._strategy.experimental_local_results(value)[0]
+        with tf.init_scope(), tf.device("CPU:0"):
+            zeros = tf.zeros(first.shape, first.dtype)
+            last = plain_variable(zeros, trainable=False)
+            age = plain_variable(_NEVER, trainable=False)
+        _kept.setdefault(self._model, []).append((last, age))
+
+        def exchange() -> tf.Tensor:
+            reduced = reduce(value)
+            result = self._strategy.experimental_local_results(reduced)[0]
+            last.assign(result)
+            age.assign(0)
+            return tf.identity(result)
+
+        def repeat() -> tf.Tensor:
+            age.assign_add(1)
+            return last.read_value()
+
+        # An optimizer that the step does not use ends no round.
+        is_due = current.ends | (age.read_value() >= current.batches)
+        return tf.cond(is_due, exchange, repeat)
