@@ -17,6 +17,7 @@ All contenders are alive together and take turns, in rounds, at every delay.
 Times are the first worker's, from the end of one step to the end of the next.
 The model has two square layers of `--width`.
 `--link` limits the rate, too, which needs root; see hosts.py.
+Where workers make local steps, a time is the mean of the steps of a round.
 Where each step is an epoch, what follows an epoch is measured, too.
 `--by-keras` names contenders by the version of Keras, too, and keeps what was
 found with another one.
@@ -50,7 +51,8 @@ WIDTH, BATCH = 512, 64
 
 ROUNDS = 3
 SECONDS_PER_TURN = 2.0
-FEWEST_STEPS, MOST_STEPS = 3, 20
+FEWEST_STEPS, MOST_STEPS = 3, 24
+LOCAL_STEPS = 8  # A divisor of the most.
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 MOMENTUM = {
@@ -62,6 +64,9 @@ MOMENTUM = {
 ADAMW = {
     "AdamW": lambda: keras.optimizers.AdamW(1e-3),
     "AdamW in SparseLoCo": lambda: tfo.SparseLoCo(keras.optimizers.AdamW(1e-3)),
+    f"AdamW in SparseLoCo, {LOCAL_STEPS} local steps": lambda: tfo.SparseLoCo(
+        keras.optimizers.AdamW(1e-3), sync_every=LOCAL_STEPS
+    ),
 }
 OPTIMIZERS = MOMENTUM | ADAMW
 
@@ -76,6 +81,11 @@ class Contender(NamedTuple):
     strategy: str
     optimizer: str
     way: str
+
+    @property
+    def round(self) -> int:
+        """How many steps exchange once."""
+        return LOCAL_STEPS if "local steps" in self.optimizer else 1
 
 
 def family(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
@@ -153,7 +163,13 @@ class Training:
         else:
             distributed = self.strategy.experimental_distribute_dataset(data)
             self.loops[contender].run(distributed, steps + 1, clock)
-        return clock.times
+        return means(clock.times, CONTENDERS[contender].round)
+
+
+def means(times: list[float], every: int) -> list[float]:
+    """Return the means of `every` times, leaving out what is left."""
+    rounds = len(times) // every * every
+    return np.reshape(times[:rounds], [-1, every]).mean(1).tolist()
 
 
 class Contest:
@@ -190,9 +206,11 @@ class Contest:
 
     def _fitting_steps(self, name: str) -> int:
         start = time.perf_counter()
-        self._measure(name, 1)
+        least = CONTENDERS[name].round
+        self._measure(name, least)
         fitting = int(SECONDS_PER_TURN / (time.perf_counter() - start))
-        return min(max(fitting, FEWEST_STEPS), MOST_STEPS)
+        steps = min(max(fitting * least, FEWEST_STEPS), MOST_STEPS)
+        return -(-steps // least) * least
 
     def _measure(self, name: str, steps: int) -> list[float]:
         return self.asked[name].ask(

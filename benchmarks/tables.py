@@ -361,6 +361,7 @@ TABLES = {
     "epoch_latency": latency,
     "keras_latency": latency,
     "loco_latency": latency,
+    "local_latency": latency,
     "messages": messages,
     "cost_model": cost_model,
     "accuracy": accuracy,
