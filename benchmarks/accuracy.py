@@ -55,7 +55,7 @@ def dgc(workers: int, **kwargs: int) -> Variant:
 
 def papers_stages(steps: int) -> dict[str, Any]:
     """Return a schedule of all the paper's stages."""
-    return recommended_schedule(steps, shares=PAPERS, stages=STAGES)
+    return recommended_schedule(steps, sparsities=PAPERS, stages=STAGES)
 
 
 def from_75(workers: int, **kwargs: Any) -> Variant:

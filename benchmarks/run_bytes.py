@@ -38,7 +38,7 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
             **recommended_schedule(steps, stages=20)
         ),
         "from 75 %, stages of 1/40": SparsitySchedule(
-            **recommended_schedule(steps, shares=PAPERS, stages=40)
+            **recommended_schedule(steps, sparsities=PAPERS, stages=40)
         ),
     }
 

@@ -65,12 +65,12 @@ class DGCMomentum(CompressedOptimizer):
         u_i <- momentum u_i + learning_rate g_i
         v_i <- v_i + u_i
         send the k entries of largest |v_i|; v_i and u_i become 0 there
-        w   <- w - (sum of what all replicas sent)
+        w   <- w - (sum of all replicas' sent entries)
 
-    Every gradient counts at the learning rate of its own step, as in
+    Each gradient is multiplied by the learning rate of its own step, as in
     `keras.optimizers.SGD`. Without `rate_in_momentum`, u_i <- momentum u_i +
-    g_i and w <- w - learning_rate (sum of what all replicas sent): what waits
-    counts at the rate of the step that it is sent in. With `nesterov`, u_i <-
+    g_i and w <- w - learning_rate (sum of all replicas' sent entries): an entry
+    is multiplied by the rate of the step that sends it. With `nesterov`, u_i <-
     momentum (u_i + learning_rate g_i) and v_i <- v_i + u_i + learning_rate g_i.
 
     k = max(1, floor((1 - sparsity) size)) follows a schedule. With n =
@@ -81,51 +81,51 @@ class DGCMomentum(CompressedOptimizer):
         b <= s < d            sparsity[min(floor((s - b) n / r), n - 1)]
         d <= s < d + e - 1    sparsity[n - 2 - floor((s - d) (n - 1) / (e - 1))]
         s = d + e - 1         0: all v_i are sent, in float32, and become 0
-        s >= d + e            none, as at first
+        s >= d + e            none, as before b
 
-    (of a single stage, sparsity[0] up to s = d + e - 2). While it is dense,
-    `clipnorm` limits the sum of g_i. Nothing is lost: what is not sent stays in
-    v_i, and is sent when it has grown. The selection is exact, of equal entries
-    the first; zeros are not sent.
+    (with a single stage, sparsity[0] up to s = d + e - 2). While the exchange
+    is dense, `clipnorm` limits the sum of g_i. Nothing is lost: entries that
+    are not sent stay in v_i until they have grown. The selection is exact.
+    Among equal entries the first ones are sent; zeros are never sent.
 
     A variable is exchanged densely, with clipping of the sum and the same
     momentum, if it has fewer than `min_compress_size` elements, is not
     float32, or has sparse gradients (embeddings).
 
     Runs under any `tf.distribute.Strategy`, or none;
-    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. Where
-    it has several workers of several devices each, N is the number of workers:
-    the devices of a worker sum their gradients first, and are one replica.
+    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. If it
+    has several workers with several devices each, N is the number of workers:
+    the devices of a worker sum their gradients first, and act as one replica.
 
-    State: u_i and v_i on each replica, of the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, where w is small or not float32. v_i of a
-    large embedding takes no memory until a dense gradient needs it; files hold
-    its zeros. Several devices of a worker hold equal parts of both. Outside of
-    replicas they read as the sum over i, which is what checkpoints hold.
-    Traffic: from every worker to every other, per sent entry, a value of
-    `value_dtype` and the bits of its position: 12 at 99.9 %, 8 at 98.4 %, and
-    at 75 % or less as many as there are elements to an entry; under
-    TensorFlow's own strategies, 4 bytes. If that, times N, is more than twice
-    the dense tensor, as it may be while the warm-up holds little back, all
-    entries travel in one; the sum is the same. See `communication_summary`.
-    Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, if it halves
-    this traffic, counting 32 KiB per message, each sums a shard, an N-th of
-    every variable, and sends the k / N largest sums of each to all. At 99.9 %
-    that is from 5 replicas on for 100 million parameters, from 41 on for 20
-    million. What is not among these sums stays in v_i and u_i, everywhere.
+    State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
+    parameter; u_i only, 4 bytes, if w is small or not float32. v_i of a large
+    embedding takes no memory until a dense gradient needs it; files hold its
+    zeros. The devices of a worker hold equal fractions of both. Outside of
+    replicas, and in checkpoints, u and v are the sums over i.
+    Traffic: from every worker to every other, for each sent entry, a value of
+    `value_dtype` and a position: 12 bits at 99.9 %, 8 at 98.4 %, and 1 / (1 -
+    sparsity) bits at 75 % or less; 4 bytes under TensorFlow's own strategies.
+    If N times these bytes exceed twice the dense tensor, as they may at the
+    start of the warm-up, the entries travel as a dense tensor, with the same
+    sum. See `communication_summary`.
+    Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
+    that halves this traffic, counting 32 KiB per message. Each replica sums a
+    shard, an N-th of every variable, and sends its k / N largest sums to all.
+    At 99.9 %, this starts at 5 replicas for 100 million parameters, and at 41
+    for 20 million. Entries outside of these sums stay in v_i and u_i.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
-    Not finite: a NaN or inf is always among what is sent, and seen in w. In
-    few bits, the other values of the same 64 are sent in a later step.
+    Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
+    "int2", other values of the same 64 are sent in a later step.
     Differs from the paper and from
-    `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal, and
-    the selection exact, not by a sampled threshold; with `nesterov` the switch
-    from dense to sparse is continuous, where Paddle carries over a momentum
-    that is 1 / momentum too large; `clipnorm` holds from the first step on,
-    where Paddle's leaves large variables alone before `rampup_begin_step`; of
-    entries that are summed by shards, only the k largest sums are applied; one
-    replica is taken, with a warning. Paddle's rule is `rate_in_momentum=False`.
-    At sparsity 0 without masking, and while it is dense, it is
-    `keras.optimizers.SGD` to rounding, on schedules, too.
+    `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal. The
+    selection is exact, not by a sampled threshold. With `nesterov`, the switch
+    from dense to sparse is continuous; Paddle carries over a momentum that is
+    1 / momentum too large. `clipnorm` applies from the first step; Paddle does
+    not clip large variables before `rampup_begin_step`. If entries are summed
+    by shards, only the k largest sums are applied. A single replica works, with
+    a warning. Paddle's rule is `rate_in_momentum=False`.
+    At sparsity 0 without masking, and while the exchange is dense, the result
+    is that of `keras.optimizers.SGD` to rounding, with schedules, too.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -135,43 +135,44 @@ class DGCMomentum(CompressedOptimizer):
             starts. Defaults to `0`.
         rampup_step: int >= 1. Steps of the warm-up, split evenly among the
             stages of `sparsity`. Defaults to `1`.
-        sparsity: Sequence of floats in [0, 1), not decreasing. The share of
-            entries held back, stage by stage. The paper's warm-up is (0.75,
-            0.9375, 0.984375, 0.996, 0.999). Defaults to `(0.999,)`.
+        sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
+            entries that are not sent, stage by stage. The paper's warm-up is
+            (0.75, 0.9375, 0.984375, 0.996, 0.999). Defaults to `(0.999,)`.
         nesterov: bool. Defaults to `False`.
         regularizer: None or `keras.regularizers.L1`, `L2` or `L1L2`. Its
-            gradient is added to that of each variable without a regularizer
-            of its own. Defaults to `None`.
+            gradient is added to the gradients of all variables that have no
+            regularizer of their own. Defaults to `None`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed. Defaults to `16384`.
-        momentum_masking: bool. Whether u_i, too, becomes 0 where v_i is sent.
+        momentum_masking: bool. Whether u_i becomes 0, too, where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". What
-            sent values are rounded to; v_i keeps the rest. "int4" takes 4 bits
-            a value, and 2 bytes for the scale of 64: a sign, and one of eight
-            equally spaced magnitudes from 0 to the largest of them. "int2"
-            takes 2 bits, and 4 bytes for 64: a sign, and the mean of the
-            magnitudes below their mean, or of the others. In float16, values
-            above 65504 take several steps; those below 3e-8 wait until they
-            grow. With `rate_in_momentum`, these bounds are of values that are
-            divided by the largest power of two up to the learning rate.
-            TensorFlow's own strategies carry all but float16 as float32.
-            Defaults to `"float32"`.
+            sent values are rounded to; v_i keeps the rounding error. "int4"
+            takes 4 bits per value and 2 bytes per 64 values: a sign, and one of
+            eight equally spaced magnitudes from 0 to the largest of the 64.
+            "int2" takes 2 bits per value and 4 bytes per 64: a sign, and one of
+            two magnitudes, the means of those below and above the mean. In
+            float16, values above 65504 take several steps, and values below
+            3e-8 are not sent until they grow. With `rate_in_momentum`, these
+            bounds apply to values divided by the largest power of two up to the
+            learning rate. TensorFlow's own strategies send all but float16 as
+            float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
-            rate when they enter u_i, or entries when they are sent. Saved state
-            of the one is not loaded by the other. Defaults to `True`.
+            rate when they enter u_i. If not, entries are when they are sent.
+            State that was saved with one value cannot be loaded with the other.
+            Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            Where the stages begin to return in reverse. Defaults to `None`.
+            First step of the stages in reverse. Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, from there to dense
             exchange. Defaults to `1`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
-            `weight_decay` are refused.
+            `weight_decay` raise an error.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is outside its range, or refused; if state
-            is loaded that was saved with another `rate_in_momentum`.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is outside its range, or not supported; if
+            state is loaded that was saved with another `rate_in_momentum`.
         RuntimeError: If a step is compiled by XLA.
 
     Example:
@@ -185,7 +186,7 @@ class DGCMomentum(CompressedOptimizer):
 
     _alone = (
         "DGCMomentum saves traffic between replicas. Received: one replica, "
-        "which has none. Use `keras.optimizers.SGD` with `momentum` there."
+        "which has no traffic. Use `keras.optimizers.SGD` with `momentum`."
     )
 
     def __init__(
@@ -231,25 +232,26 @@ class DGCMomentum(CompressedOptimizer):
     def for_steps(
         cls, steps: int, learning_rate: Any, **kwargs: Any
     ) -> "DGCMomentum":
-        """Return an optimizer with the settings we recommend, for a whole run.
+        """Return an optimizer with recommended settings for a whole run.
 
-        The stages of the paper's warm-up but the first, (0.9375, 0.984375,
-        0.996, 0.999), of a sixteenth of the steps each, up to the last one that
-        lets a replica send every entry twice: steps (1 - sparsity) >= 2, as
-        0.999 does from 2,000 steps on; 0.75 in fewer than 32 steps. At the end
-        they return in reverse, and the last step sends all that is left. Values
-        are of 4 bits: `value_dtype="int4"`.
+        The stages are those of the paper's warm-up without the first: 0.9375,
+        0.984375, 0.996 and 0.999, each for a sixteenth of the steps. The last
+        stage is the highest that lets a replica send every entry twice, steps
+        (1 - sparsity) >= 2; 0.999 does from 2,000 steps on. In fewer than 32
+        steps, the only stage is 0.75. At the end the stages return in reverse,
+        and the last step sends all residuals. Values have 4 bits:
+        `value_dtype="int4"`.
 
-        With 0.999, a run of T steps sends what 0.0038 T + 1 dense steps do.
+        With 0.999, a run of T steps sends as much as 0.0038 T + 1 dense steps.
 
         Args:
-            steps: int >= 2. Updates of the run: of `fit`, the batches of an
-                epoch times epochs, divided by `gradient_accumulation_steps`.
+            steps: int >= 2. Updates of the run. For `fit`, batches per epoch
+                times epochs, divided by `gradient_accumulation_steps`.
             learning_rate: See the class.
-            **kwargs: Other arguments of the class; they override these.
+            **kwargs: Other arguments of the class; they override the settings.
 
         Raises:
-            TypeError, ValueError: As the class.
+            TypeError, ValueError: As the class does.
         """
         return cls(learning_rate, **recommended(steps) | kwargs)
 
@@ -268,7 +270,7 @@ class DGCMomentum(CompressedOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "DGCMomentum":
-        """Return an optimizer of what `get_config` returned."""
+        """Return an optimizer from its config."""
         # Configs of older versions do not have it.
         config = {"rate_in_momentum": False} | config
         regularizer = config.get("regularizer")
@@ -283,7 +285,7 @@ class DGCMomentum(CompressedOptimizer):
             store[_MARK] = np.array(True)
 
     def load_own_variables(self, store: Any) -> None:
-        """Read all variables, if u and v contain the rate as here."""
+        """Read all variables; raise if they have another `rate_in_momentum`."""
         names = list(store.keys())
         self._check_rule(_MARK in names)
         super().load_own_variables(
@@ -298,10 +300,10 @@ class DGCMomentum(CompressedOptimizer):
         here = self.rate_in_momentum
         if here != saved:
             raise ValueError(
-                "`rate_in_momentum` must be what the state was saved with. "
+                "`rate_in_momentum` must have the value of the saved state. "
                 f"Received: {_MARK}={here}, and the state of an optimizer "
-                f"with {_MARK}={saved}. Pass `{_MARK}={saved}`, or load the "
-                "weights alone."
+                f"with {_MARK}={saved}. Pass `{_MARK}={saved}`, or load only "
+                "the weights."
             )
 
     def _add_state(self, variables: Sequence[Any]) -> None:
@@ -352,7 +354,7 @@ class DGCMomentum(CompressedOptimizer):
     ) -> tf.Tensor:
         """Add the mean gradient to u; return the update.
 
-        All replicas have the same u. The update is the sum of what they would
+        All replicas have the same u. The update is the sum that they would
         send.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
@@ -398,7 +400,7 @@ def _add_mean_to_u(
     total: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add the mean gradient to u; return what N replicas would add to v."""
+    """Add the mean gradient to u; return the change of v on N replicas."""
     replicas = hyperparameters.replicas
     mean = total / replicas
     return replicas * _add_to_u(hyperparameters, u, weight, mean, rate)
@@ -411,7 +413,7 @@ def _add_to_u(
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add a gradient to u; return what to add to v."""
+    """Add a gradient to u; return the change of v."""
     w = read(weight, gradient) if hyperparameters.penalty else None
     old = read(u, gradient)
     new, change = dgc_momentum(hyperparameters, w, gradient, old, rate)
@@ -426,7 +428,7 @@ def dgc_momentum(
     u: tf.Tensor,
     learning_rate: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the new u_i of the formula, and what to add to v_i.
+    """Return the new u_i of the formula, and the change of v_i.
 
     `gradient` is clipped. `weight` is only read if it is regularized.
     """

@@ -1,4 +1,4 @@
-"""ShardedState: shares the state of any optimizer out among replicas."""
+"""ShardedState: distributes the state of any optimizer among replicas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,15 +30,15 @@ from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import (
+    assign_owners,
     bytes_of,
     is_elementwise,
     loads_of,
-    share_out,
     warn_of_uneven,
 )
 from tf_optimizers.sharding.sharded_state_checks import (
+    check_distributed,
     check_inner,
-    check_shared,
 )
 from tf_optimizers.sharding.sharded_steps import ShardedSteps
 from tf_optimizers.sharding.slots import Slots
@@ -46,55 +46,54 @@ from tf_optimizers.sharding.slots import Slots
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class ShardedState(Wrapper):
-    """Shares the state of any optimizer out among all replicas (ZeRO-1).
+    """Distributes the state of any optimizer among all replicas (ZeRO-1).
 
-    Each variable w has one owner among N replicas, which alone has the state s
-    of w and makes its steps:
+    Each variable w has one owner among N replicas. Only the owner has the state
+    s of w, and steps w:
 
         g    <- sum over replicas of their gradients, at the owner of w
         w, s <- inner step from w and s by g, at the owner of w
-        w    <- what the owner has, on all replicas
+        w    <- the owner's w, on all replicas
 
-    The largest variables are given to owners first, each to the replica that
-    owns least so far. If the inner optimizer `is_elementwise`, a variable with
-    more than half of a replica's fair share is split by rows. Steps of others
-    are of whole variables, so that trust ratios and factored moments are
-    exact. With one replica, it is the inner optimizer.
+    Owners are assigned from the largest variable to the smallest, each to the
+    replica that owns least so far. If the inner optimizer `is_elementwise`, a
+    variable larger than half of the mean per replica is split by rows. Other
+    optimizers step whole variables, so that trust ratios and factored moments
+    are exact. With one replica, `ShardedState` is the inner optimizer.
 
-    Clipping is of the sums: `global_clipnorm` of those of all owners. Weight
-    decay, schedules, `loss_scale_factor` and constraints are as without
-    sharing, and so are `use_ema`, whose averages are shared out, and
-    `gradient_accumulation_steps`: replicas accumulate gradients of their own,
-    4 bytes a parameter on each, and exchange them once they make a step. Runs
+    Sums of gradients are clipped; `global_clipnorm` counts the sums of all
+    owners. Weight decay, schedules, `loss_scale_factor` and constraints work as
+    in the inner optimizer. So does `use_ema`, with averages at the owners. With
+    `gradient_accumulation_steps`, each replica accumulates its own gradients, 4
+    bytes per parameter, and exchanges them only when it makes a step. Runs
     under `MirroredStrategy` and `tfo.SparseMultiWorkerMirroredStrategy`.
 
-    State: the inner optimizer's, of about 1 / N of the parameters on each
-    replica; where variables are not split, at least that of the largest.
-    Outside of replicas, and in files, it is whole, as the inner optimizer alone
-    would have saved it: all workers must save together.
-    Traffic: under our strategy, gradients in an all-to-all and weights in an
-    all-gather for every 16 MiB; together the bytes of a dense sum if replicas
-    own equally much.
-    `global_clipnorm` takes another round trip, and so does `clipnorm` where
-    variables are split.
+    State: on each replica, the inner optimizer's state of about 1 / N of the
+    parameters; if variables are not split, at least that of the largest.
+    Outside of replicas, and in files, the state is whole, as the inner
+    optimizer alone would save it: all workers must save together.
+    Traffic: under our strategy, an all-to-all of gradients and an all-gather of
+    weights for every 16 MiB; together the bytes of a dense sum if all replicas
+    own the same number of bytes. `global_clipnorm` takes one more round trip,
+    and so does `clipnorm` if variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
     Not finite: as with the inner optimizer.
 
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer` that is built
             variable by variable, such as `AdamW`, `tfo.Lamb` or
-            `tfo.AdamOffload`, of which each worker's host then has a part of
-            the state. Those that exchange gradients themselves
-            (`tfo.DGCMomentum`, `tfo.SparseLoCo`) and those around others
-            (`LossScaleOptimizer`, `MultiOptimizer`, which belong outside) are
-            refused. So are, with several replicas,
-            `gradient_accumulation_steps` of `tfo.AdamOffload`, and together
-            with `use_ema` of Keras's optimizers.
+            `tfo.AdamOffload`, whose state is then distributed among the hosts.
+            Optimizers that exchange gradients themselves (`tfo.DGCMomentum`,
+            `tfo.SparseLoCo`), and wrappers (`LossScaleOptimizer`,
+            `MultiOptimizer`), which belong outside, raise an error. With
+            several replicas, so does `gradient_accumulation_steps` of
+            `tfo.AdamOffload`, and of Keras's optimizers if combined with
+            `use_ema`.
         name: str. The optimizer's name. Defaults to `None`.
 
     Raises:
         TypeError: If `inner_optimizer` is not an optimizer.
-        ValueError: If it is refused.
+        ValueError: If it is not supported.
 
     Example:
         >>> import keras
@@ -113,27 +112,28 @@ class ShardedState(Wrapper):
     ) -> None:
         check_inner(inner_optimizer, ShardedState)
         super().__init__(inner_optimizer, name=name)
-        # Keras unscales by it before the exchange, as it would inside.
+        # Keras divides by it before the exchange, as it would inside.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
-        self._slots: Slots | None = None  # Of several replicas.
+        self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
 
     @staticmethod
     def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
-        """Tell whether an optimizer may step rows of a variable by themselves.
+        """Return whether an optimizer may step rows of a variable separately.
 
-        Each entry of its steps depends on no others. Of Keras, these are
+        True if the step of each entry depends on that entry alone. Keras's
         `SGD`, `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`,
-        `Nadam`, `Ftrl`, `Lion` and `ScheduleFreeAdamW`, but not what is
-        derived from them; ours, `tfo.AdamOffload`. Another class says so by an
-        attribute `is_elementwise = True`.
+        `Nadam`, `Ftrl`, `Lion` and `ScheduleFreeAdamW` are elementwise, and so
+        is `tfo.AdamOffload`. A subclass, or a class of your own, declares it
+        by an attribute `is_elementwise = True`.
         """
         return is_elementwise(optimizer)
 
     def __dir__(self) -> list[str]:
-        """Return the names without that of the inner optimizer.
+        """Return the attributes without the inner optimizer.
 
-        Keras looks here for what else to save, which is in `variables`.
+        Keras saves the attributes listed here, but `variables` already has its
+        state.
         """
         return [name for name in super().__dir__() if name != "inner_optimizer"]
 
@@ -144,7 +144,7 @@ class ShardedState(Wrapper):
 
     @property
     def iterations(self) -> Any:
-        """The updates that the inner optimizer has made."""
+        """The number of updates that the inner optimizer has made."""
         return self.inner_optimizer.iterations
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -157,12 +157,12 @@ class ShardedState(Wrapper):
         if self._slots is None or not inner.use_ema:
             inner.finalize_variable_values(var_list)
             return
-        # Which replicas have together.
+        # The averages are distributed among replicas.
         with strategy_of(self).scope():
             self._steps.overwrite(var_list)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Choose owners, and create the inner optimizer's state with them."""
+        """Choose owners, and create the inner optimizer's state there."""
         if self.built:
             return
         inner, variables = self.inner_optimizer, list(variables)
@@ -172,19 +172,19 @@ class ShardedState(Wrapper):
         if replicas == 1:
             inner.build(variables)
         else:
-            check_shared(inner, strategy, variables)
+            check_distributed(inner, strategy, variables)
             agree_on_overflow()
-            self._share_out(strategy, variables)
-        # Not ours, whose master weights the inner optimizer has if it is ours.
+            self._distribute(strategy, variables)
+        # Skips our own `build`: the inner optimizer has any master weights.
         super(Optimizer, self).build(variables)
-        # Not before: it would make averages of its own.
+        # Set last, or Keras would create averages here.
         self.use_ema = inner.use_ema
 
-    def _share_out(
+    def _distribute(
         self, strategy: tf.distribute.Strategy, variables: list[Any]
     ) -> None:
         inner, replicas = self.inner_optimizer, strategy.num_replicas_in_sync
-        pieces = share_out(variables, replicas, is_elementwise(inner))
+        pieces = assign_owners(variables, replicas, is_elementwise(inner))
         owned = [(variables[piece.position], piece) for piece in pieces]
         warn_of_uneven(variables, loads_of(owned, replicas))
         devices = replicas_of(strategy).devices
@@ -200,21 +200,21 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Return gradients that can be unscaled, ours in the state's dtype."""
+        """Return gradients that Keras can unscale."""
         if isinstance(self.inner_optimizer, Optimizer):
             return super()._cast(gradients, variables)
-        if self.loss_scale_factor:  # Keras can divide no slices.
+        if self.loss_scale_factor:  # Keras cannot divide `IndexedSlices`.
             gradients = densify(gradients, variables)
         return gradients
 
     def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
-        """Step with what this replica owns, and give weights to all."""
+        """Step the pieces that this replica owns; send the weights to all."""
         inner = self.inner_optimizer
         unscaled = (inner, "loss_scale_factor", None)
         if self._slots is None:
-            # Constraints are applied after this, to all replicas.
+            # Keras applies constraints after this, on all replicas.
             with replaced([unscaled, *unconstrained(variables)]):
                 inner.apply(gradients, variables)
             return
@@ -238,24 +238,26 @@ class ShardedState(Wrapper):
             )
         else:
             update(gradients)
-        # Also on a replica that has made no step.
+        # Even on a replica that owns nothing.
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:
-        """Return what replicas hold of the state, in bytes.
+        """Return how the state is distributed among replicas, in bytes.
 
-        The result has `"owned"`, a list of what each replica alone has;
-        `"shared"`, what every replica has; and `"whole"`, what each would have
-        without sharing. It is the same on all workers.
+        Returns:
+            A dict of `"owned"`, a list with the bytes that each replica alone
+            holds; `"shared"`, the bytes that every replica holds; and
+            `"whole"`, the bytes that each would hold without `ShardedState`.
+            It is the same on all workers.
 
         Raises:
             RuntimeError: If the optimizer is not built.
         """
         if not self.built:
             raise RuntimeError(
-                "`memory_summary()` needs a built optimizer. Received: one "
-                "without variables. Call it after the first `fit`, or call "
-                "`build` before."
+                "`memory_summary()` needs a built optimizer. Received: an "
+                "optimizer without variables. Call it after the first `fit`, "
+                "or call `build` first."
             )
         whole = sum(map(bytes_of, self.variables))
         slots = [] if self._slots is None else self._slots.owned

@@ -28,10 +28,7 @@ from tf_optimizers.compression.sparsity_schedule import (
 from tf_optimizers.kernels import assign, compiled, read, scalar
 from tf_optimizers.local_updates import sparse_loco_checks
 from tf_optimizers.local_updates.common_weights import watch_models
-from tf_optimizers.local_updates.pseudo_gradients import (
-    LocalSteps,
-    worker_means,
-)
+from tf_optimizers.local_updates.local_steps import LocalSteps
 from tf_optimizers.local_updates.rounds import Choice, Rounds
 from tf_optimizers.replicas import average
 from tf_optimizers.sharded_state import ShardedState
@@ -49,10 +46,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sync_every times: w_i <- inner step from w_i by worker i's own gradient
         e_i <- residual_decay e_i + (w - w_i) / N
         send the k entries of largest |e_i|; e_i becomes 0 there
-        w   <- w - outer_learning_rate (sum of what all workers sent)
+        w   <- w - outer_learning_rate (sum of all workers' sent entries)
 
-    Worker i's gradient is the mean over its share of the batch. k follows
-    `sparsity` as in `DGCMomentum`; before `rampup_begin_step` everything is
+    Worker i's gradient is the mean over its part of the batch. k follows
+    `sparsity` as in `DGCMomentum`; before `rampup_begin_step` all entries are
     sent. Entries that are not sent stay in e_i until they have grown.
 
     A variable's updates are averaged densely if it has fewer than
@@ -60,66 +57,71 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     (embeddings). For half-precision variables the inner optimizer updates
     float32 master weights.
 
-    With `sync_every` > 1, the weights of a model are each worker's own between
-    two synchronizations; in a custom training loop, call `synchronize`.
+    With `sync_every` > 1, the weights of a model differ between workers from
+    one synchronization to the next. In a custom training loop, call
+    `synchronize`.
 
-    The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras but `Ftrl`
-    and `ScheduleFreeAdamW`, or, if the process has one replica,
+    The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
+    except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
     `tfo.AdamOffload`. Its learning rate, schedule, weight decay and clipping
-    apply to each worker separately; constraints apply to w. The mean of N
-    noisy steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than
-    one: begin with sqrt(N) times the learning rate. Runs under the same
-    strategies as `DGCMomentum`.
+    apply to each worker separately; constraints apply to w. The mean of N noisy
+    steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than a
+    single step, so start with sqrt(N) times the learning rate. Runs under the
+    same strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. During a step also a copy of w, and the update; with
-    `sync_every` > 1 the copy is kept. Read outside of replicas, e_i is the sum
-    over i and the inner state is the mean; checkpoints hold these. With
-    `tfo.AdamOffload`, all of it is on the host, the copy too, but for master
-    weights of half-precision variables and accumulated gradients.
-    Traffic: as `DGCMomentum`'s, in one of `sync_every` steps; dense for
+    `sync_every` > 1 the copy is kept. Outside of replicas, and in checkpoints,
+    e is the sum over i and the inner state is the mean. With `tfo.AdamOffload`,
+    all state is on the host, except for master weights of half-precision
+    variables and accumulated gradients.
+    Traffic: that of `DGCMomentum`, in one of `sync_every` steps; dense for
     variables with sparse gradients.
-    Sparse gradients: made dense; duplicate rows are summed. Under
-    `gradient_accumulation_steps` and `loss_scale_factor` they count as dense.
+    Sparse gradients: made dense; duplicate rows are summed. With
+    `gradient_accumulation_steps` or `loss_scale_factor` they count as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
     Differs from the paper: by default, workers exchange after every step,
-    values have 32 bits, and e_i does not decay; k is per variable, not block.
+    values have 32 bits, and e_i does not decay; k is per variable, not per
+    block.
 
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
             `loss_scale_factor` and `gradient_accumulation_steps` to
-            `SparseLoCo` instead. Refused are `tfo.DGCMomentum`, which exchanges
-            itself, `LossScaleOptimizer`, which belongs outside, and `Ftrl` and
-            `ScheduleFreeAdamW`, which do not step from the weights they get.
+            `SparseLoCo` instead. Not supported: `tfo.DGCMomentum`, which
+            exchanges gradients itself; `LossScaleOptimizer`, which belongs
+            outside; `Ftrl` and `ScheduleFreeAdamW`, which do not step from the
+            given weights.
         sync_every: int >= 1. Local steps per exchange. Above 1, `use_ema` is
-            refused. Defaults to `1`.
-        sparsity: Sequence of floats in [0, 1), not decreasing. The share of
-            entries held back, stage by stage. Defaults to `(0.999,)`.
+            not supported. Defaults to `1`.
+        sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
+            entries that are not sent, stage by stage. Defaults to `(0.999,)`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
             starts. Defaults to `0`.
         rampup_step: int >= 1. Steps of the warm-up, split evenly among the
             stages of `sparsity`. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            Where the stages begin to return in reverse. Defaults to `None`.
+            First step of the stages in reverse. Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, from there to dense
-            exchange. In the last of them, or at the next synchronization, all
-            that is left is sent. Defaults to `1`.
+            exchange. The last of them, or the next synchronization, sends all
+            residuals. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, updates are lost. Defaults to `1.0`.
-        outer_learning_rate: float > 0. Multiplies updates. Defaults to `1.0`.
+        outer_learning_rate: float > 0. Multiplies the sums of sent entries.
+            Defaults to `1.0`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed. Defaults to `16384`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". What
-            values are sent as; see `DGCMomentum`. Defaults to `"float32"`.
+            sent values are rounded to; see `DGCMomentum`. Defaults to
+            `"float32"`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
             `keras.optimizers.Optimizer`. Others belong to the inner optimizer.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If an argument is outside its range, or refused.
-        RuntimeError: If a step is compiled by XLA; if a model is saved in the
-            middle of local steps.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is outside its range, or not supported.
+        RuntimeError: If a step is compiled by XLA; if a model is saved between
+            two synchronizations.
 
     Example:
         >>> import keras
@@ -133,10 +135,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     _alone = (
         "SparseLoCo saves traffic between replicas. Received: one replica, "
-        "which has none. Use the inner optimizer alone there."
+        "which has no traffic. Use the inner optimizer alone."
     )
     _refused = (CompressedOptimizer, ShardedState)  # As the inner optimizer.
-    _rounds: Rounds | None = None  # Of several local steps, once it is built.
+    _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
 
     def __init__(
         self,
@@ -181,21 +183,21 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         inner_optimizer: keras.optimizers.Optimizer,
         **kwargs: Any,
     ) -> "SparseLoCo":
-        """Return an optimizer with the settings we recommend, for a whole run.
+        """Return an optimizer with recommended settings for a whole run.
 
-        They are those of `DGCMomentum.for_steps`, which holds less back the
-        fewer exchanges there are. In runs of fewer than 500 steps, if all of
-        them exchange, there is also a `residual_decay` of 0.7: the inner
-        optimizer does not see what waits, and would move too far.
+        The settings are those of `DGCMomentum.for_steps`, whose sparsity is
+        lower if there are fewer exchanges. In runs of fewer than 500 steps with
+        `sync_every=1`, `residual_decay` is 0.7: the inner optimizer does not
+        see the residuals, and would move too far.
 
         Args:
-            steps: int >= 2. Updates of the run: of `fit`, the batches of an
-                epoch times epochs, divided by `gradient_accumulation_steps`.
+            steps: int >= 2. Updates of the run. For `fit`, batches per epoch
+                times epochs, divided by `gradient_accumulation_steps`.
             inner_optimizer: See the class.
-            **kwargs: Other arguments of the class; they override these.
+            **kwargs: Other arguments of the class; they override the settings.
 
         Raises:
-            TypeError, ValueError: As the class.
+            TypeError, ValueError: As the class does.
         """
         settings = recommended_updates(steps, kwargs.get("sync_every", 1))
         return cls(inner_optimizer, **settings | kwargs)
@@ -206,7 +208,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return [*super().variables, *self.inner_optimizer.variables]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set `variables`; Keras's own sets none of another optimizer."""
+        """Set `variables`; Keras's method leaves out the inner optimizer's."""
         own = len(super().variables)
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:])
@@ -220,7 +222,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
         if not isinstance(self.inner_optimizer, Optimizer):
-            # Keras's have none in their config, so it is in this one's.
+            # Configs of Keras's optimizers have no exclusions; this one does.
             Optimizer.exclude_from_weight_decay(self, var_list, var_names)
 
     @property
@@ -229,18 +231,19 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return self._rounds is None or self._rounds.taken == 0
 
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
-        """Give all replicas the same weights, also in the middle of a round.
+        """Give all replicas the same weights, at any step of a round.
 
-        As at the end of a round, the largest entries are sent and the others
-        kept; a new round begins. `fit`, `evaluate` and `predict` call it
-        wherever weights are read, with the statistics of `BatchNormalization`.
-        In a custom training loop, call it on every worker before you evaluate
-        or save a model.
+        As at the end of a round, the largest entries are sent, and the others
+        stay in the residual. A new round begins. `fit`, `evaluate` and
+        `predict` call this before weights are read, with the statistics of
+        `BatchNormalization`. In a custom training loop, call it on every worker
+        before you evaluate or save a model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
                 such as the `non_trainable_variables` of a
                 `BatchNormalization`. They become their mean over replicas.
+                Defaults to `()`.
 
         Raises:
             RuntimeError: If called inside of `strategy.run` or `tf.function`.
@@ -271,7 +274,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         super().finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the state, as Keras does, if the weights are common."""
+        """Save the state; raise if weights differ between replicas."""
         sparse_loco_checks.check_common(self)
         super().save_own_variables(store)
 
@@ -311,9 +314,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             inner.exclude_from_weight_decay(excluded)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # By now a callable of `MultiOptimizer` has chosen its optimizers.
+        # Now a callable of `MultiOptimizer` has chosen its optimizers.
         self._check_under(variables)
-        with self._steps.variables_beside_state():
+        with self._steps.variable_scope():
             for variable in variables:
                 if not is_overwritten(self, variable):
                     self._compressor.add(self, variable)
@@ -324,16 +327,16 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step locally; at the end of a round, exchange pseudo-gradients.
+        """Take a local step; at the end of a round, exchange pseudo-gradients.
 
-        Constraints are left out: they are applied to the common weights.
+        Constraints are applied later, to the synchronized weights.
         """
         compressor, rounds = self._compressor, self._rounds
         gradients = compressor.prepare(
             *(self, gradients, variables, rounds is not None)
         )
-        means = worker_means(compressor, densify(gradients, variables))
-        weights, place = self._weights(variables), self._steps.place
+        means = compressor.mean_on_worker(densify(gradients, variables))
+        weights, place = self._weights(variables), self._steps.tensor_scope
         indices = [variable_index(self, variable) for variable in variables]
         updates = tf.convert_to_tensor(self.iterations)
         step = means, weights, indices, updates
@@ -341,7 +344,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             rounds.begin(self._weights(rounds.variables), stepped=variables)
             self._steps.step(*step)
             self._store(variables, weights)
-            due = rounds.exchanges(variables, rounds.count())
+            due = rounds.due(variables, rounds.count())
             self._end_round(rounds, due, variables)
             return
         with place():
@@ -366,10 +369,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """Exchange the pseudo-gradients of a round, if it is over.
 
         Args:
-            rounds: Has the weights that the round began with.
-            due: Choices of weights, of which at most one is due; None says
-                that it is.
-            stepped: Variables of a step of Keras, if this is part of one.
+            rounds: The rounds, with the weights at the start of this one.
+            due: Choices of variables, and whether each is due; None means
+                always. At most one is due.
+            stepped: The variables of the step that ends the round; none if the
+                round ends early.
         """
         compressor = self._compressor
         compressor.allocate()
@@ -382,7 +386,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             weights = self._weights(variables)
             moved = rounds.end(weights, choice)
             self._store(variables, weights)
-            # Before it is known what is not compressed, all is sent.
+            # Everything is sent while sparse gradients are not known yet.
             self._send_moved(variables, sparsity if is_known else None, moved)
             rounds.constrain(stepped, choice)
 
@@ -402,7 +406,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _store(
         self, variables: Sequence[tf.Variable], weights: Sequence[tf.Variable]
     ) -> None:
-        """Round this replica's weights into half-precision variables."""
+        """Round this replica's master weights into its variables."""
         for variable, weight in zip(variables, weights, strict=True):
             self._store_weight(own_component(variable), weight)
 

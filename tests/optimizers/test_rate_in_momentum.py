@@ -192,13 +192,13 @@ def test_checkpoint_of_the_other_rule_is_refused(mirrored, rule, tmp_path):
         np.testing.assert_allclose(sum(actual), sum(expected), rtol=1e-6)
     other = dgc.Run(mirrored, start(), rate_in_momentum=not rule)
     weight = other.variables[0]
-    with pytest.raises(ValueError, match="must be what the state was saved"):
+    with pytest.raises(ValueError, match="the value of the saved state"):
         tf.train.Checkpoint(
             weight=weight.value, optimizer=other.optimizer
         ).read(path)
     np.testing.assert_array_equal(weight, start()["kernel"])
     unbuilt = tfo.DGCMomentum(0.1, rate_in_momentum=not rule)
-    with pytest.raises(ValueError, match="must be what the state was saved"):
+    with pytest.raises(ValueError, match="the value of the saved state"):
         tf.train.Checkpoint(optimizer=unbuilt).read(path)
 
 
@@ -233,7 +233,7 @@ def test_model_files_keep_the_rule(rule, tmp_path):
         np.testing.assert_array_equal(a, b)
     model.save_weights(tmp_path / "model.weights.h5")
     model_of(rule).load_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(ValueError, match="must be what the state was saved"):
+    with pytest.raises(ValueError, match="the value of the saved state"):
         model_of(not rule).load_weights(tmp_path / "model.weights.h5")
 
 

@@ -156,8 +156,8 @@ class Others(Counted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (ByIndex, r"count_0 of shape \(6, 8\), which a variable has, too"),
-        (Scalars, "changes state which every replica has"),
+        (ByIndex, r"count_0 of shape \(6, 8\), the shape of a variable"),
+        (Scalars, "changes replicated state"),
         (Flags, "of dtype bool"),
         (Others, "uses another variable.s state"),
     ],

@@ -14,7 +14,7 @@ from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State, shares
-from tf_optimizers.sharding.ownership import bytes_of, loads_of, share_out
+from tf_optimizers.sharding.ownership import assign_owners, bytes_of, loads_of
 from tf_optimizers.workers import worker_replicas
 from tf_optimizers.workers.extended import RPC_CHUNK_BYTES
 
@@ -306,7 +306,7 @@ def test_multi_optimizer_belongs_around(mirrored, tmp_path):
     theirs = [v for part in loaded.optimizer.optimizers for v in part.variables]
     for mine, other in zip(owned, theirs, strict=True):
         np.testing.assert_array_equal(mine.numpy(), other.numpy())
-    with pytest.raises(ValueError, match="around each one"):
+    with pytest.raises(ValueError, match="around each optimizer"):
         tfo.ShardedState(
             keras.optimizers.MultiOptimizer(choose(lambda inner: inner))
         )
@@ -442,7 +442,7 @@ def bert_base():
 @pytest.mark.parametrize("may_split", [False, True])
 def test_four_workers_own_a_quarter_of_bert_each(may_split):
     variables = bert_base()
-    pieces = share_out(variables, 4, may_split)
+    pieces = assign_owners(variables, 4, may_split)
     loads = loads_of([(variables[p.position], p) for p in pieces], 4)
     assert max(loads) <= 0.255 * sum(map(bytes_of, variables))
     for i, variable in enumerate(variables):

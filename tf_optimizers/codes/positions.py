@@ -159,7 +159,7 @@ def read_positions(
     """Return the positions, int [rows, count] of each tensor.
 
     Args:
-        bits: bool [rows, all], what `write_positions` returned, joined.
+        bits: bool [rows, all], the joined results of `write_positions`.
         sizes: Number of elements of each tensor.
         counts: Number of positions of each tensor.
     """

@@ -26,7 +26,7 @@ from tf_optimizers.codes.layout import Layout, chunk_count
 # Smaller scales become 0. Some threads flush denormal numbers to 0 and some do
 # not, but all replicas must read the same values.
 _LEAST = 2.0**-120
-# The largest bfloat16 of which seven times is still a float32.
+# Seven times this bfloat16 is still a float32, but not of the next larger one.
 _LARGEST_STEP = 73 * 2.0**119
 
 _NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))

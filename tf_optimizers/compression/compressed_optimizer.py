@@ -1,4 +1,4 @@
-"""Sends only the largest entries of what replicas accumulate."""
+"""Sends only the largest entries of accumulated gradients."""
 
 import warnings
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ class CompressedOptimizer(Optimizer):
         rate: tf.Tensor,
         received_rate: Any,
     ) -> None:
-        """Exchange gradients, and apply what all replicas have sent.
+        """Exchange gradients, and apply the sums over replicas.
 
         Args:
             variables: The variables of the gradients.

@@ -4,8 +4,8 @@ local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
                       └───────── no: as it is ────────────────────┤
                                                            exchange (SUM)
-update of all ─── compressed? ── yes: as received; remove what ───┤
-                      │               was sent from v             │
+update of all ─── compressed? ── yes: as received; remove sent ───┤
+                      │               entries from v              │
                       └───────── no: the optimizer computes it ───┘
                                      from the sum
 
@@ -315,6 +315,16 @@ class Compressor:
         if self.wire.devices == 1 or not gradients:
             return gradients
         return replicas_of().sum_on_worker(gradients)
+
+    def mean_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the mean gradients over this worker's part of the batch.
+
+        Keras has divided the loss by the number of all replicas.
+        """
+        workers = self.wire.replicas // self.wire.devices
+        if workers == 1:
+            return gradients
+        return [workers * total for total in self.sum_on_worker(gradients)]
 
 
 def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:

@@ -57,7 +57,7 @@ class GatheredExchange(Exchange):
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
-        """Sum selected entries, all of which are sent, and other gradients."""
+        """Sum selected entries and other gradients; all entries are sent."""
         if not selections:
             return [], replicas_of().exchange(others)
         wire = self.wire
@@ -79,7 +79,7 @@ class GatheredExchange(Exchange):
         positions: tf.Tensor,
         shape: tf.TensorShape,
     ) -> Entries | tf.Tensor:
-        """Return what this replica sends of a variable."""
+        """Return this replica's message for a variable."""
         size = self.sizes[i]
         if self.is_dense(i):
             values = tf.cast(values, tf.float32)
@@ -107,11 +107,11 @@ def choose_exchange(
 ) -> GatheredExchange | ShardedExchange:
     """Return the cheaper exchange for the entries of some variables.
 
-    `GatheredExchange` sends each replica's K entries to all, so what a replica
-    receives grows with N. `ShardedExchange` sends K / N of them to every other
-    replica, and then K / N sums, whatever N is. It takes two messages instead
-    of one, and selects from the sums again, so it must save half of the bytes.
-    With M = 32,768 bytes for a message, that is
+    `GatheredExchange` sends each replica's K entries to all others, so its cost
+    grows with N. `ShardedExchange` sends each of the others K / N entries, and
+    then K / N sums, so its cost does not. But it takes two messages instead of
+    one, and drops the smaller sums, so it must save half of the bytes. With M =
+    32,768 bytes for a message, it is chosen if
 
         (all entries) + M > 2 (entries for one replica + its sums + 2 M)
 

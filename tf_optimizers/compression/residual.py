@@ -1,4 +1,4 @@
-"""Keeps the residual of a variable: what a replica sends later."""
+"""Keeps the residual of a variable, which a replica sends later."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ class Residual:
     """v of one variable; every replica has its own.
 
     If the replicas of a worker share a residual, their copies are equal, and
-    sum to what a single replica would hold.
+    sum to the residual of a single replica.
 
     Args:
         variable: v. Until `allocate` it has no memory, and reads as zeros.
@@ -91,7 +91,7 @@ class Residual:
     def clear(
         self, selection: Selection, sent: tf.Tensor, unit: tf.Tensor | float
     ) -> None:
-        """Remove what was sent of a selection from v, and mask.
+        """Remove the sent values of a selection from v, and mask.
 
         Rounding errors stay in v, unless they are not finite.
         """

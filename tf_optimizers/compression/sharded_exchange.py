@@ -124,7 +124,7 @@ class ShardedExchange(Exchange):
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor
     ) -> tuple[Entries, tf.Tensor]:
-        """Return what this replica sends, and the selected values that arrive.
+        """Return this replica's entries, and the selected values that arrive.
 
         All devices of a worker round the entries of all of them, since they
         share the residual. An entry that does not fit becomes 0.

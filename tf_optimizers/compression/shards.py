@@ -184,5 +184,5 @@ def fill(slots: tf.Tensor, values: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def rising(keys: tf.Tensor) -> tf.Tensor:
-    """Return the stable order in which int64 keys rise."""
+    """Return the indices that sort int64 keys, equal ones in their order."""
     return tf.math.top_k(-keys, keys.shape[0]).indices

@@ -1,4 +1,4 @@
-"""Schedules which share of a gradient is held back at which step."""
+"""Schedules the sparsity: the fraction of entries that are not sent."""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,16 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 
 # The warm-up of arXiv:1712.01887.
 PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
-# Of `for_steps`, found in benchmarks/accuracy.py. 0.75 would send most of a
-# run's bytes; without it, the other stages can be longer.
+# The settings of `for_steps`, found by benchmarks/accuracy.py. The stage 0.75
+# would send most of a run's bytes; without it, the others can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
-# Of `SparseLoCo` in runs that do not reach this stage, found in 96 to 256 steps
-# of benchmarks/loco_accuracy.py. In others, what waits must not be lost.
+# `SparseLoCo` decays residuals in runs that do not reach this stage. Found by
+# benchmarks/loco_accuracy.py in 96 to 256 steps. Longer runs need all updates.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 
 
 class SparsitySchedule:
-    """Dense, then rising sparsity, and perhaps all the way back.
+    """A dense start, rising sparsity, and optionally the way back.
 
     With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
     rampdown_begin_step and e = rampdown_step, at step s from 0:
@@ -28,22 +28,25 @@ class SparsitySchedule:
         s < b                 dense
         b <= s < d            sparsity[min(floor((s - b) n / r), n - 1)]
         d <= s < d + e - 1    sparsity[n - 2 - floor((s - d) (n - 1) / (e - 1))]
-        s = d + e - 1         0: everything that is left is sent
+        s = d + e - 1         0: all residuals are sent
         s >= d + e            dense
 
     On the way back, the stages before the last one come in reverse order, each
-    equally long, and one more step sends the rest. A single stage has none
-    before it, so it lasts until then. Without d there is no way back.
-    If replicas exchange in one of `sync_every` steps only, the stage of 0 has
-    as many, so that an exchange falls into it.
+    with the same length, and one more step sends all residuals. A single stage
+    lasts until that step. Without d there is no way back.
+    If replicas exchange only every `sync_every` steps, the stage of 0 has
+    `sync_every` steps, so that one exchange falls into it.
 
     Args:
-        sparsity: Shares in [0, 1) held back, none less than the one before.
-        rampup_begin_step: int >= 0. Steps, from 0, before compression starts.
-        rampup_step: int >= 1. Steps from there to the end of the last stage.
+        sparsity: Sequence of floats in [0, 1), not decreasing.
+        rampup_begin_step: int >= 0. Dense steps before compression starts.
+            Defaults to `0`.
+        rampup_step: int >= 1. Steps of the way up. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-        rampdown_step: int >= 1. Steps from there until all is dense.
-        sync_every: int >= 1. At most so many steps between two exchanges.
+            First step of the way back. Defaults to `None`.
+        rampdown_step: int >= 1. Steps of the way back. Defaults to `1`.
+        sync_every: int >= 1. The most steps from one exchange to the next.
+            Defaults to `1`.
     """
 
     def __init__(
@@ -69,22 +72,22 @@ class SparsitySchedule:
         self._check_rampdown()
         self.sync_every = sync_every
         plan = [*self._way_up(), *self._way_down()]
-        self.stages = list(dict.fromkeys(share for _, share in plan))
+        self.stages = list(dict.fromkeys(sparsity for _, sparsity in plan))
         self._starts = [start for start, _ in plan]
-        self._order = [self.stages.index(share) for _, share in plan]
+        self._order = [self.stages.index(sparsity) for _, sparsity in plan]
 
-    # The sparsity of every stage, once each; None is dense.
+    # The sparsities of all stages, without repetition; None is dense.
     stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
-        """Return the position in `stages` at a step, of either kind of int."""
+        """Return the index in `stages` at a step, an int or a tensor."""
         if not tf.is_tensor(step):
             return self._order[bisect.bisect(self._starts, step) - 1]
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)
         return tf.gather(self._order, tf.math.count_nonzero(begun) - 1)
 
     def is_over(self, step: int) -> bool:
-        """Tell whether a step is after the cool-down, if there is one."""
+        """Return whether a step is after the cool-down, if there is one."""
         has_end = self.rampdown_begin_step is not None
         return has_end and step >= self._starts[-1]
 
@@ -99,20 +102,20 @@ class SparsitySchedule:
         }
 
     def _way_up(self) -> Iterator[tuple[int, float | None]]:
-        """Return where each stage starts; of equal steps the last counts."""
+        """Yield the start of each stage; the last of equal starts counts."""
         begin, count = self.rampup_begin_step, len(self.sparsity)
         if begin:
             yield 0, None
-        for i, share in enumerate(self.sparsity):
-            yield begin + -(-i * self.rampup_step // count), share
+        for i, sparsity in enumerate(self.sparsity):
+            yield begin + -(-i * self.rampup_step // count), sparsity
 
     def _way_down(self) -> Iterator[tuple[int, float | None]]:
         begin, back = self.rampdown_begin_step, self.sparsity[-2::-1]
         if begin is None:
             return
         last = self.rampdown_step - 1
-        for i, share in enumerate(back):
-            yield begin + -(-i * last // len(back)), share
+        for i, sparsity in enumerate(back):
+            yield begin + -(-i * last // len(back)), sparsity
         yield begin + last, 0.0
         yield begin + last + self.sync_every, None
 
@@ -137,21 +140,20 @@ class SparsitySchedule:
 def recommended_schedule(
     steps: Any,
     sync_every: int = 1,
-    shares: Sequence[float] = RECOMMENDED,
+    sparsities: Sequence[float] = RECOMMENDED,
     stages: int = STAGES,
 ) -> dict[str, Any]:
-    """Return the arguments of a schedule for a run of so many steps.
+    """Return the arguments of a schedule for a run of `steps` steps.
 
-    A stage of the way up is 1 / `stages` of it, and so is one of the way down.
-    The last one, of `shares`, lets a replica send every entry twice, on
-    average: what comes more rarely is out of date. It exchanges in one of
-    `sync_every` steps.
+    Each stage, on the way up and on the way back, takes 1 / `stages` of the
+    run. The highest sparsity lets a replica send every entry twice, on average,
+    if it exchanges every `sync_every` steps: rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
-        share
-        for share in shares
-        if steps // sync_every * (1 - Fraction(str(share))) >= 2
+        each
+        for each in sparsities
+        if steps // sync_every * (1 - Fraction(str(each))) >= 2
     )
     sparsity = sparsity or PAPERS[:1]
     rampdown_step = max(1, (len(sparsity) - 1) * steps // stages)
@@ -164,13 +166,13 @@ def recommended_schedule(
 
 
 def recommended(steps: Any, sync_every: int = 1) -> dict[str, Any]:
-    """Return the arguments of `DGCMomentum`, likewise."""
+    """Return the recommended arguments of `DGCMomentum`."""
     schedule = recommended_schedule(steps, sync_every)
     return schedule | {"value_dtype": VALUE_DTYPE}
 
 
 def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
-    """Return the same for `SparseLoCo`, with a `residual_decay` if short."""
+    """Return the recommended arguments of `SparseLoCo`."""
     sync_every = check_integer("sync_every", sync_every, 1)
     settings = recommended(steps, sync_every)
     if sync_every == 1 and settings["sparsity"][-1] < NO_DECAY_FROM:
@@ -181,7 +183,7 @@ def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
 def sent_count(size: int, sparsity: float) -> int:
     """Return how many of `size` entries are sent, at least one.
 
-    In decimal: 0.999 of 1,000,000 leaves 1,000, not 999.
+    The sparsity counts as a decimal: 0.999 of 1,000,000 leaves 1,000, not 999.
     """
     return max(1, int(size * (1 - Fraction(str(sparsity)))))
 
@@ -198,14 +200,13 @@ def _check_sparsity(value: Any) -> tuple[float, ...]:
             "`sparsity` must have at least one stage. Received: "
             f"sparsity={value!r}. The usual one is `sparsity=(0.999,)`."
         )
-    shares = tuple(
-        check_decay_rate(f"sparsity[{i}]", share)
-        for i, share in enumerate(value)
+    sparsity = tuple(
+        check_decay_rate(f"sparsity[{i}]", each) for i, each in enumerate(value)
     )
-    if list(shares) != sorted(shares):
+    if list(sparsity) != sorted(sparsity):
         raise ValueError(
             "`sparsity` must not decrease from stage to stage. Received: "
             f"sparsity={value!r}. The paper's warm-up is "
             "`sparsity=(0.75, 0.9375, 0.984375, 0.996, 0.999)`."
         )
-    return shares
+    return sparsity

@@ -2,17 +2,16 @@
 
     values ── sample ── threshold that more than k entries should reach
        │                   │
-       └── maxima of blocks ── those that reach it: searched
+       └── maxima of blocks ── search the blocks that reach it
                                   └── candidates, a little more than k
                                          └── cut to exactly k
 
-The sample only decides how many candidates there are, hence the time; what is
-selected is exact. A few entries need no sample, as the k largest maxima tell
-which blocks to search, and many entries need no blocks. On a GPU, where it is
-fast to sort, and slow to wait for the number of candidates, the maxima always
-tell which blocks to search. Magnitudes are compared as the bits of |x|, which
-order floats as their values do, and NaN above infinity: a NaN is always
-selected.
+The sample only affects the number of candidates, and so the time; the result is
+exact. A small k needs no sample, since the k largest maxima show which blocks
+to search. A large k needs no blocks. On a GPU, sorting is fast and waiting for
+the number of candidates is slow, so the largest maxima always decide.
+Magnitudes are compared as the bits of |x|, which have the order of the values,
+with NaN above infinity: a NaN is always selected.
 """
 
 import math
@@ -21,22 +20,23 @@ import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# Sampled entries among the k largest. Their number varies by its root, so the
-# threshold is set four deviations lower; a miss costs time, not exactness.
+# How many of the k largest entries the sample should have. Its standard
+# deviation is the root, and the threshold is set four deviations lower. A miss
+# costs time, not exactness.
 _SAMPLED = 128
 _DEVIATIONS = 4
-# More of them, if no element in so many is passed over: then there are few
-# candidates too many, of which each costs as much as it does to sample 4.
+# The largest stride. A larger sample gives fewer needless candidates; each
+# candidate costs as much as sampling 4 elements.
 _STRIDE = 128
 
-# Entries of a block, a cache line. To search a block takes as long as to pass
-# over this many entries.
+# Entries of a block: a cache line. Searching a block takes as long as passing
+# over 128 entries.
 _BLOCK = 16
 _PASSED_OVER = 128
-# Up to so many rare entries, sorting maxima is faster than sampling.
+# Below this k, if entries are rare, sorting maxima is faster than sampling.
 _FEW = 1536
 
-_SMALLEST = 1  # As bits: any magnitude but 0.
+_SMALLEST = 1  # The bits of the smallest magnitude above 0.
 
 
 def top_k(
@@ -44,14 +44,16 @@ def top_k(
 ) -> tf.Tensor:
     """Return the positions of the k largest magnitudes, in rising order.
 
-    Zeros are never among them: if there are too few others, the first
-    positions are -1. Of equal magnitudes the first are taken.
+    Zeros are never selected: if there are too few other entries, the first
+    positions are -1. Among equal magnitudes, the first ones are selected.
 
     Args:
         values: float32 [size].
         k: int in [1, size].
-        seed: int32 [2]. Where sampling starts; has no effect on the result.
-        gpu: Whether it runs on a GPU, inside an XLA kernel.
+        seed: int32 [2]. Decides where sampling starts; has no effect on the
+            result.
+        gpu: Whether this runs on a GPU, inside an XLA kernel. Defaults to
+            `False`.
 
     Returns:
         int64 [k].
@@ -78,10 +80,10 @@ def top_k(
 
 
 def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
-    """Return the positions of a few by sorting the maxima of blocks.
+    """Return the positions by sorting the maxima of blocks.
 
-    The k largest entries lie in the k blocks of largest maxima: each of these
-    has an entry that comes before all that the other blocks have.
+    The k largest entries lie in the k blocks with the largest maxima: each of
+    these has an entry that is at least as large as all in the other blocks.
     """
     rows = tf.reshape(
         tf.pad(values, [[0, -values.shape[0] % _BLOCK]]), [-1, _BLOCK]
@@ -98,12 +100,12 @@ def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
 
 
 def _sorted(positions: tf.Tensor) -> tf.Tensor:
-    """Do what `tf.sort` does in twice as many operations."""
+    """Do the same as `tf.sort`, with half of the operations."""
     return -tf.math.top_k(-positions, positions.shape[0]).values
 
 
 def _magnitude(values: tf.Tensor) -> tf.Tensor:
-    """Return |values| as int32 that order like them."""
+    """Return |values| as int32 in the same order."""
     return tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), tf.int32.max)
 
 
@@ -114,7 +116,7 @@ def _find(values: tf.Tensor, threshold: tf.Tensor | int) -> tf.Tensor:
 
 
 def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Return the same as `_find`, faster if they are few."""
+    """Return the same as `_find`, faster if the positions are few."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
     maxima = compiled(_row_maxima, rows, False)(rows)
@@ -134,8 +136,8 @@ def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude of each row.
 
-    On a CPU as float64, which holds them exactly: there, XLA takes maxima of
-    integers one by one, and those of float32 would not see a NaN.
+    On a CPU the result is float64, which is exact: XLA does not vectorize
+    maxima of integers there, and maxima of float32 would ignore a NaN.
     """
     magnitude = _magnitude(rows)
     if not gpu:
@@ -144,7 +146,7 @@ def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
-    """Return a magnitude that k entries, and not many more, should reach."""
+    """Return a magnitude that k entries should reach, and not many more."""
     stride = _stride(values.shape[0], k)
     start = tf.random.stateless_uniform([], seed, 0, stride, tf.int32)
     expected = k / stride
@@ -155,10 +157,10 @@ def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _stride(size: int, k: int) -> int:
-    """Return how far apart samples are.
+    """Return the distance between samples.
 
-    It has no factor in common with any axis of the variable, so that all its
-    rows and columns, some of which may be 0, are sampled alike.
+    It has no factor in common with the number of elements, so that all rows and
+    columns are sampled evenly, even if some are 0.
     """
     stride = min(k // _SAMPLED, _STRIDE)
     while math.gcd(stride, size) > 1:
@@ -167,7 +169,7 @@ def _stride(size: int, k: int) -> int:
 
 
 def _largest(values: tf.Tensor, rank: int) -> tf.Tensor:
-    """Return the value at a rank, from 1."""
+    """Return the value at a rank, counted from 1, the largest."""
     return tf.raw_ops.NthElement(input=values, n=rank - 1, reverse=True)
 
 
@@ -185,6 +187,6 @@ def _cut(candidates: tf.Tensor, magnitude: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def _last_of(ties: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Return which are the last `count` that are True."""
+    """Return a mask of the last `count` that are True."""
     rank = tf.cumsum(tf.cast(ties, tf.int32), reverse=True)
     return ties & (rank <= count)

@@ -18,7 +18,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:
-    """Return what one replica sends; see `CompressedOptimizer`."""
+    """Return the result of `CompressedOptimizer.communication_summary`."""
     if not optimizer.built:
         raise RuntimeError(
             "`communication_summary()` needs the variables. Received: an "
@@ -55,9 +55,9 @@ def _row(dense: int, sent: int) -> dict[str, float]:
 class SentRows:
     """Counts the bytes of gradients that are `tf.IndexedSlices`.
 
-    Which gradients these are shows when a step is traced; how many rows they
-    have, in every step. One that was sparse once is taken for sparse. Of
-    several replicas of a process, the first one counts.
+    Tracing a step shows which gradients are sparse; running it shows how many
+    rows they have. Once sparse, a gradient always counts as sparse. Only the
+    first replica of a process counts.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -67,7 +67,7 @@ class SentRows:
         self._is_known = False
 
     def count(self, index: int, gradient: Gradient, variable: Any) -> None:
-        """Note what this step sends of a variable, from its replica."""
+        """Count the bytes that this step sends for a variable."""
         self._expected.discard(index)
         self._is_known = True
         is_sparse = self.is_sparse(index, gradient)
@@ -87,27 +87,27 @@ class SentRows:
         return tf.size(gradient, tf.int64) * gradient.dtype.size
 
     def is_sparse(self, index: int, gradient: Gradient) -> bool:
-        """Tell whether a gradient is sparse, or one before was."""
+        """Return whether a gradient is sparse, or an earlier one was."""
         return isinstance(gradient, tf.IndexedSlices) or index in self._bytes
 
     def __contains__(self, index: int) -> bool:
-        """Tell whether the gradient of a variable was sparse when traced."""
+        """Return whether a variable's gradient was sparse when traced."""
         return index in self._bytes or index in self._expected
 
     @property
     def indices(self) -> list[int] | None:
-        """The positions of variables with sparse gradients, if known."""
+        """The indices of variables with sparse gradients; None if unknown."""
         if not self._is_known:
             return None
         return sorted(self._expected.union(self._bytes))
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Take gradients for sparse until a step shows what they are."""
+        """Count gradients as sparse until a step is traced."""
         self._expected.update(indices)
         self._is_known = True
 
     def sent(self) -> dict[int, int]:
-        """Return the bytes of the last step, by position of the variable."""
+        """Return the bytes of the last step, by index of the variable."""
         return {
             index: int(tf.convert_to_tensor(size))
             for index, size in self._bytes.items()

@@ -1,6 +1,6 @@
 """Describes how entries travel, and counts their bytes.
 
-The devices of a worker share one residual, of which each has a copy. They sum
+The devices of a worker share one residual; each device has a copy. They sum
 their gradients before compression, and each sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
@@ -121,7 +121,7 @@ class Selection(NamedTuple):
     """The entries of one residual that are to be sent, by rising position.
 
     Args:
-        values: float32 [k], in units; what all devices of the worker hold.
+        values: float32 [k], in units; sums over the devices of the worker.
         positions: int [k], in the flattened variable; the first ones may be -1.
         shape: Shape of the variable.
     """
@@ -137,9 +137,9 @@ class Exchange:
 
     Subclasses have:
         sum(selections, others): Sums selected entries, and other gradients.
-            Returns what was sent of each selection, float32 [k], 0 where
-            nothing was; and the sums of the entries, as `tf.IndexedSlices` of
-            flattened variables or as dense tensors, then of the others.
+            Returns the sent values of each selection, float32 [k], 0 where
+            nothing was sent; and the sums of the entries, dense or as
+            `tf.IndexedSlices` of flattened variables, then of the others.
         sent_bytes(): Returns the bytes that a replica sends of each variable.
 
     Args:

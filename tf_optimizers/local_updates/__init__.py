@@ -1,1 +1,1 @@
-"""Runs the inner optimizer of SparseLoCo."""
+"""Takes the local steps of SparseLoCo, and keeps their weights."""

@@ -1,4 +1,4 @@
-"""Synchronizes models before they are trained or read."""
+"""Synchronizes the weights of models before they are read."""
 
 import functools
 import itertools
@@ -19,13 +19,13 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, steppers
 
-# With fewer, much is still held back at the end of a run.
+# Shorter runs end with large residuals.
 _ENOUGH = 100
 
 
 @functools.cache
 def watch_models() -> None:
-    """Let Keras call what is below, for models it is for."""
+    """Let Keras call the callbacks below, for models with `SparseLoCo`."""
     check_names(LOCAL_STEPS)
     call_first(EnoughRounds, lambda model: bool(steppers(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
@@ -33,7 +33,7 @@ def watch_models() -> None:
 
 
 def _check_saved(model: keras.Model) -> None:
-    """Refuse to save a model of which every replica has its own weights."""
+    """Raise if a model's weights differ between replicas."""
     for optimizer in local_steppers(model):
         check_common(optimizer)
 
@@ -46,21 +46,21 @@ class CommonWeights(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuse layers that would part weights for good."""
+        """Raise if a layer would make weights diverge permanently."""
         check_layers(layers_of(self.model))
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Synchronize, before other callbacks read weights."""
+        """Synchronize before other callbacks read the weights."""
         self._synchronize()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronize, before an evaluation, that of `fit` too."""
+        """Synchronize before an evaluation, also inside of `fit`."""
         self._synchronize()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronize, before a prediction."""
+        """Synchronize before a prediction."""
         self._synchronize()
 
     def _synchronize(self) -> None:
@@ -69,10 +69,10 @@ class CommonWeights(keras.callbacks.Callback):
 
 
 class EnoughRounds(keras.callbacks.Callback):
-    """Warns of a run in which entries have too few chances to be sent."""
+    """Warns if a run has too few rounds to send most entries."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Count the rounds of calls of `fit` before."""
+        """Count the rounds of earlier calls of `fit`."""
         self._updates = self._count()
         self._rounds = self._rounds_of(self._updates)
         self._is_checked = False
@@ -80,7 +80,7 @@ class EnoughRounds(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Warn of a run that is too short, if its length is known."""
+        """Warn if the run is too short, if its length is known."""
         batches = self.params.get("steps")
         if batches is None or self._is_checked:
             return
@@ -98,7 +98,7 @@ class EnoughRounds(keras.callbacks.Callback):
         self._rounds += self._rounds_of(self._updates - updates)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn of a run that was too short, if that was not known before."""
+        """Warn if the run was too short, if its length was not known before."""
         if not self._is_checked:
             self._check(self._rounds)
 
@@ -110,7 +110,7 @@ class EnoughRounds(keras.callbacks.Callback):
         return int(tf.convert_to_tensor(self._optimizer.iterations))
 
     def _rounds_of(self, updates: int) -> int:
-        """Return how many rounds there are in an epoch of so many updates."""
+        """Return the number of rounds in an epoch of `updates` updates."""
         return math.ceil(updates / self._optimizer.sync_every)
 
     def _check(self, rounds: int) -> None:
@@ -120,18 +120,18 @@ class EnoughRounds(keras.callbacks.Callback):
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with sync_every="
-                f"{self._optimizer.sync_every}. Entries that are held back "
-                "have little time to be sent: lower `sync_every` or "
-                "`sparsity`, or train for longer.",
+                f"{self._optimizer.sync_every}. Residuals have little time to "
+                "be sent: lower `sync_every` or `sparsity`, or train for "
+                "longer.",
                 stacklevel=2,
             )
 
 
 def _statistics(model: keras.Model) -> list[keras.Variable]:
-    """Return the statistics of `BatchNormalization`, frozen or not.
+    """Return the statistics of `BatchNormalization`, even of frozen layers.
 
     A step that was traced before a layer was frozen still changes them. Our
-    strategy makes them common itself, with all that steps assign.
+    strategy averages them itself, as everything that steps assign.
     """
     if replicas_of(model.distribute_strategy).averages_statistics:
         return []

@@ -1,11 +1,11 @@
-"""Runs rounds of local steps, which all replicas begin with the same weights.
+"""Counts rounds of local steps, each begun with the same weights everywhere.
 
     round begins         local steps              synchronization
     start <- w_i    ──   w_i <- inner step   ──   pseudo-gradient = start - w_i
-                         (as many times           w_i <- start
-                         as a round has)          exchange; update w_i alike
+                         (`steps` times)          w_i <- start
+                                                  exchange; update w_i
 
-A synchronization may come early, where weights are about to be read.
+A synchronization comes early if weights are about to be read.
 """
 
 import itertools
@@ -21,23 +21,21 @@ from tf_optimizers.base.components import (
     own_component,
 )
 
-Choice: TypeAlias = tuple[bool, ...]  # Of all variables of an optimizer.
+Choice: TypeAlias = tuple[bool, ...]  # For each variable of an optimizer.
 
 
 class Rounds:
-    """Keeps what the weights were when a round began, and counts its steps.
+    """Keeps the weights from the start of a round, and counts its steps.
 
-    Weights that others assign between rounds, in `fit`'s callbacks for
-    example, are where the next round begins.
+    A round starts from the weights as they are: a callback may have assigned
+    them since the last round.
 
     Args:
-        optimizer: Has this state.
-        variables: All that the optimizer updates.
-        masters: The master weights of those that have, else the same.
-        steps: Local steps of a round.
-
-    Attributes:
-        steps: As above.
+        optimizer: The optimizer, which gets this state.
+        variables: All variables that the optimizer updates.
+        masters: The master weight of each variable that has one, else the
+            variable.
+        steps: Local steps of a round. Also an attribute.
     """
 
     def __init__(
@@ -59,8 +57,8 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
-        # Which of them have moved in this round. Not saved: a round that is
-        # resumed may have moved all.
+        # Which variables have moved in this round. Not saved: a resumed round
+        # may have moved all.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
@@ -79,41 +77,41 @@ class Rounds:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All variables, of TensorFlow."""
+        """All variables, as TensorFlow's."""
         return [backend_variable(variable) for variable, _ in self._starts]
 
     def begin(
         self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
     ) -> None:
-        """Note this replica's weights, of all variables, if a round begins.
+        """Keep this replica's weights, of all variables, if a round begins.
 
         `stepped` are the variables of the step that follows.
         """
 
-        def note() -> None:
+        def keep() -> None:
             for (_, start), weight in zip(self._starts, weights, strict=True):
                 own_component(start).assign(weight)
 
         taken = own_component(self._taken)
-        tf.cond(taken == 0, note, lambda: None)
+        tf.cond(taken == 0, keep, lambda: None)
         moved = own_component(self._moved)
         steps = [_is_in(stepped, variable) for variable, _ in self._starts]
         known = self._known(taken.read_value(), moved.read_value())
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
     def _known(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return what may have moved; in a round that is resumed, all."""
+        """Return which variables may have moved: all, in a resumed round."""
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
 
-    def exchanges(
+    def due(
         self, stepped: Sequence[tf.Variable], is_due: tf.Tensor
     ) -> list[tuple[Choice, tf.Tensor]]:
         """Return choices of variables to exchange, and whether each is due.
 
-        Usually those that are not frozen, and those of a step that is being
-        traced. Another step may have moved others in this round: what has been
-        traced goes on after a variable was frozen.
+        The usual choice has the variables that are not frozen, and those of the
+        step that is traced. But a step that was traced before a variable was
+        frozen may have moved it in this round; then all variables are due.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)
@@ -127,11 +125,11 @@ class Rounds:
         return [(usual, is_due & ~others), (every, is_due & others)]
 
     def chosen(self, choice: Choice) -> list[tf.Variable]:
-        """Return the variables, of TensorFlow, of a choice."""
+        """Return the variables of a choice, as TensorFlow's."""
         return list(itertools.compress(self.variables, choice))
 
     def count(self) -> tf.Tensor:
-        """Count a local step; tell whether it was the last of its round."""
+        """Count a local step; return whether it was the last of its round."""
         taken = own_component(self._taken)
         taken.assign_add(1)
         return taken >= self.steps
@@ -139,7 +137,7 @@ class Rounds:
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return how far this replica's chosen weights moved; undo that."""
+        """Return this replica's pseudo-gradients; reset its chosen weights."""
         chosen = itertools.compress(self._starts, choice)
         starts = [own_component(start) for _, start in chosen]
         pseudo_gradients = []
@@ -154,9 +152,9 @@ class Rounds:
         return pseudo_gradients
 
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
-        """Apply constraints, but of the variables of a step.
+        """Apply the constraints of a choice, but not of a step's variables.
 
-        Keras applies theirs after it.
+        Keras applies those after the step.
         """
         for variable, _ in itertools.compress(self._starts, choice):
             if variable.constraint and not _is_in(stepped, variable):
@@ -169,10 +167,11 @@ class Rounds:
         end: Callable[[Choice], None],
         sparse: Hashable,
     ) -> None:
-        """Call `end` on every replica, with the variables to exchange.
+        """Call `end` on every replica, with a choice of variables to exchange.
 
-        Those that are not frozen, or have moved in this round. It is traced
-        once for each set of them, and of sparse gradients.
+        The choice has the variables that are not frozen, or have moved in this
+        round. `end` is traced once for each choice and each `sparse`, which
+        identifies the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._known(taken, components(self._moved)[0].read_value())

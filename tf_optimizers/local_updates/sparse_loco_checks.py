@@ -1,4 +1,4 @@
-"""Checks SparseLoCo's arguments and its inner optimizer."""
+"""Checks the arguments of SparseLoCo, and its inner optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from tf_optimizers.checks import check_unused
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# Arguments that the inner optimizer takes in the place of the outer one, and
-# those that the outer takes.
+# Arguments of the inner optimizer, which `SparseLoCo` does not take, and
+# arguments that it takes instead of the inner optimizer.
 OF_THE_INNER = (
     "learning_rate",
     "weight_decay",
@@ -29,9 +29,9 @@ _OF_THE_OUTER = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-# The config's entry of names that are excluded from the inner one's decay.
+# The key in the config for names excluded from the inner weight decay.
 NAMES = "excluded_names"
-# Of Keras: the weights follow from their state alone, or mostly.
+# Keras's optimizers that compute weights from their state, not from weights.
 _ABSOLUTE = tuple(
     getattr(keras.optimizers, name)
     for name in ("Ftrl", "ScheduleFreeAdamW")
@@ -40,26 +40,25 @@ _ABSOLUTE = tuple(
 
 
 def check_arguments(arguments: dict[str, Any]) -> Exclusions:
-    """Refuse arguments that the inner optimizer takes.
+    """Raise if an argument belongs to the inner optimizer.
 
     Returns:
-        What a config excludes from the inner one's decay, of which optimizers
-        of Keras keep nothing in theirs. It is removed from the arguments.
+        The exclusions from the inner weight decay, which configs of Keras's
+        optimizers do not contain. They are removed from the arguments.
     """
     hint = "Give it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
     return check_exclusions(arguments.pop(NAMES, None), arguments)
 
 
-def check_inner(value: Any, refused: tuple[type, ...]) -> Any:
-    """Return `value` if it can be an inner optimizer.
+def check_inner(value: Any, refused: tuple[type, ...]) -> None:
+    """Raise unless `value` can be an inner optimizer.
 
     Args:
         value: The user's argument.
         refused: Classes that exchange gradients themselves.
     """
     check_new(value, lambda part: _check_part(part, refused))
-    return value
 
 
 def _check_part(part: Any, refused: tuple[type, ...]) -> None:
@@ -69,16 +68,16 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
     if isinstance(part, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must step from the weights that it is given. "
-            f"Received: `{name}`, which computes them from sums of its own, so "
-            "that a step whose result is held back would be made again. Use "
-            "`keras.optimizers.AdamW` or another one."
+            f"Received: `{name}`, which computes weights from its own sums, so "
+            "it would repeat a step that is not sent yet. Use "
+            "`keras.optimizers.AdamW` or another optimizer."
         )
     for argument in _OF_THE_OUTER:
         given = getattr(part, argument, None)
         if given:
             raise ValueError(
                 f"`inner_optimizer` must have no `{argument}`. Received: "
-                f"{argument}={given!r} of `{name}`. Pass it to `SparseLoCo`: "
+                f"`{name}` with {argument}={given!r}. Pass it to `SparseLoCo`: "
                 f"`SparseLoCo({name}(...), {argument}={given!r})`."
             )
 
@@ -89,9 +88,9 @@ def check_under(
     variables: Sequence[Any],
     refused: tuple[type, ...],
 ) -> None:
-    """Check an inner optimizer against the strategy of the outer one.
+    """Raise if an inner optimizer cannot run under a strategy.
 
-    Called again after `build`, when a callable of `MultiOptimizer` has chosen
+    Called again after `build`: a callable of `MultiOptimizer` has then chosen
     its optimizers.
     """
     count = 0
@@ -117,64 +116,63 @@ def check_under(
 
 
 def check_excluded(variables: Sequence[Any]) -> None:
-    """Refuse variables that the inner optimizer does not know."""
+    """Raise if a variable has a master weight, which is decayed instead."""
     for variable in variables:
         if is_half(variable.dtype):
             raise ValueError(
-                "`var_list` must not hold half-precision variables, whose "
+                "`var_list` must not hold half-precision variables: their "
                 "master weights are decayed instead. Received: "
                 f"{variable.name}. Pass its name in `var_names`."
             )
 
 
 def check_averaged(sync_every: int, use_ema: bool) -> None:
-    """Refuse averages of weights that are not common in every step."""
+    """Raise if averages would follow weights that differ between replicas."""
     if sync_every > 1 and use_ema:
         raise ValueError(
-            "`use_ema` needs weights that are common to all replicas in every "
-            f"step. Received: use_ema=True, sync_every={sync_every}. Leave it "
-            "out, or pass `sync_every=1`."
+            "`use_ema` needs the same weights on all replicas in every step. "
+            f"Received: use_ema=True, sync_every={sync_every}. Leave it out, "
+            "or pass `sync_every=1`."
         )
 
 
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
-    """Refuse layers that assign weights before a step, from state of a replica.
+    """Raise if a layer assigns weights before a step, from a replica's state.
 
-    They would do so before a round notes where it begins.
+    It would change them before a round keeps the weights that it starts from.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise ValueError(
-                "Layers must leave their weights to the optimizer where each "
-                "replica takes steps of its own. Received: `"
-                f"{type(layer).__name__}` '{layer.name}', which divides a "
-                "kernel in every step by a norm that it has followed on this "
-                "replica alone. Pass `sync_every=1` to `SparseLoCo`, or leave "
-                "the layer out."
+                "Layers must leave their weights to the optimizer if replicas "
+                "take local steps. Received: `"
+                f"{type(layer).__name__}` '{layer.name}', which divides its "
+                "kernel in every step by a norm that differs between replicas. "
+                "Pass `sync_every=1` to `SparseLoCo`, or leave the layer out."
             )
 
 
 def check_outside() -> None:
-    """Refuse to synchronize in a replica, or in a function being traced."""
+    """Raise if called in a replica, or while a function is traced."""
     if not tf.executing_eagerly() or (
         tf.distribute.has_strategy()
         and not tf.distribute.in_cross_replica_context()
     ):
         raise RuntimeError(
-            "`synchronize` must be called between steps. Received a call "
-            "inside of `strategy.run` or `tf.function`. Call it after these, "
-            "on every worker."
+            "`synchronize` must be called between steps. Received: a call "
+            "inside of `strategy.run` or `tf.function`. Call it afterwards, on "
+            "every worker."
         )
 
 
 def check_common(optimizer: Any) -> None:
-    """Refuse to save weights of which every replica has its own."""
+    """Raise if weights that differ between replicas would be saved."""
     if not optimizer.is_synchronized:
         rounds = optimizer._rounds
         raise RuntimeError(
-            "Weights must be common to all replicas to be saved. Received: a "
+            "Weights must be the same on all replicas to be saved. Received: a "
             f"save after {rounds.taken} of {rounds.steps} local steps. Call "
-            "`optimizer.synchronize()` before, on every worker; save at the "
-            "end of an epoch; or back up with "
-            "`tfo.callbacks.BackupAndRestore`, anywhere."
+            "`optimizer.synchronize()` first, on every worker; save at the end "
+            "of an epoch; or use `tfo.callbacks.BackupAndRestore`, which can "
+            "back up after any step."
         )

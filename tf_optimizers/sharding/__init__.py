@@ -1,1 +1,1 @@
-"""Shares the state of an optimizer out among replicas."""
+"""Distributes the state of an optimizer among replicas."""

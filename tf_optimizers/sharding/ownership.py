@@ -1,4 +1,4 @@
-"""Decides which replica owns which rows, and what each then holds."""
+"""Assigns variables, or rows of them, to replicas."""
 
 import math
 import warnings
@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from tf_optimizers._compat.owned import Rows
 
-# How much more than the mean the fullest replica may have. It never has if
-# all variables can be split: those that are not are smaller than the excess.
+# Largest load, relative to the mean, before a warning. If all variables can be
+# split, no load exceeds it: variables that are not split are smaller than the
+# excess.
 _UNEVEN = 1.5
-# Of Keras: each entry of a step depends on the entries at its place only.
+# Keras's optimizers whose step of an entry depends on that entry alone.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (
@@ -27,35 +28,36 @@ _ELEMENTWISE = tuple(
 class Piece(NamedTuple):
     """Some rows of a variable, or all of it, and the replica that owns them."""
 
-    position: int  # Of the variable.
-    owner: int
-    ends: tuple[int, int] | None = None  # Of the rows, None for all.
+    position: int  # The variable's index.
+    owner: int  # The replica's rank.
+    ends: tuple[int, int] | None = None  # The range of rows; None for all.
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the variable, which may have no rows."""
+        """Whether this is the whole variable, which may have no rows."""
         return self.ends is None
 
     @property
     def rows(self) -> Rows:
-        """What indexes the variable."""
+        """The index of the rows in the variable."""
         return ... if self.ends is None else slice(*self.ends)
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Tell whether an optimizer steps parts of a variable as the whole."""
+    """Return whether stepping rows separately gives the same result."""
     known = type(optimizer) in _ELEMENTWISE
     return bool(getattr(optimizer, "is_elementwise", known))
 
 
-def share_out(
+def assign_owners(
     variables: Sequence[Any], replicas: int, may_split: bool
 ) -> list[Piece]:
-    """Return the owners of variables, or of rows: the same on all replicas.
+    """Return the pieces of variables and their owners.
 
-    The largest variable comes first, to the replica that has least so far. If
-    it may be split, it is if it has more than half of a replica's fair share.
-    No replica gets two pieces of a variable.
+    The result is the same on all replicas. The largest variable comes first,
+    and goes to the replica with the least load so far. If `may_split`, a
+    variable larger than half of the mean load is split. No replica gets two
+    pieces of one variable.
     """
     sizes = list(map(bytes_of, variables))
     large = (_UNEVEN - 1) * sum(sizes) / replicas
@@ -77,7 +79,7 @@ def share_out(
 
 
 def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:
-    """Return the bytes that each replica owns of some variables."""
+    """Return the bytes that each replica owns."""
     loads = [0] * replicas
     for variable, piece in owned:
         loads[piece.owner] += bytes_of(variable, piece)
@@ -85,7 +87,7 @@ def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:
 
 
 def bytes_of(variable: Any, piece: Piece | None = None) -> int:
-    """Return what one copy of a variable, or of a piece of it, takes."""
+    """Return the bytes of one copy of a variable, or of a piece of it."""
     shape = list(variable.shape)
     if piece is not None and piece.ends is not None:
         shape[0] = piece.ends[1] - piece.ends[0]
@@ -93,18 +95,18 @@ def bytes_of(variable: Any, piece: Piece | None = None) -> int:
 
 
 def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
-    """Warn if one replica has much more to hold than others."""
+    """Warn if one replica owns much more than the mean."""
     mean = sum(loads) / len(loads)
     if max(loads) <= _UNEVEN * mean:
         return
     largest = max(variables, key=bytes_of)
     warnings.warn(
         "The fullest replica should own at most 1.5 times the mean. Received: "
-        f"variables of {max(loads)} bytes on it, where the mean is {mean:.0f}; "
-        f"the largest variable is {largest.name}, of {bytes_of(largest)}. "
-        "Memory and time of a step are those of the fullest: use fewer "
-        "replicas, make several variables of the largest, or use an optimizer "
-        "that is elementwise, such as `keras.optimizers.AdamW`, for which "
-        "large variables are split.",
+        f"a replica with {max(loads)} bytes, and a mean of {mean:.0f}; the "
+        f"largest variable is {largest.name}, with {bytes_of(largest)} bytes. "
+        "The fullest replica decides the memory and the time of a step: use "
+        "fewer replicas, split the largest variable into several, or use an "
+        "elementwise optimizer, such as `keras.optimizers.AdamW`, whose large "
+        "variables are split.",
         stacklevel=2,
     )

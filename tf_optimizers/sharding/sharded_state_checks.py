@@ -14,7 +14,7 @@ from tf_optimizers.wrapped import is_wrapper
 
 
 def check_inner(value: Any, itself: type) -> None:
-    """Refuse what is not a new optimizer, or exchanges gradients itself."""
+    """Raise unless `value` is a new optimizer that `ShardedState` can wrap."""
     refused = (CompressedOptimizer, itself)
 
     def check(part: Any) -> None:
@@ -23,23 +23,23 @@ def check_inner(value: Any, itself: type) -> None:
         if is_wrapper(part) or hasattr(part, "optimizers"):
             raise ValueError(
                 "`inner_optimizer` must be one optimizer. Received: "
-                f"`{type(part).__name__}`. Put `ShardedState` around each one "
-                "inside of it."
+                f"`{type(part).__name__}`. Put `ShardedState` around each "
+                "optimizer inside it."
             )
 
     check_new(value, check)
 
 
-def check_shared(
+def check_distributed(
     inner: Any, strategy: tf.distribute.Strategy, variables: list[Any]
 ) -> None:
-    """Refuse what cannot be shared out among several replicas."""
+    """Raise if the state cannot be distributed among several replicas."""
     if not replicas_of(strategy).has_owners:
         raise ValueError(
             "`ShardedState` must be under `MirroredStrategy` or "
             "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
-            f"{type(strategy).__name__}. Create model and optimizer in the "
-            "scope of one of these."
+            f"{type(strategy).__name__}. Create the model and the optimizer in "
+            "the scope of one of these."
         )
     given = inner.gradient_accumulation_steps
     if given and isinstance(inner, HostOptimizer):
@@ -51,15 +51,16 @@ def check_shared(
         )
     if given and inner.use_ema and not isinstance(inner, Optimizer):
         raise ValueError(
-            "Averages must follow updates. Received: "
+            "`ShardedState` cannot combine `use_ema` with "
+            "`gradient_accumulation_steps`. Received: "
             f"`{type(inner).__name__}` with use_ema=True and "
-            f"gradient_accumulation_steps={given}, of which averages follow "
-            "every batch. Leave one of the two out."
+            f"gradient_accumulation_steps={given}: Keras updates its averages "
+            "after every batch. Leave one of the two out."
         )
     for variable in variables:
         if is_overwritten(inner, variable):
             raise ValueError(
                 "Variables must be updated by a step. Received: "
                 f"{variable.name}, which is overwritten by its gradient. "
-                f"Use `{type(inner).__name__}` alone."
+                f"Use `{type(inner).__name__}` without `ShardedState`."
             )

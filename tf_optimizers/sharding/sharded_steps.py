@@ -1,4 +1,4 @@
-"""Steps with what a replica owns, and gives the results to all."""
+"""Steps the pieces that a replica owns, and sends the results to all."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,27 +25,27 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
-# What replicas do for the inner optimizer.
+# Settings of the inner optimizer that are applied outside of it.
 _DONE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
 _CHANGES = ("assign", "assign_add", "assign_sub")
 _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum over replicas of a gradient, of what this replica owns."""
+    """The sum over replicas of a gradient, for a piece of this replica."""
 
     piece: Piece
-    group: int  # The gradient that it is of, or a part of.
+    group: int  # The index of the gradient.
     total: tf.Tensor
 
 
 class ShardedSteps:
-    """The steps of an optimizer whose state is shared out.
+    """The steps of an optimizer whose state is distributed.
 
     Args:
         optimizer: The inner optimizer, built in the scope of `slots`.
         variables: The model's variables.
-        pieces: Their owners.
+        pieces: Their pieces and owners.
         slots: The optimizer's state.
         strategy: The strategy.
     """
@@ -64,8 +64,8 @@ class ShardedSteps:
         self._pieces_of: dict[int, list[Piece]] = {}
         for piece in pieces:
             self._pieces_of.setdefault(piece.position, []).append(piece)
-        self._shared = slots.shared
-        self._stepped: set[int] = set()  # By the step that was traced last.
+        self._replicated = slots.replicated
+        self._stepped: set[int] = set()  # In the step that was traced last.
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
             self._averages = WholeAverages(optimizer)
@@ -85,11 +85,12 @@ class ShardedSteps:
     def update(
         self, gradients: Sequence[tf.Tensor], positions: Sequence[int]
     ) -> None:
-        """Update variables on all replicas.
+        """Update the variables on all replicas.
 
         Args:
-            gradients: This replica's, dense.
-            positions: Those of the variables, of which one may have several.
+            gradients: This replica's gradients, dense.
+            positions: Positions of their variables. A variable may have several
+                gradients.
         """
         inner, rank = self._optimizer, self._group.rank
         updates = micro_steps(inner) // (inner.gradient_accumulation_steps or 1)
@@ -102,7 +103,7 @@ class ShardedSteps:
             [_rows_of(gradients[group], piece) for group, piece in sent],
             [piece.owner for _, piece in sent],
         )
-        # Averages move without a gradient.
+        # Averages move even without a gradient.
         moved = self._stepped = set(positions)
         pieces = [
             piece
@@ -122,10 +123,10 @@ class ShardedSteps:
         self._step(owned, weights, len(positions), updates)
         if inner.use_ema:
             self._average(weights, updates)
-        self._spread(pieces, weights, positions[0])
+        self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return what this replica steps: its weight, or some rows of it."""
+        """Return the weight that this replica steps, or a copy of its rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -151,14 +152,11 @@ class ShardedSteps:
         if inner.global_clipnorm or (inner.clipnorm and are_split):
             owned = self._clipped(owned, count)
             settings += [(inner, name, None) for name in _NORMS]
-        if self._shared:
+        if self._replicated:
             step = functools.partial(
                 self._update_step,
                 inner.update_step,
-                [
-                    (own_component(variable), of)
-                    for variable, of in self._shared
-                ],
+                [(own_component(v), of) for v, of in self._replicated],
             )
             settings.append((inner, "update_step", step))
         self._steps.step_on_replica(
@@ -171,15 +169,15 @@ class ShardedSteps:
     def _update_step(
         self,
         step: Callable,
-        shared: Sequence[tuple[tf.Variable, int | None]],
+        replicated: Sequence[tuple[tf.Variable, int | None]],
         gradient: Any,
         variable: Any,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Step a variable, which may change no state but its own."""
+        """Step a variable; raise if that changes other replicated state."""
         index = variable_index(self._optimizer, variable)
-        others = [component for component, of in shared if of != index]
+        others = [component for component, of in replicated if of != index]
         with replaced(
             (component, name, _refuse_change)
             for component in others
@@ -188,7 +186,7 @@ class ShardedSteps:
             return step(gradient, variable, *args, **kwargs)
 
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
-        """Clip by norms of what all replicas have, of one or all of `count`."""
+        """Clip by the norms over all replicas, of each gradient or of all."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
@@ -206,7 +204,7 @@ class ShardedSteps:
     def _average(
         self, weights: Mapping[Piece, tf.Variable], updates: tf.Tensor
     ) -> None:
-        """Let averages follow and, when due, overwrite what is owned."""
+        """Update this replica's averages; overwrite its weights when due."""
         inner = self._optimizer
         frequency = inner.ema_overwrite_frequency
         for piece, weight in weights.items():
@@ -228,12 +226,13 @@ class ShardedSteps:
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Set variables to their averages, outside of replicas.
 
-        Keras passes those that are not frozen now, also if the optimizer does
-        not know them. A step that was traced before moves others, too.
+        Keras passes the variables that are not frozen now, even if the
+        optimizer does not know them. A step that was traced earlier still moves
+        variables that have been frozen since.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):
-            return  # There are none yet.
+            return  # There are no averages yet.
         listed = {variable_key(inner, variable) for variable in variables}
         for position, shown in enumerate(built_variables(inner)):
             is_frozen = position in self._stepped and not shown.trainable
@@ -242,37 +241,40 @@ class ShardedSteps:
                 value = self._averages[position].numpy()
                 variable.assign(tf.cast(value, variable.dtype))
 
-    def _spread(
+    def _broadcast(
         self,
         pieces: Sequence[Piece],
         weights: Mapping[Piece, tf.Variable],
         stepped: int,
     ) -> None:
-        """Give all replicas what owners have; one position has `stepped`."""
+        """Give all replicas the owners' weights and replicated state.
+
+        `stepped` is the position of a variable that was stepped.
+        """
         whole = [own_component(variable) for variable in self._variables]
-        shared = [own_component(variable) for variable, _ in self._shared]
+        state = [own_component(variable) for variable, _ in self._replicated]
         values = [
             weights[piece].read_value()
             if piece in weights
             else _rows_of(whole[piece.position].read_value(), piece)
             for piece in pieces
         ]
-        values += [variable.read_value() for variable in shared]
+        values += [variable.read_value() for variable in state]
         owners = [piece.owner for piece in pieces]
-        # All who own rows of one have moved alike what is shared, or its own.
+        # All owners of the rows of a variable made the same changes.
         owners += [
             self._pieces_of[stepped if position is None else position][0].owner
-            for _, position in self._shared
+            for _, position in self._replicated
         ]
         news = self._group.gather_from_owners(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
-            # Owners have stepped their weights, or copies of some rows.
+            # An owner has stepped its own weight, unless it stepped a copy.
             if piece not in weights or not piece.is_whole:
                 parts.setdefault(piece.position, []).append(new)
         for position, rows in parts.items():
             whole[position].assign(tf.concat(rows, 0) if rows[1:] else rows[0])
-        for variable, new in zip(shared, news[len(pieces) :], strict=True):
+        for variable, new in zip(state, news[len(pieces) :], strict=True):
             variable.assign(new)
         for piece in weights:
             if not piece.is_whole:
@@ -282,14 +284,14 @@ class ShardedSteps:
 def _total_squares(
     values: Sequence[tf.Tensor], groups: Sequence[int], count: int
 ) -> tf.Tensor:
-    """Return sums of squares of what all replicas have, by group, in float64.
+    """Return sums of squares over all replicas, float64 [count].
 
     Args:
-        values: What this replica has.
-        groups: The group of each, less than `count`.
-        count: How many groups there are.
+        values: This replica's values.
+        groups: The group of each value, in [0, count).
+        count: Number of groups.
     """
-    # In float32, squares of what is larger than 2e19 would be infinite.
+    # In float32, squares of values above 2e19 would be infinite.
     squares = [tf.square(norm(value)) for value in values]
     by_group: list[list[tf.Tensor]] = [[] for _ in range(count)]
     for group, square in zip(groups, squares, strict=True):
@@ -302,10 +304,10 @@ def _total_squares(
 def _refuse_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
         "A step of a variable must change the state of that variable alone. "
-        "Received: a step that changes state which every replica has, and "
-        "which belongs to no variable, or to another one. Create the state of "
-        "each variable by `self.add_variable_from_reference(variable, name)`, "
-        "or use the inner optimizer without `ShardedState`."
+        "Received: a step that changes replicated state, which belongs to no "
+        "variable, or to another one. Create the state of each variable by "
+        "`self.add_variable_from_reference(variable, name)`, or use the inner "
+        "optimizer without `ShardedState`."
     )
 
 
@@ -314,5 +316,5 @@ def _rows_of(value: tf.Tensor, piece: Piece) -> tf.Tensor:
 
 
 def _own(variable: Any) -> tf.Variable:
-    """Return what this replica has of a variable of the state."""
+    """Return this replica's rows of a state variable."""
     return part_of(own_component(variable))

@@ -1,4 +1,4 @@
-"""Creates the slots of an inner optimizer where they are owned."""
+"""Creates the slots of an inner optimizer on their owners."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,24 +17,25 @@ _ADD = "add_variable_from_reference"
 
 
 class Slots:
-    """The state that an optimizer makes while it is built.
+    """The state that an optimizer creates while it is built.
 
-    What it makes by `add_variable_from_reference` belongs to that variable,
-    and what else it makes while it goes through the variables to the one it is
-    at. The owners of a variable alone have what belongs to it: each the rows
-    that it owns. What belongs to none is shared: every replica has it. So are
-    gradient accumulators, in which replicas have sums of their own.
+    State created by `add_variable_from_reference` belongs to the referenced
+    variable. State created in a loop over the variables belongs to the loop's
+    current variable. Only the owners of a variable hold such state, each for
+    the rows that it owns. All other state is replicated: every replica holds
+    it. Gradient accumulators are on every replica, too, each with its own sum.
 
     Args:
         strategy: The strategy.
         variables: The model's variables.
-        pieces: Their owners.
-        devices: Where the state is, of this process's replicas.
+        pieces: Their pieces and owners.
+        devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: The slots, once with each piece.
-        shared: What every replica has alike, with the position of the variable
-            that it belongs to, if any: one of which owners have rows each.
+        owned: The slots, each once for every piece.
+        replicated: State that is the same on every replica, with the position
+            of its variable. The position is None if the state belongs to no
+            variable. A position is that of a variable split by rows.
     """
 
     def __init__(
@@ -45,17 +46,17 @@ class Slots:
         devices: Sequence[str],
     ) -> None:
         self.owned: list[tuple[OwnedVariable, Piece]] = []
-        self.shared: list[tuple[tf.Variable, int | None]] = []
+        self.replicated: list[tuple[tf.Variable, int | None]] = []
         self._strategy = strategy
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        self._looped: int | None = None  # Where a loop is.
+        self._looped: int | None = None  # Position of a loop.
         self._referred: int | None = None
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[list[Any]]:
-        """Return a scope to build in, and a list to build with."""
+        """Yield the variables to build the optimizer with, in a scope."""
         positions = {
             variable_key(optimizer, variable): position
             for position, variable in enumerate(self._variables)
@@ -71,7 +72,7 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # Before optimizers that create their state on the host themselves.
+        # Takes precedence over optimizers that put their state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)
@@ -96,7 +97,7 @@ class Slots:
             are_whole or value.shape == self._variables[position].shape
         ):
             variable = next_creator(**kwargs)
-            self.shared.append((variable, position))
+            self.replicated.append((variable, position))
             return variable
         held: list[Rows | None] = [None] * len(self._devices)
         first = replicas_of(self._strategy).worker * len(held)
@@ -110,19 +111,19 @@ class Slots:
         return variable
 
     def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
-        """Refuse what looks as if it belonged to a variable, but to which?"""
+        """Raise if state seems to belong to a variable that is not known."""
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "State of a variable must be created from it. Received: "
-                f"{name} of shape {tuple(shape)}, which a variable has, too, "
-                "outside of a loop over the variables. Create it by "
+                f"{name} of shape {tuple(shape)}, the shape of a variable, "
+                "created outside of a loop over the variables. Create it by "
                 "`self.add_variable_from_reference(variable, name)`, or use "
                 "the inner optimizer alone."
             )
 
 
 def _check_dtype(name: str, dtype: tf.DType) -> None:
-    """Refuse what replicas cannot send."""
+    """Raise if replicas cannot send a dtype."""
     if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
         raise ValueError(
             "State must be of a floating dtype, int32 or int64. Received: "
@@ -132,7 +133,7 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
 
 
 class _Watched(list):
-    """A list that tells at which of its elements a loop is."""
+    """A list that reports the position of a loop over it."""
 
     def __init__(
         self,

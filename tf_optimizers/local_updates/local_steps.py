@@ -1,4 +1,4 @@
-"""Runs the inner optimizer on each replica, by its own gradients."""
+"""Runs an inner optimizer on each replica, with its own gradients."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,6 @@ from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import replica_variables_on
 from tf_optimizers.base.components import own_component
 from tf_optimizers.base.inner import InnerSteps
-from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.wrapped import wrapped_optimizers
@@ -19,8 +18,8 @@ from tf_optimizers.wrapped import wrapped_optimizers
 class LocalSteps(InnerSteps):
     """Runs an inner optimizer on each replica separately.
 
-    Each replica has its own state of the optimizer. Read outside of replicas,
-    the state is their mean; a value assigned there is assigned to all.
+    Each replica has its own state of the optimizer. Outside of replicas, the
+    state reads as the mean over replicas, and assigning to it assigns to all.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
@@ -28,28 +27,28 @@ class LocalSteps(InnerSteps):
         with replaced(self._names), _own_state():
             self._optimizer.build(self._variables)
         for variable in self._optimizer.variables:
-            # In a replica, `build` has assigned only to the replica's own.
+            # In a replica, `build` assigns to this replica's component only.
             first, *others = strategy.experimental_local_results(variable.value)
             for other in others:
                 other.assign(first)
 
-    def variables_beside_state(self) -> contextlib.AbstractContextManager:
-        """Return a scope for variables that are as large as weights."""
+    def variable_scope(self) -> contextlib.AbstractContextManager:
+        """Return a scope for creating variables of the weights' size."""
         if self._is_hosted():
             return replica_variables_on(HOST)
         return contextlib.nullcontext()
 
-    def place(self) -> contextlib.AbstractContextManager:
-        """Return a scope for temporaries that are as large as weights."""
-        return (
-            tf.device(HOST) if self._is_hosted() else contextlib.nullcontext()
-        )
+    def tensor_scope(self) -> contextlib.AbstractContextManager:
+        """Return a scope for computing tensors of the weights' size."""
+        if self._is_hosted():
+            return tf.device(HOST)
+        return contextlib.nullcontext()
 
     def _is_hosted(self) -> bool:
-        """Tell whether the optimizer's state is on the host."""
+        """Return whether the optimizer's state is on the host."""
         return any(
-            isinstance(part, HostOptimizer)
-            for part in wrapped_optimizers(self._optimizer)
+            isinstance(each, HostOptimizer)
+            for each in wrapped_optimizers(self._optimizer)
         )
 
     def step(
@@ -62,13 +61,13 @@ class LocalSteps(InnerSteps):
         """Update this replica's weights.
 
         Args:
-            gradients: This replica's, dense.
+            gradients: This replica's gradients, dense.
             weights: This replica's components of the variables.
-            indices: Positions of the variables among all.
-            updates: How many there were before; the optimizer's `iterations`.
+            indices: Indices of the variables among all.
+            updates: Number of earlier updates, for the inner `iterations`.
         """
-        for part in wrapped_optimizers(self._optimizer):
-            own_component(part.iterations).assign(updates)
+        for each in wrapped_optimizers(self._optimizer):
+            own_component(each.iterations).assign(updates)
         self.step_on_replica(gradients, weights, indices)
 
 
@@ -87,18 +86,3 @@ def _own_state() -> Iterator[None]:
 
     with tf.variable_creator_scope(create):
         yield
-
-
-def worker_means(
-    compressor: Compressor, gradients: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Return the mean gradients of a worker's share of the batch.
-
-    Keras has divided the loss by the number of all replicas.
-    """
-    wire = compressor.wire
-    workers = wire.replicas // wire.devices
-    if workers == 1:
-        return gradients
-    totals = compressor.sum_on_worker(gradients)
-    return [workers * total for total in totals]
