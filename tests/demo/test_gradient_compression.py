@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from launcher import assert_gone
 
+from tf_optimizers.demo import link
 from tf_optimizers.demo.__main__ import main
 from tf_optimizers.demo.data import load_splits
 from tf_optimizers.demo.gradient_compression import (
@@ -122,17 +123,19 @@ def test_failing_workers_fail_the_demo(module, monkeypatch, tmp_path, capfd):
 
 def test_interrupted_workers_leave_no_process(module, tmp_path):
     """Ctrl-C, also where only the demo itself gets it."""
+    # Imported without the package, which would load TensorFlow three times.
+    alone = f"import sys; sys.path.append({os.path.dirname(link.__file__)!r})\n"
     module(
-        "import os, pathlib, time\n"
-        "from tf_optimizers.demo.link import join\n"
+        f"{alone}import os, pathlib, time\n"
+        "from link import join\n"
         "numbers = [os.getpid(), join()._process.pid]\n"
         "for number in numbers:\n"
         f"    pathlib.Path({str(tmp_path)!r}, f'{{number}}.pid').touch()\n"
         "time.sleep(600)\n"
     )
     program = (
-        "import signal\n"
-        "from tf_optimizers.demo.processes import run_workers\n"
+        f"{alone}import signal\n"
+        "from processes import run_workers\n"
         # What starts the tests in the background ignores it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "run_workers(['stub_worker'], 2, 600, None)\n"
