@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory):
     """What two workers report."""
     folder = tmp_path_factory.mktemp("guide")
-    parts = ["guide", "uncompiled", "another_cluster", "versions", "shifted"]
+    parts = ["traced_only", "guide", "uncompiled", "another_cluster"]
+    parts += ["versions", "shifted"]
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "sharp"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized", "empty"]
