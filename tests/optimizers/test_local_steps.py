@@ -93,7 +93,8 @@ class Rounds:
     "name",
     with_long(
         [name for name in SETTINGS if name != "there and back"],
-        ["adam", "decay, outer rate", "sgd"],  # Others tell, too.
+        # Rounds that end early are compared with AdamW inside.
+        ["adam", "adamw", "decay, outer rate", "sgd"],
     ),
 )
 def test_two_replicas_match_reference(mirrored, name):
