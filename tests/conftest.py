@@ -12,10 +12,11 @@ pytest.register_assert_rewrite("contract", "dgc")
 # First, half a minute or more each, those whose workers need two processors,
 # by turns with those that mostly wait. Then others that take long.
 LONGEST = [
-    *("test_resume", "test_worker_errors", "test_strategy", "test_tensorflow"),
-    *("test_ending", "test_gradient_compression", "test_images"),
+    *("test_resume", "test_guide", "test_worker_errors", "test_strategy"),
+    *("test_tensorflow", "test_programs", "test_additions", "test_ending"),
+    *("test_gradient_compression", "test_images"),
     *("test_transport", "test_output", "test_environment", "test_faults"),
-    *("test_local_steps", "test_guide", "test_dgc_momentum", "test_replicas"),
+    *("test_local_steps", "test_dgc_momentum", "test_replicas"),
     *("test_backup", "test_notebooks", "test_contract"),
     *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
     *("test_sharded_state", "test_rate_in_momentum", "test_sharded_exchange"),
