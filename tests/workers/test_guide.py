@@ -400,8 +400,8 @@ def test_workers_that_draw_different_rows_are_told_so(results):
             assert "All workers must draw the same batches" in message, kind
         for workers in (1, 2):
             message = messages[f"callback, {workers}"]
-            assert "generator, as in a callback, or by looking" in message
-            assert "give what draws a seed or a generator of its own" in message
+            assert "generator alone, as in a callback, or has looked" in message
+            assert "Set a seed, or use a separate generator" in message
 
 
 def test_who_has_looked_at_data_before_sees_what_others_do(looked):
