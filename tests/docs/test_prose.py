@@ -1,13 +1,16 @@
-"""The pages keep few of the habits that tools/prose_habits.py counts."""
+"""Pages and the package keep few of the habits of tools/prose_habits.py."""
 
 import pathlib
 
 import prose_habits
 import pytest
 
-# The most that pages may have: what is left is meant.
-MOST = {"what": 75, "who, nobody, one that": 12}
-OTHERS = 6
+# The most that pages may have: the rest are deliberate.
+MOST_OF_PAGES = {"what": 75, "who, nobody, one that": 12}
+OTHERS_OF_PAGES = 6
+# The most that docstrings, comments and strings of the package may have.
+MOST_OF_PACKAGE = {"what": 12, "of which, at whose": 12}
+OTHERS_OF_PACKAGE = 4
 
 
 def counted(tmp_path, name, text):
@@ -19,19 +22,34 @@ def counted(tmp_path, name, text):
 
 @pytest.fixture(scope="module")
 def found():
-    pages = [
+    paths = [
         path
         for path in prose_habits.files(prose_habits.ROOT)
-        if path.suffix == ".md" and path.stem != "CHANGELOG"
+        if path.stem != "CHANGELOG"
     ]
-    assert len(pages) > 20
-    return [(habit, path) for habit, _, path, _ in prose_habits.places(pages)]
+    assert len(paths) > 150
+    return [
+        (habit, path.suffix, path.relative_to(prose_habits.ROOT), words)
+        for habit, _, path, words in prose_habits.places(paths)
+    ]
 
 
 @pytest.mark.parametrize("habit", prose_habits.HABITS)
-def test_pages_have_few_of_a_habit(habit, found):
-    places = [path.stem for name, path in found if name == habit]
-    assert len(places) <= MOST.get(habit, OTHERS), places
+@pytest.mark.parametrize(
+    ("suffix", "most", "others"),
+    [
+        (".md", MOST_OF_PAGES, OTHERS_OF_PAGES),
+        (".py", MOST_OF_PACKAGE, OTHERS_OF_PACKAGE),
+    ],
+    ids=["pages", "package"],
+)
+def test_few_places_have_a_habit(habit, suffix, most, others, found):
+    places = [
+        (str(path), words)
+        for name, kind, path, words in found
+        if (name, kind) == (habit, suffix)
+    ]
+    assert len(places) <= most.get(habit, others), places
 
 
 @pytest.mark.parametrize(
