@@ -821,7 +821,7 @@ def test_synchronize_is_refused_within_a_step(mirrored):
 
 
 def test_averages_of_local_weights_are_refused():
-    with pytest.raises(ValueError, match="`use_ema` needs weights"):
+    with pytest.raises(ValueError, match="`use_ema` needs the same weights"):
         tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2, use_ema=True)
 
 
