@@ -73,8 +73,8 @@ def __dir__() -> list[str]:
 def _runs_command() -> bool:
     """Return whether this is `python -m` with a command of ours.
 
-    The launcher imports this package too, and must not load TensorFlow for
-    nothing; the demo loads it when it shows that something goes on. While
+    The launcher imports this package too, and must not load TensorFlow
+    needlessly; the demo loads it later, once it shows its progress. While
     Python looks for the module of `-m`, `sys.argv` begins with "-m".
     """
     commands = ("tf_optimizers.launch", "tf_optimizers.demo")

@@ -82,7 +82,7 @@ class AdamOffload(HostOptimizer):
     host. `compile` turns XLA off unless you pass `jit_compile=True`. In a
     custom loop, do not compile the `tf.function` by XLA.
     Differs from `mindspore.nn.AdamOffload`: v saturates where it would
-    overflow; patterns apply to all variables, whatever groups there are;
+    overflow; patterns apply to all variables, not to parameter groups;
     float64, half precision and scalars are accepted.
     Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
     gradient; bias corrections keep all digits; gradients are summed over

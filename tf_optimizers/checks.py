@@ -55,7 +55,7 @@ def check_share(name: str, value: Any) -> float:
 
 
 def check_epsilon(name: str, value: Any) -> float:
-    """Return `value` as a float that float32 arithmetic sees as positive."""
+    """Return `value` as a float that is positive in float32 arithmetic."""
     return check_number(
         name,
         value,
@@ -98,7 +98,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def check_unused(
     owner: str, arguments: dict[str, Any], hints: dict[str, str]
 ) -> None:
-    """Raise if given base-class arguments that an optimizer does not use."""
+    """Raise if there are base-class arguments that an optimizer ignores."""
     for name, hint in hints.items():
         if arguments.get(name) is not None:
             raise ValueError(

@@ -117,13 +117,14 @@ class DGCMomentum(CompressedOptimizer):
     Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
     "int2", other values of the same 64 are sent in a later step.
     Differs from the paper and from
-    `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is exact in decimal. The
-    selection is exact, not by a sampled threshold. With `nesterov`, the switch
-    from dense to sparse is continuous; Paddle carries over a momentum that is
-    1 / momentum too large. `clipnorm` applies from the first step; Paddle does
-    not clip large variables before `rampup_begin_step`. If entries are summed
-    by shards, only the k largest sums are applied. A single replica works, with
-    a warning. Paddle's rule is `rate_in_momentum=False`.
+    `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is computed in exact
+    decimal arithmetic. The selection is exact, not by a sampled threshold. With
+    `nesterov`, the switch from dense to sparse is continuous; Paddle carries
+    over a momentum that is 1 / momentum too large. `clipnorm` applies from the
+    first step; Paddle does not clip large variables before `rampup_begin_step`.
+    If entries are summed by shards, only the k largest sums are applied. A
+    single replica works, with a warning. Paddle's rule is
+    `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
     is that of `keras.optimizers.SGD` to rounding, with schedules, too.
 
@@ -146,8 +147,8 @@ class DGCMomentum(CompressedOptimizer):
             compressed. Defaults to `16384`.
         momentum_masking: bool. Whether u_i becomes 0, too, where v_i is sent.
             Defaults to `True`.
-        value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". What
-            sent values are rounded to; v_i keeps the rounding error. "int4"
+        value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
+            format of sent values; v_i keeps the rounding error. "int4"
             takes 4 bits per value and 2 bytes per 64 values: a sign, and one of
             eight equally spaced magnitudes from 0 to the largest of the 64.
             "int2" takes 2 bits per value and 4 bytes per 64: a sign, and one of
@@ -158,9 +159,9 @@ class DGCMomentum(CompressedOptimizer):
             learning rate. TensorFlow's own strategies send all but float16 as
             float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
-            rate when they enter u_i. If not, entries are when they are sent.
-            State that was saved with one value cannot be loaded with the other.
-            Defaults to `True`.
+            rate when they enter u_i. If not, entries are multiplied by it when
+            they are sent. State that was saved with one value cannot be loaded
+            with the other. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             First step of the stages in reverse. Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, from there to dense
@@ -271,7 +272,7 @@ class DGCMomentum(CompressedOptimizer):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "DGCMomentum":
         """Return an optimizer from its config."""
-        # Configs of older versions do not have it.
+        # Configs of older versions lack it.
         config = {"rate_in_momentum": False} | config
         regularizer = config.get("regularizer")
         if isinstance(regularizer, dict):
@@ -341,8 +342,8 @@ class DGCMomentum(CompressedOptimizer):
         # The u and v of a worker are the sums over its devices.
         scale = tf.constant(1 / wire.devices, tf.float64)
         if self.clipnorm:
-            # One gradient per worker with this norm, all at right angles, have
-            # a sum of the norm `clipnorm`.
+            # If the workers' gradients have this norm and are orthogonal, the
+            # norm of their sum is `clipnorm`.
             limit = self.clipnorm / math.sqrt(wire.replicas // wire.devices)
             scale *= clip_factor(norm(gradient), limit)
         add = compiled(_add_to_both, v, self._hyperparameters(index))

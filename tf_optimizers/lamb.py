@@ -127,8 +127,8 @@ def lamb_step(
 ) -> None:
     """Update w, m and v in place; called inside an XLA kernel.
 
-    The norms need whole tensors, so u is computed twice: once to measure it and
-    once to apply it. This takes less time than storing it.
+    The norms need whole tensors, so u is computed twice: once for its norm and
+    once for the update. This takes less time than storing it.
 
     Args:
         gpu: Whether the kernel runs on a GPU.

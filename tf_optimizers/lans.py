@@ -162,7 +162,7 @@ def lans_step(
 ) -> None:
     """Update w, m and v in place, with the arguments of `lamb_step`."""
     w, m, v = (read(handle, gradient) for handle in handles)
-    # Measuring two norms together takes hardly longer than measuring one.
+    # Computing two norms together takes hardly longer than computing one.
     g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
     normalize = normalized(g_norm, hyperparameters.gradient_limit)
     betas = hyperparameters.betas

@@ -1,4 +1,4 @@
-"""The door: all that optimizers and callbacks ask of their replicas."""
+"""The interface of replicas to optimizers and callbacks."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ class ReplicaGroup:
 
     @property
     def rank(self) -> int:
-        """The calling replica's number; those of a worker are consecutive."""
+        """The calling replica's number, consecutive within a worker."""
         context = tf.distribute.get_replica_context()
         return tf.get_static_value(context.replica_id_in_sync_group)
 
@@ -143,10 +143,10 @@ class ReplicaGroup:
         return [statement]
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Make it an error to need other workers, while one acts alone.
+        """Raise if the code in this context needs other workers.
 
         Args:
-            name: The name of what acts, for the error.
+            name: The name of the code that runs on one worker, for the error.
         """
         del name
         return contextlib.nullcontext()

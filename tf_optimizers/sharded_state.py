@@ -55,11 +55,12 @@ class ShardedState(Wrapper):
         w, s <- inner step from w and s by g, at the owner of w
         w    <- the owner's w, on all replicas
 
-    Owners are assigned from the largest variable to the smallest, each to the
-    replica that owns least so far. If the inner optimizer `is_elementwise`, a
-    variable larger than half of the mean per replica is split by rows. Other
-    optimizers step whole variables, so that trust ratios and factored moments
-    are exact. With one replica, `ShardedState` is the inner optimizer.
+    From the largest variable to the smallest, each is assigned to the replica
+    that owns the fewest bytes so far. If the inner optimizer
+    `is_elementwise`, a variable larger than half of the mean per replica is
+    split by rows. Other optimizers step whole variables, so that trust ratios
+    and factored moments are exact. With one replica, `ShardedState` does the
+    same as the inner optimizer.
 
     Sums of gradients are clipped; `global_clipnorm` counts the sums of all
     owners. Weight decay, schedules, `loss_scale_factor` and constraints work as
@@ -175,7 +176,7 @@ class ShardedState(Wrapper):
             check_distributed(inner, strategy, variables)
             agree_on_overflow()
             self._distribute(strategy, variables)
-        # Skips our own `build`: the inner optimizer has any master weights.
+        # Skips our own `build`: master weights belong to the inner optimizer.
         super(Optimizer, self).build(variables)
         # Set last, or Keras would create averages here.
         self.use_ema = inner.use_ema
@@ -238,7 +239,7 @@ class ShardedState(Wrapper):
             )
         else:
             update(gradients)
-        # Even on a replica that owns nothing.
+        # Also on a replica that owns nothing.
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:

@@ -110,8 +110,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             Defaults to `1.0`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed. Defaults to `16384`.
-        value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". What
-            sent values are rounded to; see `DGCMomentum`. Defaults to
+        value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
+            format of sent values; see `DGCMomentum`. Defaults to
             `"float32"`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
@@ -261,7 +261,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 )
 
     def _batches_left(self) -> tf.Tensor:
-        """Return how many batches are left of a round, in graphs too."""
+        """Return how many batches are left in the round, also in graphs."""
         each = self.gradient_accumulation_steps or 1
         left = tf.constant(1, tf.int64)
         if self._rounds is not None:

@@ -17,12 +17,12 @@ import tensorflow as tf
 from tf_optimizers._compat import backend_variable
 from tf_optimizers._compat.keras_internals import built_variables
 
-# Objects of these are not searched.
+# Objects whose classes come from these modules are not searched.
 _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "numpy", "tensorflow", "tf_optimizers")
 }
-# The attributes of the user's objects that are searched. Searching all objects
-# would not end.
+# The types that are searched among the attributes of the user's objects.
+# Searching all objects would never end.
 _HOLDERS = (keras.optimizers.Optimizer, keras.layers.Layer, dict, list, tuple)
 
 
@@ -112,7 +112,7 @@ def _search(
 
 
 def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the objects inside of one that may hold optimizers, by name."""
+    """Return the objects in `value` that may hold optimizers, by name."""
     if isinstance(value, dict):
         return [(f"{name}[{key!r}]", each) for key, each in value.items()]
     if isinstance(value, (list, tuple)):
@@ -182,8 +182,8 @@ def local_steppers(model: keras.Model) -> list[Any]:
 def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` with several local steps that a model has.
 
-    Return none if the model has another optimizer, which may exchange in every
-    step.
+    The list is empty if the model has another optimizer, which may exchange in
+    every step.
     """
     found: list[Any] = []
     for optimizer in optimizers_of(model).values():
@@ -213,10 +213,10 @@ class LocalRound(NamedTuple):
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     """Return the round that optimizers are in; call it outside of replicas.
 
-    Several optimizers are in a round that ends where any of theirs does.
+    If there are several, the round ends as soon as it does for one of them.
 
     Args:
-        optimizers: What `only_local_steppers` returned.
+        optimizers: The result of `only_local_steppers`.
 
     Returns:
         None if there is no optimizer, or if one is not built.

@@ -24,14 +24,15 @@ def build_from_specs(
 ) -> None:
     """Let Keras build models from the specification of the data.
 
-    From now on in this process. Keras draws a batch before `fit` and
-    `evaluate`, and builds the model from the batch's mean over replicas. So a
-    generator loses batches, workers draw different ones ahead, and data that
-    cannot be averaged fail. A model without `call` is built by its first step,
-    as without a strategy.
+    This lasts until the process ends. Keras itself draws a batch before `fit`
+    and `evaluate`, and builds the model from the batch's mean over replicas. So
+    a generator loses batches, workers draw different batches ahead, and data
+    that cannot be averaged fail. A model without `call` is built by its first
+    step, as without a strategy.
 
     Args:
-        is_for: Called with a strategy; returns whether to do so.
+        is_for: Called with a strategy; returns whether its models are built
+            from specifications.
     """
 
     def build_without_batch(
@@ -65,8 +66,9 @@ def call_first(
 ) -> None:
     """Insert a callback before all others of a model, from now on.
 
-    In this process. A model and an optimizer have no way to add callbacks.
-    `fit`, `evaluate` and `predict` create a list of them, and set its model.
+    This lasts until the process ends. A model and an optimizer have no way to
+    add callbacks. `fit`, `evaluate` and `predict` create a `CallbackList`, and
+    set its model.
 
     Args:
         kind: The class of the callback.
@@ -99,10 +101,10 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     """Let `jit_compile="auto"` mean `False` for some models, from now on.
 
-    In this process. Keras decides in `compile`, and asks only layers. An
-    explicit argument of `compile` stays as it is. Since the optimizer may be
-    set later, as in a `compile` that calls `super().compile()` first, the
-    decision is checked again when Keras makes a step.
+    This lasts until the process ends. Keras decides in `compile`, and checks
+    only layers. An explicit argument of `compile` is kept. Since the optimizer
+    may be set later, as in a `compile` that calls `super().compile()` first,
+    the decision is checked again when Keras makes a step.
 
     Args:
         is_refused: Called with a model; returns whether its optimizer cannot
@@ -129,7 +131,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks the names, a step under XLA raises, and says what to do.
+    # If Keras lacks the names, a step under XLA raises an error with advice.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", looking_again)
@@ -149,8 +151,8 @@ def agree_on_overflow() -> None:
     replica are finite. For strategies without merge calls, every replica tests
     its own gradients, in a `tf.cond` in which `iterations` cannot be assigned,
     even with one replica. `compile` wraps optimizers in `LossScaleOptimizer`,
-    and takes no other class, so its method is replaced, from now on in this
-    process. Without a strategy nothing changes.
+    and accepts no other class, so its method is replaced until the process
+    ends. Without a strategy nothing changes.
     """
 
     def apply(

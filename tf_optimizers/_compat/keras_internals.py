@@ -178,11 +178,11 @@ def is_overwritten(optimizer: Any, variable: Any) -> bool:
 def add_replica_variable(
     optimizer: Any, reference: Any, name: str, dtype: str
 ) -> keras.Variable:
-    """Add a variable of zeros that has another value on every replica.
+    """Add a variable, initially 0, with a separate value on every replica.
 
     Outside of replicas, a read returns the sum over replicas, and an assigned
     value is divided among them. Keras's `add_variable` has no argument for
-    this, and tracks its variables in private.
+    this, and tracks its variables in a private list.
     """
     value = backend_variable(reference)
     with (
@@ -205,7 +205,7 @@ def add_replica_variable(
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
     """Let the `fit` that is starting begin at an epoch."""
     # Keras reads this after `on_train_begin`, for its own `BackupAndRestore`.
-    # It is too late for the argument `initial_epoch`.
+    # It is too late to pass the argument `initial_epoch`.
     model._initial_epoch = epoch
 
 

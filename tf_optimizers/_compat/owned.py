@@ -22,8 +22,8 @@ class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
     Outside of replicas it is whole, on all workers. A read is a sum over
-    replicas, each with zeros in the rows of others. A replica keeps its own
-    rows of a value that is assigned or restored.
+    replicas, with zeros for the rows that a replica does not own. A replica
+    keeps only its own rows of a value that is assigned or restored.
 
     Attributes:
         own_name: The name, if it differs from that of the components.
@@ -93,7 +93,7 @@ def owned_variable(
     Args:
         strategy: The strategy.
         devices: The devices of the components of this process's replicas.
-        rows: The rows that each of these replicas owns, None without any.
+        rows: The rows that each of these replicas owns; None if it owns none.
         value: The initial value of the whole variable.
         name: The name of the variable.
     """
@@ -128,7 +128,7 @@ def owned_variable(
 def part_of(component: tf.Variable) -> tf.Variable:
     """Return the rows of a variable that a component's replica owns.
 
-    Without any, the result raises an error when it is used.
+    If it owns none, the result raises an error when it is used.
     """
     part = getattr(component, "part", component)
     return _Elsewhere() if part is None else part
@@ -169,7 +169,7 @@ def array_of(component: tf.Variable) -> np.ndarray:
 class Copy(resource_variable_ops.UninitializedVariable):
     """Some rows of a variable, with memory only during a step.
 
-    Optimizers take it for a component of the variable.
+    Optimizers treat it as a component of the variable.
     """
 
     def __init__(
@@ -192,6 +192,6 @@ class Copy(resource_variable_ops.UninitializedVariable):
 
     def free(self) -> None:
         """Free the memory."""
-        # Without a static shape, which TensorFlow would compare with its own.
+        # No static shape: TensorFlow would compare it with the variable's.
         nothing = tf.zeros([0], self.dtype)
         self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

@@ -1,7 +1,7 @@
 """Lists all functions and classes that are replaced in Keras and TensorFlow.
 
-Other code in the process uses them, too. So a function is replaced when a
-feature is first used, not before, and its replacement behaves like the original
+Other code in the process uses them, too. So a function is replaced only when a
+feature is first used, and its replacement behaves like the original
 for code that does not use the feature. It stays until the process ends.
 """
 
@@ -20,8 +20,8 @@ class Patch(NamedTuple):
     Attributes:
         names: The full names.
         features: The features that need it, as users know them.
-        why: The lack of the original.
-        without: The fault if the replacement were not called.
+        why: The shortcoming of the original.
+        without: What would fail if the replacement were not called.
         until: The upstream change that would make it superfluous.
         test: The test of its effect: a file in tests/, and a name.
     """

@@ -12,7 +12,7 @@ _AVERAGES = "_model_variables_moving_average"
 
 def averages_of(optimizer: Any) -> list[Any]:
     """Return the averages of `use_ema`, None for overwritten variables."""
-    # Our optimizers keep theirs here, and show others under Keras's name.
+    # Our optimizers keep theirs here, and show others under Keras's own name.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 

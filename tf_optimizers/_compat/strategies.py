@@ -1,8 +1,8 @@
 """Moves optimizers and variables into a strategy, or out of it.
 
-An optimizer belongs to the strategy in whose scope it was created, and so do
-its step count and learning rate. If it was created outside of any scope, these
-are plain variables, and all replicas would count their steps in them.
+An optimizer belongs to the strategy whose scope it was created in, and so do
+its step count and learning rate. Outside of any scope, these are plain
+variables, and all replicas would count their steps in the same one.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
         return
     # Keras has no setter. Nothing has used it yet, as `build` comes first.
     optimizer._distribution_strategy = strategy
-    # Without those of an inner optimizer, which is adopted separately.
+    # An inner optimizer is adopted separately, so leave out its variables.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -84,7 +84,7 @@ def adopt_optimizers_of_keras(
     All of them call `build` of the base class before they add variables.
 
     Args:
-        is_for: Called with a strategy; returns whether to do so.
+        is_for: Called with a strategy; returns whether to adopt.
         check: Called first, with the strategy and the variables.
     """
 
@@ -101,7 +101,7 @@ def adopt_optimizers_of_keras(
 
 
 def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
-    """Return the current strategy, or without one, that of the variables."""
+    """Return the current strategy or, without one, the variables' strategy."""
     if variables and not tf.distribute.has_strategy():
         value = backend_variable(variables[0])
         if isinstance(value, tf.distribute.DistributedValues):
@@ -133,7 +133,7 @@ def outside_strategy(
     """Leave the strategy temporarily, inside a replica.
 
     Args:
-        optimizers: Keras optimizers of the strategy, which leave it, too.
+        optimizers: Keras optimizers of the strategy. They leave it, too.
         variables: Pairs of a Keras variable and its component on this replica,
             which replaces its value.
     """

@@ -38,8 +38,7 @@ def convert(function: Callable) -> Callable:
     """Return a function converted by AutoGraph, if AutoGraph is on here.
 
     TensorFlow's strategies convert the function that they call on replicas. If
-    they get a wrapper, they would convert that; so it converts the user's
-    function itself.
+    that is a wrapper of the user's function, the wrapper must call this.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(
@@ -73,7 +72,7 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
 
     This is cross-replica context for strategies with merge calls, such as
     `MirroredStrategy`, and the replica itself for other strategies. There is no
-    public way to tell these apart.
+    public way to distinguish them.
     """
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)

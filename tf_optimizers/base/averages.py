@@ -32,7 +32,7 @@ class Averages:
         optimizer: The optimizer that averages.
         masters: Its master weights, which are averaged in place of
             half-precision variables.
-        placement: `OnReplicas` or `OnHost`, which has the averages.
+        placement: `OnReplicas` or `OnHost`, which holds the averages.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Averages:
         """Overwrite averaged variables with their averages, after training.
 
         Keras passes the variables that are trainable now. A step that was
-        traced earlier also moves variables that were frozen since.
+        traced earlier also moves variables that have been frozen since.
         """
         self.start()
         optimizer = self._optimizer

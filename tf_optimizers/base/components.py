@@ -72,7 +72,8 @@ class Accumulators:
     Args:
         optimizer: The optimizer that accumulates.
         variables: The variables that have gradients.
-        placement: `OnReplicas` or `OnHost`, which has the accumulators.
+        placement: `OnReplicas` or `OnHost`, which holds the
+            accumulators.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the means of the accumulated gradients and these, the last.
+        """Return the means of the accumulated gradients and the last ones.
 
-        If a variable has several gradients, the first mean includes its sum.
+        If a variable has several gradients in this call, the accumulated sum
+        is added only to the first.
         """
         means, seen = [], set()
         with self._placement.scope():
@@ -109,7 +111,7 @@ class Accumulators:
         return means
 
     def clear(self) -> None:
-        """Reset all accumulators, also of variables without a gradient now."""
+        """Reset all accumulators, even of variables without a gradient now."""
         self._placement.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

@@ -8,7 +8,7 @@ and layers that the user did not name get other numbers.
 
 Loading keeps the variables' order, their own names and their shapes. So the
 config of a built optimizer holds the positions of excluded variables, and the
-own names and shapes of all variables, to notice a different model. Before the
+own names and shapes of all variables, to detect a different model. Before the
 optimizer is built, the config holds the paths of the variables that the user
 chose.
 """
@@ -35,7 +35,7 @@ _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
 
 
 def names_apart(variables: Sequence[Any]) -> list[str]:
-    """Return the variables' paths, and number those that are the same."""
+    """Return the variables' paths, with numbers appended to duplicates."""
     names: list[str] = []
     seen: Counter[str] = Counter()
     for path in map(path_of, variables):
@@ -51,8 +51,8 @@ class Excluded:
     Args:
         variables: All variables of the optimizer.
         chosen: The positions of the variables that the user chose.
-        by_patterns: The patterns and the positions of their matches, by
-            purpose, without purposes that have no patterns.
+        by_patterns: For each purpose that has patterns, the patterns and the
+            positions of their matches.
     """
 
     variables: Sequence[Any] = ()
@@ -86,8 +86,8 @@ class Exclusions:
     Args:
         patterns: None or regular expressions, searched in `variable.path`.
         names: The patterns of a call of `exclude_from_weight_decay()`.
-        variables: Path and shape of each variable of that call, by its key.
-        saved: The entry of the config that the optimizer was created from.
+        variables: Path and shape of each variable passed to that call, by key.
+        saved: The entry in the config that the optimizer was created from.
     """
 
     patterns: Sequence[str] | None = None
@@ -134,11 +134,12 @@ class Exclusions:
 
         Args:
             optimizer: An optimizer that is not built yet.
-            variables: The variables it will be built with.
+            variables: The variables that it will be built with.
             others: Patterns for purposes other than weight decay.
 
         Raises:
-            ValueError: If the config excludes variables that are not here.
+            ValueError: If the config excludes variables that are not among
+                these.
         """
         patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
         by_patterns = {
@@ -156,7 +157,7 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions that patterns match, now or when saved."""
+        """Return the positions that patterns match, or matched when saved."""
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._is_of(variables):
             return set(found)
@@ -192,7 +193,7 @@ class Exclusions:
         return self.saved.get(_ALL) == _labels(variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:
-        """Return the part of an optimizer's config about exclusions.
+        """Return the part of an optimizer's config that describes exclusions.
 
         Args:
             excluded: The result of `find`, or `Excluded()` before the
@@ -227,7 +228,7 @@ def check_weight_decay(value: float | None) -> float:
     return check_non_negative("weight_decay", 0.0 if value is None else value)
 
 
-# An escaped character, a set, or an anchor.
+# Matches an escaped character, a set, or an anchor.
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
 
 
@@ -268,7 +269,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
     """Return the position of the variable that had a path when saved.
 
     Raises:
-        ValueError: If no variable fits, or more than one.
+        ValueError: If no variable fits, or if several do.
     """
     paths = list(map(path_of, variables))
     found = [

@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Return anything NumPy-like as a tensor, also in `tf.IndexedSlices`."""
+    """Convert arrays to tensors, also those inside of `tf.IndexedSlices`."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -148,9 +148,9 @@ def clip(
 ) -> list[tf.Tensor]:
     """Clip each gradient's norm, the norm of all of them, or each element.
 
-    At most one limit is not None. If a gradient is not finite, all elements
+    At most one limit may be given. If a gradient is not finite, all elements
     that its norm scales become NaN. XLA scales in one pass over memory; without
-    XLA, gradients are scaled where they are.
+    XLA, each operation takes its own pass.
     """
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]

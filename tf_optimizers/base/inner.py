@@ -74,7 +74,7 @@ class Wrapper(Optimizer):
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
-    """Raise if `value` is not a new optimizer; `check` all that it wraps."""
+    """Raise if `value` is not a new optimizer; `check` it and its parts."""
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be a Keras optimizer, such as "
@@ -152,8 +152,8 @@ class InnerSteps:
         Args:
             gradients: Dense gradients of the weights.
             weights: This replica's components of the variables, or the rows
-                that it has the state of.
-            indices: Positions of the variables among all.
+                whose state it holds.
+            indices: Positions of the variables among all variables.
             settings: Attributes of the optimizer during the step.
         """
         parts = wrapped_optimizers(self._optimizer)
@@ -161,7 +161,7 @@ class InnerSteps:
         shown = [
             variable
             if isinstance(variable, keras.Variable)
-            and variable.shape == weight.shape  # Not some rows of it.
+            and variable.shape == weight.shape  # Not a few rows.
             else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]
@@ -169,7 +169,7 @@ class InnerSteps:
         seen = self._outside_strategy(moved, weights)
         with seen, replaced(switched_off):
             for part in parts[1:] or parts:
-                # `MultiOptimizer` takes no group without a gradient.
+                # `MultiOptimizer` fails for a group without gradients.
                 known = set(map(id, built_variables(part)))
                 own = [i for i, v in enumerate(moved) if id(v) in known]
                 if own:

@@ -69,7 +69,7 @@ class Optimizer(keras.optimizers.Optimizer):
                       `_step` runs once, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
-    weights. `_placement` says where averages and accumulators are: on every
+    weights. `_placement` decides where averages and accumulators are: on every
     replica or, once per worker, on the host.
 
     An optimizer that decays weights in its own formula sets `_exclusions`. The
@@ -172,8 +172,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 optimizer was built with.
 
         Raises:
-            ValueError: If there is no gradient, if a gradient has another shape
-                than its variable, or if a variable is unknown. Nothing is
+            ValueError: If there is no gradient, if the shapes of a gradient and
+                its variable differ, or if a variable is unknown. Nothing has
                 changed then.
             TypeError: If a gradient is not of a floating dtype.
             RuntimeError: If called outside of `strategy.run`.
@@ -182,7 +182,8 @@ class Optimizer(keras.optimizers.Optimizer):
         check_not_empty(grads)
         check_replica_context()
         # At the end of data of unknown length no gradient is computed, and
-        # nothing may change, not even `iterations`: all waits for the last one.
+        # nothing may change, not even `iterations`. So everything depends on
+        # the last gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
@@ -250,7 +251,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step at the current rate; a callable may return another each time."""
+        """Step at the current learning rate, which is read only once."""
         rate = tf.convert_to_tensor(self.learning_rate)
         self._step_at(rate, gradients, variables)
 
@@ -280,7 +281,7 @@ class Optimizer(keras.optimizers.Optimizer):
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
-        """Return the optimizer whose state is saved as this one's."""
+        """Return the optimizer whose state is saved in place of this one's."""
         # Not an attribute: Keras would track its variables.
         return self
 
@@ -292,10 +293,10 @@ class Optimizer(keras.optimizers.Optimizer):
         return {}
 
     def _is_decayed(self, index: int) -> bool:
-        """Return whether nothing excludes the variable at a position."""
+        """Return whether the variable at a position is decayed."""
         chosen, has = self._excluded.chosen, self._excluded.has
         return not (index in chosen or has(WEIGHT_DECAY, index))
 
     def _decay_of(self, index: int) -> float:
-        """Return the `weight_decay` of the variable at a position."""
+        """Return the weight decay of the variable at a position, or 0."""
         return self.weight_decay if self._is_decayed(index) else 0.0

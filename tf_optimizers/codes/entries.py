@@ -34,10 +34,10 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class WordReader:
-    """Reads the tensors of several replicas back, in the order of writing.
+    """Reads the tensors of several replicas in the order they were written.
 
     Args:
-        words: int32, the words of one replica after those of another.
+        words: int32, the words of all replicas, one replica after another.
         replicas: int >= 1. They all wrote the same number of words.
     """
 
@@ -64,14 +64,15 @@ class Entries(NamedTuple):
 
     Args:
         values: [n].
-        positions: int [n], rising. The first ones may be -1: their values are
-            not sent. Once received, the entries of all replicas follow one
-            another, and an entry that was not sent has position and value 0.
+        positions: int [n], increasing. The first ones may be -1: their values
+            are not sent. Received entries of all replicas follow one another,
+            and an entry that was not sent has position and value 0.
         size: Number of elements of the tensor.
-        code: How values are sent, a key of `CODES`. They must be rounded to it.
+        code: The encoding of values, a key of `CODES`. `values` are already
+            rounded to it.
             Defaults to `"float32"`.
-        ends: Where tensors end that were joined into this one; they share no
-            chunk. Empty for a single tensor.
+        ends: The ends of the tensors that were joined into this one. Tensors
+            share no chunk. Empty for a single tensor.
     """
 
     values: tf.Tensor
@@ -106,7 +107,7 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return the bytes of consecutive parts that have these bits.
+    """Return how many bytes consecutive parts take, given their bits.
 
     A byte counts for the part that begins it. The sum is that of whole words.
     """
@@ -150,7 +151,7 @@ def unpack_entries(
 
     Args:
         words: int32 [any, words], each a row of `pack_entries`.
-        entries: What this replica packed, for dtypes and shapes.
+        entries: The entries that this replica packed, for dtypes and shapes.
         rows: The number of rows that this replica packed.
     """
     sizes = [e.size for e in entries]

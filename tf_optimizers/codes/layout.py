@@ -2,7 +2,7 @@
 
 A chunk holds entries of one tensor. If several tensors are joined into one, the
 positions decide how many entries belong to each. The layout then has as many
-chunks as there may be, and leaves the last ones empty:
+chunks as they can take at most, and leaves the last ones empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
@@ -17,7 +17,7 @@ CHUNK = 64
 
 
 def chunk_count(count: int, tensors: int = 1) -> int:
-    """Return how many chunks `count` entries of some tensors take, at most.
+    """Return the most chunks that `count` entries of some tensors can take.
 
     The first entry of each tensor begins a chunk; every 64 others may fill one
     more.
@@ -31,10 +31,10 @@ class Layout:
     A part is one tensor, or several that are joined.
 
     Args:
-        positions: int [rows, n] of each part, rising in each row; the first
-            ones may be -1, where there is no entry.
-        ends: For each part, where its tensors end in it. By default, every
-            part is one tensor.
+        positions: int [rows, n] of each part, increasing in each row; the
+            first ones may be -1, where there is no entry.
+        ends: For each part, the positions where its tensors end. By default,
+            every part is one tensor.
     """
 
     def __init__(
@@ -123,6 +123,6 @@ class _Joined:
 
 
 def _first(rising: tf.Tensor, count: int) -> tf.Tensor:
-    """Return where each number below `count` comes first in rows of them."""
+    """Return, for each row, the first index of each number below `count`."""
     numbers = tf.tile(tf.range(count)[tf.newaxis], [rising.shape[0], 1])
     return tf.searchsorted(rising, numbers)

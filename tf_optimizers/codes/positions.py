@@ -1,9 +1,9 @@
 """Encodes positions of entries in few bits.
 
 The code is that of Elias and Fano. The low bits of a position are sent as they
-are. The high bits are the number of a block. Since positions rise, blocks are
-encoded as a 1 for each entry and a 0 at the end of each block. With 3 low bits,
-and blocks of 8:
+are. The high bits are the number of a block. Since positions increase, blocks
+are encoded as a 1 for each entry and a 0 at the end of each block. With 3 low
+bits, and blocks of 8:
 
     positions     4    8    11   29
     addresses     5    9    12   30     0 is the address of position -1
@@ -11,7 +11,7 @@ and blocks of 8:
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
 If one element in a thousand is an entry, an entry takes 12 bits; if one in 64
-is, it takes 8. If one in four is, or more, a bit for each element is shorter.
+is, it takes 8. From one in four on, a bit for each element is shorter.
 The choice depends only on the number of elements and of entries.
 
 Bits are booleans, or are packed into bytes, the lowest bit first.
@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 # Multiplying eight bytes that are 0 or 1 by this collects them in the highest
-# byte: byte i moves by 56 - 7 i, so to bit 56 + i, and nothing else gets there.
+# byte: byte i moves by 56 - 7 i bits, to bit 56 + i, and no other byte does.
 _GATHER = sum(1 << 56 - 7 * i for i in range(8))
 # Multiplying a byte by this copies it to all eight bytes. Each then keeps one
 # bit.
@@ -68,7 +68,7 @@ def from_planes(bits: tf.Tensor, width: int, count: int) -> tf.Tensor:
 
 
 def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
-    """Return bool [rows, size], True at the places `where`.
+    """Return bool [rows, size], True at the positions `where`.
 
     `where` is int64 [rows, n], and must not decrease in a row.
     """
@@ -86,9 +86,9 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
-    """Return where the `count` bits of each row are that are True.
+    """Return the positions of the `count` True bits of each row.
 
-    The result is int32 if that holds all places, else int64.
+    The result is int32 if that holds all positions, else int64.
     """
     rows, size = bits.shape
     flat = tf.where(tf.reshape(bits, [-1]))
@@ -110,7 +110,7 @@ def position_dtype(size: int) -> tf.DType:
 
 
 def _eights(bits: tf.Tensor) -> tf.Tensor:
-    """Return uint64, each with eight bits as its bytes, 0 or 1."""
+    """Return uint64 numbers, each with eight bits, one per byte."""
     rows, count = bits.shape
     size = -(-count // 8)
     bits = tf.pad(tf.cast(bits, tf.uint8), [[0, 0], [0, 8 * size - count]])
@@ -141,7 +141,7 @@ def write_positions(
     """Return the bits, [rows, any], of the positions of several tensors.
 
     Args:
-        positions: int [rows, n] of each tensor, strictly rising; the first
+        positions: int [rows, n] of each tensor, strictly increasing; the first
             ones of a row may be -1, where there is no entry.
         sizes: Number of elements of each tensor.
     """
@@ -172,7 +172,7 @@ def read_positions(
 
 
 class _Plain(NamedTuple):
-    """A tensor that is coded with a bit per element."""
+    """A tensor that is encoded with a bit per element."""
 
     members: tuple[int]
     size: int
@@ -196,7 +196,7 @@ class _Plain(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """Tensors with the same number of low bits, which are coded as one."""
+    """Tensors with the same number of low bits, encoded as one."""
 
     low: int
     members: tuple[int, ...]
@@ -251,9 +251,9 @@ def _groups(
 
 
 def _low_bits(size: int, count: int) -> int | None:
-    """Return the number of low bits that is shortest.
+    """Return the number of low bits with the shortest code.
 
-    None stands for a bit per element.
+    None if a bit per element is shorter.
     """
     low = min(
         range(size.bit_length()), key=lambda b: _split_bits(size, count, b)

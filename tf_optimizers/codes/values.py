@@ -11,8 +11,8 @@ them: see `Layout`. A few bits encode each value:
 Scales are bfloat16, which has the range of float32, so rounding does not depend
 on the learning rate or on the layer. The finer steps of float16 would not help:
 codes are a hundred times coarser than either. If a value of a chunk is not
-finite, the scale is inf. The codes then mark the values that are not finite,
-and are 0 for the others, which stay in the residual.
+finite, the chunk's scale is inf. The codes then mark the values that are not
+finite, and are 0 for the others, which stay in the residual.
 """
 
 import abc
@@ -26,7 +26,7 @@ from tf_optimizers.codes.layout import Layout, chunk_count
 # Smaller scales become 0. Some threads flush denormal numbers to 0 and some do
 # not, but all replicas must read the same values.
 _LEAST = 2.0**-120
-# Seven times this bfloat16 is still a float32, but not of the next larger one.
+# The largest bfloat16 that float32 can hold seven times.
 _LARGEST_STEP = 73 * 2.0**119
 
 _NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))
@@ -87,7 +87,7 @@ class Chunked(abc.ABC):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the chunks that codes stand for, 0 where no entry is."""
+        """Return the chunks that codes stand for, with 0 in gaps."""
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
         """Return the bytes of `count` values of some tensors, and scales."""
@@ -136,7 +136,7 @@ class Chunked(abc.ABC):
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:
-        """Return bytes, each made of one code from each part of a row."""
+        """Pack codes into bytes, one from each part of a row."""
         parts = tf.split(codes, 8 // self.width, axis=1)
         # The bits do not overlap, so adding joins them.
         return tf.add_n(
@@ -197,7 +197,7 @@ class Int4(Chunked):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the chunks that codes stand for, 0 where no entry is."""
+        """Return the chunks that codes stand for, with 0 in gaps."""
         del layout  # Gaps were encoded as zeros.
         # The product is exact: a step has 3 bits, and a scale 8.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
@@ -227,7 +227,7 @@ class Int2(Chunked):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the chunks that codes stand for, 0 where no entry is."""
+        """Return the chunks that codes stand for, with 0 in gaps."""
         is_high = tf.bitwise.bitwise_and(codes, np.uint8(1)) == 1
         chunks = tf.where(is_high, scales[:, 1:], scales[:, :1])
         chunks = tf.where(codes < 2, chunks, -chunks)
@@ -258,7 +258,7 @@ def _mean(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _kinds(values: tf.Tensor) -> tf.Tensor:
-    """Return the place of each value in `_NOT_FINITE`; 0 if it is finite."""
+    """Return the index of each value in `_NOT_FINITE`; 0 if it is finite."""
     kinds = tf.where(values > 0, 2, tf.where(values < 0, 3, 1))
     kinds = tf.where(tf.math.is_finite(values), 0, kinds)
     return tf.cast(kinds, tf.uint8)

@@ -39,8 +39,8 @@ class CompressionHistory:
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
         """Before the first step, find the residuals of a loaded state.
 
-        They must be sent even if the gradient of their variable has become
-        sparse since, or if the cool-down is over.
+        They must be sent even if the gradient of their variable has since
+        become sparse, or if the cool-down is over.
         """
         if self._is_begun:
             return

@@ -60,7 +60,7 @@ class Compressor:
         schedule: The sparsity of each step.
         min_compress_size: int >= 1. Variables with fewer elements are not
             compressed.
-        value_dtype: What sent values are rounded to, a key of `CODES`.
+        value_dtype: The format of sent values, a key of `CODES`.
         sends_rows: Whether gradients that are `tf.IndexedSlices` are sent as
             rows. If not, the optimizer makes them dense. Defaults to `True`.
     """
@@ -110,8 +110,8 @@ class Compressor:
             momentum: Its u, one per replica. Defaults to `None`.
             masking: Whether u becomes 0 wherever v is sent. If not, u is
                 summed when all of v is sent, and every replica gets an N-th
-                of the sum: u must be equal on all replicas once gradients are
-                dense again. Defaults to `True`.
+                of the sum, since u must be equal on all replicas once
+                gradients are dense again. Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -153,7 +153,7 @@ class Compressor:
     ) -> list[Gradient]:
         """Prepare for a step, and return its gradients.
 
-        `sends_all` says that the step exchanges all variables, not only these.
+        If `sends_all`, the step exchanges all variables, not only these.
 
         Raises:
             ValueError: If a variable would be sent twice, or missed by the
@@ -207,8 +207,8 @@ class Compressor:
             optimizer: The optimizer that steps.
             gradients: Passed to the function.
             function: The function.
-            is_due: bool scalar, equal on all replicas. If False, nothing is
-                called. Defaults to `None`, always.
+            is_due: bool scalar, equal on all replicas. If False, the function
+                is not called. Defaults to `None`, which always calls it.
         """
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
@@ -328,7 +328,7 @@ class Compressor:
 
 
 def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
-    """Return an update, given in multiples of a unit."""
+    """Multiply an update, dense or sparse, by its unit."""
     if not isinstance(update, tf.IndexedSlices):
         return unit * update
     values = unit * tf.cast(update.values, unit.dtype)

@@ -23,11 +23,11 @@ _DENSE = 8 * tf.float32.size  # Bits.
 
 
 class GatheredExchange(Exchange):
-    """All replicas gather the selected entries of each."""
+    """Every replica gathers the selected entries of all replicas."""
 
     @property
     def bytes_for_one(self) -> float:
-        """The bytes that a replica receives from each other one."""
+        """The bytes that a replica receives from each other replica."""
         # Dense tensors count half: they are summed without sorting.
         bits = sum(
             min(entries, _DENSE * size / self.wire.replicas)
@@ -40,7 +40,7 @@ class GatheredExchange(Exchange):
         return list(map(self.wire.entry_bits, self.sizes, self.counts))
 
     def is_dense(self, i: int) -> bool:
-        """Return whether the i-th variable's entries travel as a tensor."""
+        """Return whether the i-th variable's entries travel densely."""
         entries = self.wire.replicas * self._entry_bits[i]
         return entries > 2 * _DENSE * self.sizes[i]
 
@@ -91,7 +91,7 @@ class GatheredExchange(Exchange):
         return Entries(values, positions, size)
 
 
-# Sharding must save this factor in bytes.
+# Sharding must divide the bytes by this factor to be worth it.
 _WORTH = 2
 # A message counts as 32 KiB: 100 Mbit/s carry that in the 2.5 ms that a message
 # was measured to take. This is per other replica; `ROUND_BYTES` in message.py

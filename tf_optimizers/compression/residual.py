@@ -16,7 +16,7 @@ from tf_optimizers.kernels import assign, compiled, on_gpu, read
 
 
 class Residual:
-    """v of one variable; every replica has its own.
+    """The residual v of one variable; every replica has its own.
 
     If the replicas of a worker share a residual, their copies are equal, and
     sum to the residual of a single replica.

@@ -51,9 +51,9 @@ class ShardedExchange(Exchange):
 
     @property
     def capacity(self) -> int:
-        """The most entries that a shard takes of a residual.
+        """The most entries of a residual that a shard takes.
 
-        The mean for random addresses, plus three standard deviations.
+        This is the mean for random addresses, plus three standard deviations.
         """
         mean = sum(self.counts) / self.wire.replicas
         each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)
@@ -61,7 +61,7 @@ class ShardedExchange(Exchange):
 
     @property
     def bytes_for_one(self) -> int:
-        """The bytes of entries and sums that a replica sends each other one."""
+        """The bytes that a replica sends to any other: entries and sums."""
         return sum(self._bytes)
 
     def sent_bytes(self) -> list[int]:
@@ -144,7 +144,7 @@ class ShardedExchange(Exchange):
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))
         arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
-        # Entries without a slot refer to the 0 behind all slots.
+        # Entries without a slot refer to the 0 after all slots.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
         return Entries(
             *(self._own_rows(rounded), self._own_rows(groups), span),
@@ -159,6 +159,6 @@ class ShardedExchange(Exchange):
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Return for each key whether it is among the rising ones."""
+    """Return, for each key, whether it is among `rising_keys`."""
     nearest = tf.searchsorted(rising_keys[:-1], keys)
     return tf.gather(rising_keys, nearest) == keys

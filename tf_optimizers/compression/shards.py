@@ -1,7 +1,7 @@
 """Maps entries of several tensors to the replicas that sum them.
 
 Each group of N consecutive positions has one position for each of N shards.
-Groups are numbered through all tensors. Every group rotates the shards, so that
+Groups are numbered across all tensors. Every group rotates the shards, so that
 a regular pattern (a dead column) does not end up in one shard. With 3 shards:
 
     position    0  1  2    3  4  5    6  7  8    9
@@ -9,7 +9,7 @@ a regular pattern (a dead column) does not end up in one shard. With 3 shards:
     shard       0  1  2    1  2  0    2  0  1    1
 
 An entry's address is its shard times the number of groups, plus its group. So
-the addresses of a shard follow one another, in the order of tensors and
+the addresses of a shard are consecutive, in the order of tensors and
 positions.
 """
 
@@ -127,12 +127,12 @@ class Shards(NamedTuple):
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:
-    """Return a number below 2^16 that looks random."""
+    """Return a pseudorandom number below 2^16."""
     return group * _FACTOR // (1 << 16) % (1 << 16)
 
 
 def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return sums and rising groups.
+    """Return sums and increasing groups.
 
     The last of several equal groups has their sum, the others have 0.
     """
@@ -179,10 +179,10 @@ def slots_of(
 
 
 def fill(slots: tf.Tensor, values: tf.Tensor, count: int) -> tf.Tensor:
-    """Return `count` slots with the values that belong there, or zeros."""
+    """Return `count` slots filled with their values, or with zeros."""
     return tf.scatter_nd(slots[:, tf.newaxis], values, [count + 1])[:count]
 
 
 def rising(keys: tf.Tensor) -> tf.Tensor:
-    """Return the indices that sort int64 keys, equal ones in their order."""
+    """Return the indices that sort int64 keys; equal keys keep their order."""
     return tf.math.top_k(-keys, keys.shape[0]).indices

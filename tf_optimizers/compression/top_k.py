@@ -22,7 +22,7 @@ from tf_optimizers.kernels import compiled
 
 # How many of the k largest entries the sample should have. Its standard
 # deviation is the root, and the threshold is set four deviations lower. A miss
-# costs time, not exactness.
+# costs time, but the result stays exact.
 _SAMPLED = 128
 _DEVIATIONS = 4
 # The largest stride. A larger sample gives fewer needless candidates; each
@@ -42,7 +42,7 @@ _SMALLEST = 1  # The bits of the smallest magnitude above 0.
 def top_k(
     values: tf.Tensor, k: int, seed: tf.Tensor, gpu: bool = False
 ) -> tf.Tensor:
-    """Return the positions of the k largest magnitudes, in rising order.
+    """Return the positions of the k largest magnitudes, in increasing order.
 
     Zeros are never selected: if there are too few other entries, the first
     positions are -1. Among equal magnitudes, the first ones are selected.
@@ -50,7 +50,7 @@ def top_k(
     Args:
         values: float32 [size].
         k: int in [1, size].
-        seed: int32 [2]. Decides where sampling starts; has no effect on the
+        seed: int32 [2]. Decides where sampling starts; does not affect the
             result.
         gpu: Whether this runs on a GPU, inside an XLA kernel. Defaults to
             `False`.
@@ -116,7 +116,7 @@ def _find(values: tf.Tensor, threshold: tf.Tensor | int) -> tf.Tensor:
 
 
 def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Return the same as `_find`, faster if the positions are few."""
+    """Return the same as `_find`, faster if there are few positions."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
     maxima = compiled(_row_maxima, rows, False)(rows)

@@ -28,7 +28,7 @@ class Wire(NamedTuple):
 
     Args:
         replicas: Number of replicas, N.
-        value_dtype: What values are rounded to, a key of `CODES`.
+        value_dtype: The format of sent values, a key of `CODES`.
         is_packed: Whether entries are packed into few bits, and everything is
             sent in one message.
         devices: Number of replicas that share a residual: those of a worker.
@@ -76,7 +76,8 @@ class Wire(NamedTuple):
     def portions(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
         """Return the portion of each device, [devices, n].
 
-        `fill` is put in front of the first one until all have the same length.
+        The first portion is padded in front with `fill`, so that all have the
+        same length.
         """
         count = self._portion(selected.shape[0])
         if self.devices == 1:  # A reshape costs nothing.
@@ -118,7 +119,7 @@ class Wire(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The entries of one residual that are to be sent, by rising position.
+    """The entries of one residual that are to be sent, by increasing position.
 
     Args:
         values: float32 [k], in units; sums over the devices of the worker.

@@ -114,7 +114,7 @@ class LayerwiseOptimizer(Optimizer):
         raise NotImplementedError
 
     def _direction(self) -> Callable:
-        """Return the function for the direction of m^, such as `lamb`."""
+        """Return the function that computes u from m^, such as `lamb`."""
         raise NotImplementedError
 
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
@@ -206,8 +206,8 @@ def launches(
 
     A launch takes as long as stepping a few million parameters, so small
     variables share one. Variables in a launch have the same shape, so that a
-    model needs few kernels. If a variable occurs several times, each time is in
-    a later launch.
+    model needs few kernels. If a variable occurs several times, each
+    occurrence is in a later launch.
 
     Args:
         variables: The index of each variable.

@@ -19,7 +19,7 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, steppers
 
-# Shorter runs end with large residuals.
+# Runs of fewer rounds end with large residuals.
 _ENOUGH = 100
 
 
@@ -131,7 +131,7 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the statistics of `BatchNormalization`, even of frozen layers.
 
     A step that was traced before a layer was frozen still changes them. Our
-    strategy averages them itself, as everything that steps assign.
+    strategy averages them itself, like everything that steps assign.
     """
     if replicas_of(model.distribute_strategy).averages_statistics:
         return []

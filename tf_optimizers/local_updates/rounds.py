@@ -27,8 +27,8 @@ Choice: TypeAlias = tuple[bool, ...]  # For each variable of an optimizer.
 class Rounds:
     """Keeps the weights from the start of a round, and counts its steps.
 
-    A round starts from the weights as they are: a callback may have assigned
-    them since the last round.
+    A round starts from the current weights: a callback may have assigned them
+    since the last round.
 
     Args:
         optimizer: The optimizer, which gets this state.
@@ -57,8 +57,8 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
-        # Which variables have moved in this round. Not saved: a resumed round
-        # may have moved all.
+        # Which variables have moved in this round. This is not saved, so in a
+        # resumed round all may have moved.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
@@ -83,7 +83,7 @@ class Rounds:
     def begin(
         self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
     ) -> None:
-        """Keep this replica's weights, of all variables, if a round begins.
+        """If a round begins, keep this replica's weights of all variables.
 
         `stepped` are the variables of the step that follows.
         """
@@ -109,9 +109,9 @@ class Rounds:
     ) -> list[tuple[Choice, tf.Tensor]]:
         """Return choices of variables to exchange, and whether each is due.
 
-        The usual choice has the variables that are not frozen, and those of the
-        step that is traced. But a step that was traced before a variable was
-        frozen may have moved it in this round; then all variables are due.
+        The usual choice includes the variables that are not frozen, and those
+        of the step that is traced. But a step that was traced before a variable
+        was frozen may have moved it in this round; then all variables are due.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)
@@ -152,9 +152,9 @@ class Rounds:
         return pseudo_gradients
 
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
-        """Apply the constraints of a choice, but not of a step's variables.
+        """Apply the constraints of chosen variables that were not stepped.
 
-        Keras applies those after the step.
+        Keras applies those of stepped variables after the step.
         """
         for variable, _ in itertools.compress(self._starts, choice):
             if variable.constraint and not _is_in(stepped, variable):
@@ -169,9 +169,9 @@ class Rounds:
     ) -> None:
         """Call `end` on every replica, with a choice of variables to exchange.
 
-        The choice has the variables that are not frozen, or have moved in this
-        round. `end` is traced once for each choice and each `sparse`, which
-        identifies the variables with sparse gradients.
+        The choice includes the variables that are not frozen or that have moved
+        in this round. `end` is traced once for each choice and each `sparse`,
+        which identifies the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._known(taken, components(self._moved)[0].read_value())

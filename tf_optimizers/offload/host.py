@@ -160,7 +160,8 @@ def replaced(
     `old` was copied from another device, so TensorFlow has allocated it in
     pinned memory. From other memory, a copy to a GPU takes five times as long.
     """
-    if in_xla():  # All is on this device, and XLA chooses the memory.
+    # Under XLA, everything is on this device, and XLA chooses the memory.
+    if in_xla():
         return compiled(kernel, old, constants)(old, *args)
     like = tf.TensorSpec(old.shape, old.dtype)
     replace = compiled(_replace, old, kernel, constants, like)

@@ -139,7 +139,7 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # Of the dtypes that a step returns; for XLA, of the shapes too.
+                # A step returns these dtypes. XLA needs the same shapes, too.
                 with tf.device(HOST):
                     return [
                         tf.zeros(v.shape if in_xla() else [0], v.dtype)

@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole variable, which may have no rows."""
+        """Whether this is the whole variable, which may be a scalar."""
         return self.ends is None
 
     @property

@@ -32,7 +32,7 @@ _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum over replicas of a gradient, for a piece of this replica."""
+    """The sum over replicas of a gradient, for a piece that this one owns."""
 
     piece: Piece
     group: int  # The index of the gradient.
@@ -144,7 +144,7 @@ class ShardedSteps:
         inner = self._optimizer
         settings: list[Attribute] = [(inner, name, None) for name in _DONE]
         if inner.gradient_accumulation_steps:
-            # Schedules count micro-batches, and steps updates.
+            # Schedules count micro-batches; steps count updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
             settings.append(at_rate(inner, rate))
             own_component(raw_iterations(inner)).assign(updates)
@@ -175,7 +175,7 @@ class ShardedSteps:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Step a variable; raise if that changes other replicated state."""
+        """Step a variable; raise if this changes other replicated state."""
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]
         with replaced(
@@ -249,7 +249,7 @@ class ShardedSteps:
     ) -> None:
         """Give all replicas the owners' weights and replicated state.
 
-        `stepped` is the position of a variable that was stepped.
+        `stepped` is the position of any variable that was stepped.
         """
         whole = [own_component(variable) for variable in self._variables]
         state = [own_component(variable) for variable, _ in self._replicated]

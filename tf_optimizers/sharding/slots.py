@@ -32,10 +32,10 @@ class Slots:
         devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: The slots, each once for every piece.
+        owned: The slots of each piece.
         replicated: State that is the same on every replica, with the position
             of its variable. The position is None if the state belongs to no
-            variable. A position is that of a variable split by rows.
+            variable. Otherwise the variable is split by rows.
     """
 
     def __init__(
@@ -51,12 +51,13 @@ class Slots:
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        self._looped: int | None = None  # Position of a loop.
+        # The position of the loop over the variables.
+        self._looped: int | None = None
         self._referred: int | None = None
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[list[Any]]:
-        """Yield the variables to build the optimizer with, in a scope."""
+        """Yield the variables to build the optimizer with; create its state."""
         positions = {
             variable_key(optimizer, variable): position
             for position, variable in enumerate(self._variables)
