@@ -98,7 +98,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def check_unused(
     owner: str, arguments: dict[str, Any], hints: dict[str, str]
 ) -> None:
-    """Raise if there are base-class arguments that an optimizer ignores."""
+    """Raise if there are base-class arguments that are not supported."""
     for name, hint in hints.items():
         if arguments.get(name) is not None:
             raise ValueError(

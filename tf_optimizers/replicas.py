@@ -61,7 +61,7 @@ class ReplicaGroup:
                 "The strategy must be a "
                 "`tfo.SparseMultiWorkerMirroredStrategy`, or one of a single "
                 f"process. Received: {type(self._strategy).__name__}, under "
-                "which Keras 3 does not `fit`."
+                "which Keras 3's `fit` does not run."
             )
         return 1
 

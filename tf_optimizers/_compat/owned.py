@@ -144,7 +144,7 @@ class _Elsewhere:
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(
-            "A step of a variable must use only the state of that variable. "
+            "The step of a variable must use only that variable's state. "
             "Received: a step that uses another variable's state, which "
             "another replica owns. Create the state of each variable by "
             "`self.add_variable_from_reference(variable, name)`, or use the "

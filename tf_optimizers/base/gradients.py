@@ -90,7 +90,7 @@ def check_not_empty(gradients: Sequence[Any]) -> None:
         raise ValueError(
             f"`apply` needs at least one gradient. Received {received}. Check "
             "that the model has trainable variables, that the loss depends on "
-            "them, and that `compile` was given a `loss`."
+            "them, and that you passed a `loss` to `compile`."
         )
 
 

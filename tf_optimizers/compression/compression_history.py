@@ -108,7 +108,7 @@ class CompressionHistory:
             twice = max(indices, key=indices.count)
             raise ValueError(
                 f"`{self._name}` takes one gradient per variable. Received: "
-                f"two of {paths[twice]}. Add them up, and pass their sum."
+                f"two gradients of {paths[twice]}. Pass their sum."
             )
         missing = self._indices.difference(indices)
         has_cool_down = self._schedule.rampdown_begin_step is not None

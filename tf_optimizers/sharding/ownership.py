@@ -104,8 +104,8 @@ def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
         "The fullest replica should own at most 1.5 times the mean. Received: "
         f"a replica with {max(loads)} bytes, and a mean of {mean:.0f}; the "
         f"largest variable is {largest.name}, with {bytes_of(largest)} bytes. "
-        "The fullest replica decides the memory and the time of a step: use "
-        "fewer replicas, split the largest variable into several, or use an "
+        "This replica determines the memory and time of a step: use fewer "
+        "replicas, split the largest variable into several, or use an "
         "elementwise optimizer, such as `keras.optimizers.AdamW`, whose large "
         "variables are split.",
         stacklevel=2,

@@ -303,9 +303,9 @@ def _total_squares(
 
 def _refuse_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
-        "A step of a variable must change the state of that variable alone. "
-        "Received: a step that changes replicated state, which belongs to no "
-        "variable, or to another one. Create the state of each variable by "
+        "The step of a variable must change only that variable's state. "
+        "Received: a step that changes replicated state, of another variable "
+        "or of none. Create the state of each variable by "
         "`self.add_variable_from_reference(variable, name)`, or use the inner "
         "optimizer without `ShardedState`."
     )
