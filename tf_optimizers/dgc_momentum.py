@@ -106,7 +106,7 @@ class DGCMomentum(CompressedOptimizer):
     `value_dtype` and a position: 12 bits at 99.9 %, 8 at 98.4 %, and 1 / (1 -
     sparsity) bits at 75 % or less; 4 bytes under TensorFlow's own strategies.
     If N times these bytes exceed twice the dense tensor, as they may at the
-    start of the warm-up, the entries travel as a dense tensor, with the same
+    start of the warm-up, the entries are sent as a dense tensor, with the same
     sum. See `communication_summary`.
     Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
     that halves this traffic, counting 32 KiB per message. Each replica sums a
@@ -126,7 +126,7 @@ class DGCMomentum(CompressedOptimizer):
     single replica works, with a warning. Paddle's rule is
     `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
-    is that of `keras.optimizers.SGD` to rounding, with schedules, too.
+    equals `keras.optimizers.SGD` up to rounding, also with schedules.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -145,7 +145,7 @@ class DGCMomentum(CompressedOptimizer):
             regularizer of their own. Defaults to `None`.
         min_compress_size: int >= 1. Elements of the smallest variable that is
             compressed. Defaults to `16384`.
-        momentum_masking: bool. Whether u_i becomes 0, too, where v_i is sent.
+        momentum_masking: bool. Whether u_i also becomes 0 where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
             format of sent values; v_i keeps the rounding error. "int4"

@@ -85,7 +85,7 @@ class ReplicaGroup:
         return self.sum(list(values))
 
     def exchange(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; for `Entries`, those of all, as slices."""
+        """Return sums over replicas; for `Entries`, all entries, as slices."""
         return self.sum(
             [v.slices() if isinstance(v, Entries) else v for v in values]
         )
@@ -213,7 +213,7 @@ def reduce_together(
     values: Sequence[Any],
     dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Return reduced values; values of the same dtype travel in one tensor.
+    """Reduce values; those of the same dtype are sent in one tensor.
 
     Args:
         strategy: The strategy, outside of its replicas.

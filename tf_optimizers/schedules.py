@@ -35,7 +35,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
     rate, so larger batches need the highest rate for longer, not a higher one.
 
     Args:
-        learning_rate: float > 0. The highest rate, that of the constant part.
+        learning_rate: float > 0. The highest rate, which the constant part has.
         warmup_steps: int >= 0. Updates of the warm-up.
         constant_steps: int >= 0. Updates at the highest rate.
         decay_steps: int >= 1. Updates of the decay.

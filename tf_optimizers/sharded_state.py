@@ -64,7 +64,7 @@ class ShardedState(Wrapper):
 
     Sums of gradients are clipped; `global_clipnorm` counts the sums of all
     owners. Weight decay, schedules, `loss_scale_factor` and constraints work as
-    in the inner optimizer. So does `use_ema`, with averages at the owners. With
+    in the inner optimizer. `use_ema` keeps averages at the owners. With
     `gradient_accumulation_steps`, each replica accumulates its own gradients, 4
     bytes per parameter, and exchanges them only when it makes a step. Runs
     under `MirroredStrategy` and `tfo.SparseMultiWorkerMirroredStrategy`.

@@ -75,8 +75,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     e is the sum over i and the inner state is the mean. With `tfo.AdamOffload`,
     all state is on the host, except for master weights of half-precision
     variables and accumulated gradients.
-    Traffic: that of `DGCMomentum`, in one of `sync_every` steps; dense for
-    variables with sparse gradients.
+    Traffic: as `DGCMomentum`, once in `sync_every` steps; dense for variables
+    with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
     `gradient_accumulation_steps` or `loss_scale_factor` they count as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
@@ -185,10 +185,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> "SparseLoCo":
         """Return an optimizer with recommended settings for a whole run.
 
-        The settings are those of `DGCMomentum.for_steps`, whose sparsity is
-        lower if there are fewer exchanges. In runs of fewer than 500 steps with
-        `sync_every=1`, `residual_decay` is 0.7: the inner optimizer does not
-        see the residuals, and would move too far.
+        The settings are the same as in `DGCMomentum.for_steps`, with lower
+        sparsity if there are fewer exchanges than steps. In runs of fewer than
+        500 steps with `sync_every=1`, `residual_decay` is 0.7: the inner
+        optimizer does not see the residuals, and would move too far.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch

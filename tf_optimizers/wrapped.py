@@ -27,7 +27,7 @@ _HOLDERS = (keras.optimizers.Optimizer, keras.layers.Layer, dict, list, tuple)
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """Return the optimizers of a model, each once, by name.
+    """Return the distinct optimizers of a model, by name.
 
     The first is the optimizer of `compile`, if any. Names are Python
     expressions such as `parts[0].optimizer`.
@@ -213,7 +213,7 @@ class LocalRound(NamedTuple):
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     """Return the round that optimizers are in; call it outside of replicas.
 
-    If there are several, the round ends as soon as it does for one of them.
+    If there are several, the round ends with the first of theirs.
 
     Args:
         optimizers: The result of `only_local_steppers`.

@@ -147,8 +147,8 @@ _IS_AUTO = "_tfo_jit_compile_is_auto"
 def agree_on_overflow() -> None:
     """Let all replicas skip the same steps in Keras's dynamic loss scaling.
 
-    Before gradients are summed, Keras (3.15) tests whether those of the first
-    replica are finite. For strategies without merge calls, every replica tests
+    Before gradients are summed, Keras (3.15) tests whether the first replica's
+    are finite. For strategies without merge calls, every replica tests
     its own gradients, in a `tf.cond` in which `iterations` cannot be assigned,
     even with one replica. `compile` wraps optimizers in `LossScaleOptimizer`,
     and accepts no other class, so its method is replaced until the process

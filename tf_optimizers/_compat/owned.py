@@ -26,7 +26,7 @@ class OwnedVariable(values.SyncOnReadVariable):
     keeps only its own rows of a value that is assigned or restored.
 
     Attributes:
-        own_name: The name, if it differs from that of the components.
+        own_name: The name, if it differs from the components' name.
     """
 
     own_name: str | None = None

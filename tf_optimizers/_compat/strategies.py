@@ -20,7 +20,7 @@ from tf_optimizers._compat.patches import hook
 
 
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Move an optimizer without a strategy into that of some variables.
+    """Move an optimizer without a strategy into the variables' strategy.
 
     Afterwards it behaves as if created in the scope. An optimizer of another
     strategy stays there.
@@ -163,7 +163,7 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
         variables: Variables of Keras, of TensorFlow, or of a strategy.
     """
     # `apply` reads the constraint of each variable, and has no argument for it.
-    # A strategy's variable has that of its first component.
+    # A strategy's variable has its first component's constraint.
     return [
         (component, "_constraint", None)
         for variable in variables

@@ -289,8 +289,8 @@ def creator_scope(
 ) -> contextlib.AbstractContextManager:
     """Return a scope in which `create` creates each replica's variable.
 
-    Its priority must be between 50 and 100. A strategy's scope, of 100, calls
-    the next one for each replica; that of `tf.function`, of 50, calls no other.
+    Its priority must be between 50 and 100. A strategy's scope (100) calls the
+    next scope for each replica; the scope of `tf.function` (50) calls no other.
     The public `tf.variable_creator_scope` has no argument for the priority.
     """
     graph = tf.compat.v1.get_default_graph()

@@ -59,8 +59,8 @@ class Optimizer(keras.optimizers.Optimizer):
                  ─ averages ─ (Keras: constrain)
 
     `_exchange` sums the gradients of all replicas, makes them dense and clips
-    the sums, so that N replicas compute the same as one replica does on the
-    same global batch. Subclasses replace stages, but keep their order:
+    the sums, so that N replicas compute the same as one replica on the same
+    global batch. Subclasses replace stages, but keep their order:
 
         Lamb, LANS    `update_step`, for many variables at a time on a GPU
         DGCMomentum   `_update`: it clips, then exchanges the largest entries

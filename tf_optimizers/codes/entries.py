@@ -109,7 +109,8 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 def whole_bytes(bits: Sequence[int]) -> list[int]:
     """Return how many bytes consecutive parts take, given their bits.
 
-    A byte counts for the part that begins it. The sum is that of whole words.
+    A byte counts for the part that begins it. The sum is a whole number of
+    words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
     ends[-1] += -ends[-1] % _WORD

@@ -1,9 +1,9 @@
 """Encodes positions of entries in few bits.
 
-The code is that of Elias and Fano. The low bits of a position are sent as they
-are. The high bits are the number of a block. Since positions increase, blocks
-are encoded as a 1 for each entry and a 0 at the end of each block. With 3 low
-bits, and blocks of 8:
+This is the Elias-Fano code. The low bits of a position are sent as they are.
+The high bits are the number of a block. Since positions increase, blocks are
+encoded as a 1 for each entry and a 0 at the end of each block. With 3 low bits,
+and blocks of 8:
 
     positions     4    8    11   29
     addresses     5    9    12   30     0 is the address of position -1
@@ -11,8 +11,8 @@ bits, and blocks of 8:
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
 If one element in a thousand is an entry, an entry takes 12 bits; if one in 64
-is, it takes 8. From one in four on, a bit for each element is shorter.
-The choice depends only on the number of elements and of entries.
+is, it takes 8. From one in four on, a bit for each element is shorter. The
+choice depends only on the number of elements and of entries.
 
 Bits are booleans, or are packed into bytes, the lowest bit first.
 """

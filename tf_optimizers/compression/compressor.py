@@ -265,7 +265,7 @@ class Compressor:
     def _flush(
         self, compressed: Sequence[int], others: Sequence[Gradient]
     ) -> list[Gradient]:
-        """Send all that residuals hold, and empty them.
+        """Send whole residuals, and set them to 0.
 
         Nothing is selected or rounded. Momentums without masking are summed as
         well, and every replica keeps an N-th of the sum.

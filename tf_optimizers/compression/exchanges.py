@@ -3,7 +3,7 @@
 Replicas gather entries, or sum them as a dense tensor. In a ring of N replicas,
 each passes on the entries of all others, N - 1 times S bytes. Summing a dense
 tensor of D bytes costs each replica 2 D (N - 1) / N, however many entries are
-not 0. So entries travel as a dense tensor if N S > 2 D. All replicas compute
+not 0. So entries are sent as a dense tensor if N S > 2 D. All replicas compute
 the same N, S and D, so they choose the same.
 """
 
@@ -40,7 +40,7 @@ class GatheredExchange(Exchange):
         return list(map(self.wire.entry_bits, self.sizes, self.counts))
 
     def is_dense(self, i: int) -> bool:
-        """Return whether the i-th variable's entries travel densely."""
+        """Return whether the i-th variable's entries are sent densely."""
         entries = self.wire.replicas * self._entry_bits[i]
         return entries > 2 * _DENSE * self.sizes[i]
 
@@ -116,7 +116,7 @@ def choose_exchange(
         (all entries) + M > 2 (entries for one replica + its sums + 2 M)
 
     Args:
-        wire: How entries travel.
+        wire: How entries are sent.
         sizes: Number of elements of each variable.
         counts: Number of selected entries of each.
         kind: "gathered" or "sharded" forces that kind. Only our strategy

@@ -23,7 +23,7 @@ class Residual:
 
     Args:
         variable: v. Until `allocate` it has no memory, and reads as zeros.
-        wire: How its entries travel.
+        wire: How its entries are sent.
         masked: A variable, such as u, that is set to 0 wherever entries of v
             are sent. Defaults to `None`.
     """

@@ -152,7 +152,7 @@ class ShardedExchange(Exchange):
         ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return this replica's rows among those of its worker, flat."""
+        """Return this replica's part of its worker's rows, flat."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
         return tf.reshape(rows[:, replicas_of().rank % devices], [-1])

@@ -146,8 +146,9 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage, on the way up and on the way back, takes 1 / `stages` of the
-    run. The highest sparsity lets a replica send every entry twice, on average,
-    if it exchanges every `sync_every` steps: rarer updates would be stale.
+    run. At the highest sparsity, a replica still sends every entry twice, on
+    average, if it exchanges every `sync_every` steps. Rarer updates would be
+    stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(

@@ -1,4 +1,4 @@
-"""Describes how entries travel, and counts their bytes.
+"""Describes how entries are sent, and counts their bytes.
 
 The devices of a worker share one residual; each device has a copy. They sum
 their gradients before compression, and each sends a portion of the entries:
@@ -24,14 +24,14 @@ _EXPONENT = 0x7F800000
 
 
 class Wire(NamedTuple):
-    """How entries travel under a strategy.
+    """How entries are sent under a strategy.
 
     Args:
         replicas: Number of replicas, N.
         value_dtype: The format of sent values, a key of `CODES`.
         is_packed: Whether entries are packed into few bits, and everything is
             sent in one message.
-        devices: Number of replicas that share a residual: those of a worker.
+        devices: Number of replicas that share a residual, all on one worker.
             Defaults to `1`.
     """
 
@@ -144,7 +144,7 @@ class Exchange:
         sent_bytes(): Returns the bytes that a replica sends of each variable.
 
     Args:
-        wire: How entries travel.
+        wire: How entries are sent.
         sizes: Number of elements of each variable.
         counts: Number of selected entries of each.
     """

@@ -141,7 +141,7 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Step components; on a GPU, those of one shape in one launch."""
+        """Step components; on a GPU, one launch steps those of one shape."""
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
             indices = [variable_index(self, row[0]) for row in rows]

@@ -20,7 +20,7 @@ from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.replicas import replicas_of
 
-# Without a job and task: the enclosing scope adds those of this worker.
+# Without a job and task: the enclosing scope adds this worker's.
 HOST = "/CPU:0"
 
 

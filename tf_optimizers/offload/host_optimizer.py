@@ -37,8 +37,8 @@ from tf_optimizers.offload.host import (
 )
 from tf_optimizers.replicas import replicas_of
 
-# Variables of at least this many elements are stepped in turn, so that the
-# first changes travel back while other variables are stepped.
+# Variables of at least this many elements are stepped one after another, so
+# that the first changes are sent back while other variables are stepped.
 _LARGE = 1 << 18
 # The number of large variables that are stepped at the same time. XLA gives a
 # kernel limited by memory sqrt(processors) threads (TensorFlow 2.21).
