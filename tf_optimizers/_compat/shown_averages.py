@@ -87,7 +87,7 @@ class WholeAverages:
 
 
 class _Whole:
-    """A replica's rows of an average, as if the replica had all of them."""
+    """A replica's rows of an average, which read as the whole average."""
 
     def __init__(self, variable: tf.Variable, value: tf.Tensor) -> None:
         self._variable = variable

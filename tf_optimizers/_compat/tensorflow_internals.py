@@ -35,7 +35,7 @@ def eager_context() -> Any:
 
 
 def convert(function: Callable) -> Callable:
-    """Return a function converted by AutoGraph, if AutoGraph is on here.
+    """Convert a function by AutoGraph, if AutoGraph is on here.
 
     TensorFlow's strategies convert the function that they call on replicas. If
     that is a wrapper of the user's function, the wrapper must call this.

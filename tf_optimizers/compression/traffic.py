@@ -57,7 +57,7 @@ class SentRows:
 
     Tracing a step shows which gradients are sparse; running it shows how many
     rows they have. Once sparse, a gradient always counts as sparse. Only the
-    first replica of a process counts.
+    rows of a process's first replica are counted.
     """
 
     def __init__(self, wire: Wire) -> None:

@@ -100,7 +100,7 @@ class Rounds:
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
     def _known(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return which variables may have moved: all, in a resumed round."""
+        """Return which variables may have moved; in a resumed round, all."""
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
 
