@@ -75,7 +75,7 @@ def _cached_function(
 def _with_numbers(
     function: Callable, places: tuple, numbers: tf.Tensor, *tensors: Any
 ) -> Any:
-    """Call `function` with numbers in their places among its constants."""
+    """Call `function` with `numbers` put into their places in the constants."""
     rest = iter(tf.unstack(numbers))
     leaves = tf.nest.flatten(places)
     leaves = [next(rest) if leaf is float else leaf for leaf in leaves]

@@ -103,7 +103,7 @@ class ReplicaGroup:
         """Return the sums over replicas; only owned ones are meaningful."""
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
-            # One by one: TensorFlow sums several together on all devices.
+            # Separate calls: one call would sum all values on all devices.
             sums = [
                 strategy.extended.reduce_to(
                     tf.distribute.ReduceOp.SUM, value, self.devices[owner]

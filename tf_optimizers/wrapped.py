@@ -211,7 +211,7 @@ class LocalRound(NamedTuple):
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
-    """Return the round that optimizers are in; call it outside of replicas.
+    """Return the optimizers' current round; call it outside of replicas.
 
     If there are several, the round ends with the first of theirs.
 

@@ -119,7 +119,7 @@ class Averages:
         ]
 
     def _average(self, is_later: Any) -> None:
-        """Update the averages, or set them to the weights if not `is_later`."""
+        """Update the averages; if not `is_later`, copy the weights instead."""
 
         def update(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)

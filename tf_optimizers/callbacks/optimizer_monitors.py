@@ -178,7 +178,7 @@ class TrustRatioMonitor(Monitor):
         return self._weights()
 
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
-        """Return summaries, and the figures of each variable."""
+        """Return summaries for the logs, and each variable's figures."""
         variables = names_apart(self._variables())
         rows = self._measure(before).numpy()
         names = ("trust_ratio", "weight_norm", "update_norm")

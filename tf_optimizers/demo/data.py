@@ -89,7 +89,7 @@ def prepare(data_dir: Path) -> SklearnDigits:
             # Another process may have written the complete folder first.
             if not builder.data_path.exists():
                 raise
-    # Only a builder made after the dataset knows its contents.
+    # A builder knows the contents only if they existed when it was created.
     return SklearnDigits(data_dir=data_dir)
 
 

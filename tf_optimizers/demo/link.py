@@ -166,7 +166,7 @@ class Direction:
         return [data[i : i + size] for i in range(0, len(data), size)] or [data]
 
     def arrival(self, now: float, size: int) -> float:
-        """Return the time at which bytes sent now arrive."""
+        """Return the arrival time of bytes sent now."""
         self._free = max(self._free, now) + size / self.bytes_per_second
         return self._free + self.delay
 

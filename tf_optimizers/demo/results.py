@@ -1,4 +1,4 @@
-"""Results as JSON, with the environment in which they were measured."""
+"""Results as JSON, with the environment of the measurements."""
 
 import json
 import math

@@ -62,8 +62,8 @@ is empty. The launcher forwards its stdout and stderr, each line prefixed with
 bar becomes a line. Output to a stream that was closed from the start (`>&-`) is
 dropped. Unless `TF_NUM_INTRAOP_THREADS` is set, an operation of TensorFlow has
 as many threads as there are cores for each worker. Unless `PYTHONHASHSEED` is
-set, it is 0, so that the elements of a set have one order on all workers, and
-after a restart.
+set, it is 0, so that the elements of a set have the same order on all workers,
+and after a restart.
 
 When a worker fails, the launcher ends the others with SIGTERM. Lines on stderr,
 prefixed with `[launcher] `, report this and every restart. Ctrl-C, SIGTERM and
@@ -74,8 +74,8 @@ when the launcher returns. If the launcher itself is killed, all workers are
 killed at once.
 
 Without `--cluster`, the launcher reserves the workers' ports before TensorFlow
-takes them, and until it ends. Only a program that insists on that very number
-can still take one. A worker whose port is taken fails with TensorFlow's "Could
+takes them, and until it ends. Only a program that asks for exactly that port
+can still take it. A worker whose port is taken fails with TensorFlow's "Could
 not start gRPC server".
 
 Exit codes:

@@ -122,7 +122,7 @@ def _detect(environment: Mapping[str, str]) -> str:
 def _from_tf_config(
     environment: Mapping[str, str], machines: int | None
 ) -> Place:
-    """TFJob, Ray Train, Vertex AI, or the user."""
+    """Read the `TF_CONFIG` of TFJob, Ray Train, Vertex AI or the user."""
     text = _get(environment, "TF_CONFIG", "TF_CONFIG", "Set it.")
     return _of_jobs(text, "TF_CONFIG", ("chief", "worker"))._replace(given=text)
 

@@ -207,7 +207,7 @@ def environment(
     Workers must not reach each other through an internet proxy (`http_proxy`).
     The `local` workers of this machine share its cores, so that their threads
     do not compete. Strings have the same hash on all workers and after a
-    restart, so that a set has one order.
+    restart, so that the order of a set is the same.
     """
     config = {
         "cluster": {"worker": addresses},

@@ -115,7 +115,7 @@ class SparseMultiWorkerMirroredStrategy(
 
     Attributes:
         agreement_seconds: float > 0. The seconds that workers wait outside of
-            collectives for another worker, such as one that still prepares its
+            collectives for another worker, for example while it prepares its
             data. Defaults to `1800.0`, half an hour.
         compares_data: bool. Whether workers that share their data compare
             batches, and raise if these differ. Set it before `fit`. Defaults to
@@ -278,14 +278,14 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
-        Unlike TensorFlow's method, this takes what Keras 3 passes: nests,
+        Unlike TensorFlow's method, this takes the values of Keras 3: nests,
         scalars with an axis, and batches of different sizes. The axis is
         ignored for scalars, and for a metric's result from a model's step. In
         eager mode and without an axis, values with fewer rows than others are
         padded with zeros.
 
-        TensorFlow also calls this to read a variable that has another value on
-        each replica, such as `DGCMomentum`'s state.
+        TensorFlow also calls this to read a variable whose value differs
+        between replicas, such as `DGCMomentum`'s state.
 
         Raises:
             RuntimeError: If only some workers read such a variable.

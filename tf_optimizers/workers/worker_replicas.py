@@ -82,7 +82,7 @@ class WorkerReplicas(ReplicaGroup):
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the sums, which are right only where this replica is owner."""
+        """Return the sums; only those that this replica owns are right."""
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
@@ -95,7 +95,7 @@ class WorkerReplicas(ReplicaGroup):
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return every value as its owner has it."""
+        """Return the owner's copy of every value."""
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             own = message.rows[self.rank]

@@ -350,7 +350,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @property
     def _steps(self) -> int:
-        """The batches of an epoch; `_UNKNOWN`, a large number, if so."""
+        """The batches of an epoch; `_UNKNOWN`, a large number, if unknown."""
         steps = (self.params or {}).get("steps")
         return _UNKNOWN if steps is None else steps
 

@@ -31,7 +31,8 @@ from tf_optimizers.replicas import as_bytes
 # system has no `fsync`, often for folders.
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 _LATE_SECONDS = 60.0
-_ROWS = ".rows"  # Follows the name of an array without its rows of zeros.
+# The suffix of an array's name if its rows of zeros were left out.
+_ROWS = ".rows"
 _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 

@@ -198,9 +198,9 @@ def shares(
     """Return the values of some replicas, divided again if layouts differ.
 
     Sums over replicas keep their total, and other floating-point values their
-    mean. Integers take the first replica's value. Layouts also differ if the
-    same number of replicas is on fewer workers, because the values on one
-    worker may have to be equal.
+    mean. Integers take the first replica's value. The
+    same number of replicas on fewer workers is another layout too, because the
+    values on one worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.

@@ -75,7 +75,7 @@ def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return the points by which the end is behind, with a 95 % interval.
+    """Return the final gap in points, with its 95 % interval.
 
     It is Student's interval of the differences seed by seed.
     """

@@ -3,8 +3,8 @@
 Momentum SGD and AdamW train dense and compressed. This process chooses the
 learning rate of each dense optimizer, on several splits. Two worker processes
 (`compression_worker.py`) then train with all four optimizers at these rates,
-with fresh seeds. The run of the first seed goes over a simulated link, and is
-the one that is timed. A dense run needs the link for its first steps only,
+with fresh seeds. Only the run of the first seed goes over a simulated link,
+and is timed. A dense run needs the link for its first steps only,
 since all its steps take the same time. Only these networks see the test split.
 """
 
@@ -48,7 +48,7 @@ MOMENTUM = 0.9
 # Dense -> compressed. Both use the learning rate of the dense one.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Several times the need of two slow cores without a link.
+# Several times as long as two slow cores need without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 

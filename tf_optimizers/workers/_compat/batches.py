@@ -75,7 +75,7 @@ class ModelStep:
 
 
 def unmarked(function: Callable) -> Callable:
-    """Return the function inside a `ModelStep`, others as they are."""
+    """Return the function inside a `ModelStep`; others unchanged."""
     return function.function if isinstance(function, ModelStep) else function
 
 
@@ -86,8 +86,8 @@ def mark_steps(
 ) -> None:
     """Let Keras pass a `ModelStep` to strategies, from now on in this process.
 
-    A step that is a lambda, or that a decorator returns, has no reference to
-    its model, and may have any name.
+    Otherwise a step that is a lambda, or that a decorator returns, would not
+    refer to its model, and could have any name.
 
     Args:
         is_for: Called with a strategy; returns whether to do so.
@@ -143,7 +143,8 @@ def _wrapped(function: Any) -> Iterator[Any]:
 def _model_of_step(function: Any) -> keras.Model | None:
     """Return the model whose step a method is, None for other functions.
 
-    A step has the name of one, or is the model's attribute of that name.
+    The function is a step if it has a step's name, or is the model's attribute
+    of such a name.
     """
     owner = getattr(function, "__self__", None)
     # TensorFlow binds methods to an object that has the model as `target`.
@@ -209,7 +210,7 @@ def _untraced(function: Any) -> Callable:
 
 
 def _predicts(function: Callable) -> keras.Model | None:
-    """Return the model with which a function of Keras's trainer predicts."""
+    """Return the model of a predict function of Keras's trainer."""
     if getattr(function, "__module__", None) != keras.Model.predict.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()

@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 def has_tensorflow_started() -> bool:
     """Return whether it is too late to configure collectives.
 
-    TensorFlow's own error does not say what to do.
+    TensorFlow's own error gives no advice.
     """
     return context.context()._context_handle is not None
 

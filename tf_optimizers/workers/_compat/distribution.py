@@ -37,7 +37,7 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIteratorSpec,
 )
 
-# A batch's per-replica values, to which ours add the number of rows.
+# Per-replica values of a batch; subclasses of ours add the number of rows.
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
 # Waits for operations that run asynchronously. The seed that

@@ -81,7 +81,7 @@ def restore_sigterm() -> None:
 
     A server of TensorFlow (2.21) treats the signal as a notice that the machine
     will be shut down, and only records it. Forked processes inherit that. So
-    neither a worker that waits in a collective nor a child would end.
+    a worker that waits in a collective would not end, nor would a child.
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()

@@ -85,9 +85,9 @@ def check_same_training(
 ) -> None:
     """Raise unless all workers have made the same `statement_of` a model.
 
-    Workers differ from then on, and no step would notice, if a callback sets a
-    weight or the learning rate on one worker alone, or if a step assigns to
-    weights a value that it computes from the rows of a replica.
+    If a callback sets a weight or the learning rate on one worker alone, or a
+    step computes weights from a replica's rows, workers differ from then on,
+    and no step would notice.
 
     Args:
         statements: The statements of all workers.

@@ -51,9 +51,9 @@ def gather_statements(
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         subject: The subject of the statement, for errors.
-        statement: A nest of JSON values. For other values in it, the name of
-            their class is sent.
-        hint: The end of an error: what to do if a worker does not get here.
+        statement: A nest of JSON values. Other values are replaced by the name
+            of their class.
+        hint: The end of an error: advice if a worker does not get here.
         rule: The beginning of an error. Defaults to `None`: all workers must
             reach the subject.
 

@@ -180,7 +180,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
 
     def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
         """Return rows of equal length in another order, flat if unchanged."""
-        if order == sorted(order):  # Always so with up to ten workers.
+        if order == sorted(order):  # Always the case with up to ten workers.
             return rows
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 

@@ -53,7 +53,7 @@ _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 def group_of(kind: str, dtype: tf.DType) -> int:
     """Return the number of a kind and dtype, in [1, 21]."""
-    # All other dtypes share the last place: TensorFlow rejects them anyway.
+    # All other dtypes share the last number: TensorFlow rejects them anyway.
     place = (*DTYPES, dtype).index(dtype)
     return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place
 

@@ -36,8 +36,8 @@ class BackgroundCall:
     Args:
         owner: The object whose lifetime bounds the thread.
         is_at_once: Whether to call functions directly instead, as without other
-            workers. A caller that cannot call `wait` before each step sets this
-            attribute later.
+            workers. Callers may set it later, if they cannot call `wait` before
+            each step.
     """
 
     def __init__(self, owner: object, is_at_once: bool = False) -> None:

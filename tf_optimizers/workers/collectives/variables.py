@@ -85,8 +85,9 @@ def _share(
             value = getattr(value, "wrapped_value", value)
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
-                # TensorFlow crashes in a broadcast without elements. This one
-                # has another shape, so a worker with elements gets an error.
+                # TensorFlow crashes in a broadcast without elements, so send
+                # one element. Its shape differs from that of a value with
+                # elements, so a worker that has one gets an error.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:

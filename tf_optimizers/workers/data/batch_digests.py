@@ -79,8 +79,8 @@ def note(
 ) -> tf.Tensor:
     """Return the note on a replica's part, of which `rows` rows count.
 
-    `total` is the number of rows of all replicas, if this worker knows it. It
-    is at the end of the note, and is not exchanged.
+    If this worker knows `total`, the rows of all replicas, the note ends with
+    it. It is not exchanged.
     """
     if digests is None:
         digests = tf.zeros([2 * _SLOTS], tf.int32)

@@ -112,7 +112,7 @@ def has_rows(element: Any) -> tf.Tensor:
 
 
 def _first_row(element: Any, spec: Any) -> Any:
-    """Return the first row, or all rows of values with a fixed number."""
+    """Return the first row; values with a fixed number of rows keep all."""
     return tf.nest.map_structure(
         lambda value, kind: (
             value if rows_of_type(kind) else take_rows(value, 0, 1)

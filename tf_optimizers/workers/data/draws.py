@@ -203,7 +203,7 @@ def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
 
 @functools.cache
 def share_generators(peek: Callable[[Callable, Any], Any]) -> None:
-    """Replace the function by which Keras peeks at generators, permanently.
+    """Replace Keras's function that peeks at generators, permanently.
 
     Args:
         peek: Called with Keras's own function and a generator. Returns the

@@ -1,4 +1,4 @@
-"""Finds out in which steps of `fit` a model with local steps exchanges.
+"""Finds the steps of `fit` in which a model with local steps exchanges.
 
 `SparseLoCo(sync_every=H)` exchanges entries in the last of every H steps, which
 are a round. `fit` exchanges logs and notes on batches in the same step, so no

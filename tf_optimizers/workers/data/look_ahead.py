@@ -41,10 +41,10 @@ class AheadIterator(DistributedIterator):
     batch are gathered in parallel with the step, and their summary is kept in a
     variable.
 
-    In a round of local steps (`local_rounds.py`), if notes have the total of
-    rows, a worker makes the summary of its own note. It keeps the notes of the
-    round in the variable, behind the summary. In the last step of the round,
-    the notes of all replicas are gathered and compared.
+    In a round of local steps (`local_rounds.py`), a worker makes the summary
+    from its own note, if notes have the total of rows. It keeps the notes of
+    the round in the variable, behind the summary. In the last step of the
+    round, the notes of all replicas are gathered and compared.
     """
 
     variable: Any  # This reference keeps the variable alive.

@@ -149,8 +149,8 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset with a deterministic order if workers share it.
 
-    `options.deterministic=False` allows the order in which parallel calls end,
-    which differs between workers.
+    With `options.deterministic=False`, parallel calls would yield elements in
+    the order they end in, which differs between workers.
     """
     if not is_shared(dataset):
         return dataset

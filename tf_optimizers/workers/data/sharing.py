@@ -45,7 +45,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         )
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
-            # Splitting the batches of files, TensorFlow adds empty ones.
+            # When TensorFlow splits the batches of files, it adds empty ones.
             own = own.filter(_has_rows)
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options

@@ -107,7 +107,7 @@ class CommonState:
         # `_states` is keyed by the strategy, which must not be kept alive.
         self._reference = weakref.ref(strategy)
         self._assigned: dict[int, _Assigned] = {}
-        # By a variable's id, the progress at which it was last common.
+        # The progress when a variable was last common, by its id.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 

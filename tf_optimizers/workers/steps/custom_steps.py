@@ -128,8 +128,8 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
     In Keras's own step, and under dynamic loss scaling, the loss is multiplied
     by the share here, so that gradients overflow only if their sum does. There
-    all gradients are those of this loss. A vector, a loss without a reduction,
-    has as gradient the sum over rows, so it needs no share.
+    all gradients are those of this loss. The gradient of a vector, a loss
+    without a reduction, is the sum over rows, so it needs no share.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:

@@ -44,7 +44,7 @@ class Reading:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # The order is that of the script, so it is the same on all workers.
+        # This is the script's order, so it is the same on all workers.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()
         )

@@ -1,6 +1,6 @@
 """Runs steps of Keras models, and reduces their outputs.
 
-output          what replicas return
+output          result of a replica
 number          weighted by the replica's rows; Keras takes the mean
 array           weighted in the same way, or joined if it has an element for
                 each row, whatever the number of rows
@@ -110,11 +110,11 @@ class Step:
         function: Called with a replica's part of a batch.
         kind: See `step_of`.
         as_returned: Called with the replica's share, and with each output that
-            is not the result of a metric. Returns what the replica returns.
+            is not the result of a metric. Returns the replica's result.
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
         kept: See `share_of`.
-        reduction: Reduces what replicas return.
+        reduction: Reduces the results of replicas.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ _EPSILONS = {
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# Only weights that were away by more than this, times the largest rounding
-# error, are restored.
+# Weights are restored only if they had moved by more than this, times the
+# largest rounding error.
 _FAR = 16.0
 
 

@@ -1,4 +1,4 @@
-"""Reduces logs and the variables of metrics over replicas, in steps."""
+"""Reduces logs and the variables of metrics over replicas, during a step."""
 
 import functools
 import weakref

@@ -58,7 +58,7 @@ class Share:
 
 
 def make_kept(devices: int) -> list[tf.Variable]:
-    """Return the variables in which this worker's replicas keep shares."""
+    """Return variables for the shares of this worker's replicas."""
     with tf.init_scope(), tf.device("CPU:0"):
         return [plain_variable([0.0, 0.0]) for _ in range(devices)]
 

@@ -185,8 +185,8 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
     Through synchronized statistics, a replica gets gradients of all replicas.
     In the user's own step, gradients are weighted by the receiving replica's
-    share when they reach an optimizer. So scale gradients by each sender's
-    share, then by this replica's inverse.
+    share when they reach an optimizer. So this scales gradients by each
+    sender's share, then by the inverse of this replica's share.
     """
 
     @tf.custom_gradient
