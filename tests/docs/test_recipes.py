@@ -11,7 +11,7 @@ import sys
 import yaml
 
 from tf_optimizers.launch.__main__ import make_parser, split
-from tf_optimizers.launch.cluster import find_place
+from tf_optimizers.launch.platforms import find_place
 from tf_optimizers.workers.agreement.cluster import check_cluster
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import pytest
 from launcher import LIMIT, Launcher
 from real_workers import LAUNCHER, PACKAGE
 
-from tf_optimizers.launch.cluster import _SIGNS
 from tf_optimizers.launch.gpus import VISIBLE
+from tf_optimizers.launch.platforms import _SIGNS
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.machinery import ModuleSpec, PathFinder
 
-from tf_optimizers.launch.cluster import FINDERS, PORT, find_place
 from tf_optimizers.launch.gpus import divide_gpus
 from tf_optimizers.launch.group import launch, reserve_addresses
+from tf_optimizers.launch.platforms import FINDERS, PORT, find_place
 
 USAGE = (
     "python -m tf_optimizers.launch {--workers N | --cluster auto} "

@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from typing import NamedTuple
 
-from tf_optimizers.launch.cluster import Place
 from tf_optimizers.launch.output import Output
+from tf_optimizers.launch.platforms import Place
 from tf_optimizers.launch.worker import (
     BACKUP_GRACE,
     FAILURE_GRACE,

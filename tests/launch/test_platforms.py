@@ -8,7 +8,7 @@ import pytest
 from launcher import lines_of
 
 from tf_optimizers.launch import gpus
-from tf_optimizers.launch.cluster import (
+from tf_optimizers.launch.platforms import (
     expand_counts,
     expand_hosts,
     find_place,
