@@ -132,7 +132,7 @@ def lamb_step(
 
     Args:
         gpu: Whether the kernel runs on a GPU.
-        hyperparameters: Those of the variable.
+        hyperparameters: The hyperparameters of the variable.
         handles: The handles of the variables w, m and v.
         gradient: Dense, of their shape and dtype.
         learning_rate: Scalar of their dtype.

@@ -201,7 +201,7 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Return gradients that Keras can unscale."""
+        """Return gradients that Keras can divide by the loss scale."""
         if isinstance(self.inner_optimizer, Optimizer):
             return super()._cast(gradients, variables)
         if self.loss_scale_factor:  # Keras cannot divide `IndexedSlices`.

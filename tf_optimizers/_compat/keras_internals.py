@@ -155,7 +155,7 @@ def raw_iterations(optimizer: Any) -> tf.Variable:
 
 def accumulator(optimizer: Any, variable: Any) -> tf.Variable:
     """Return the accumulated gradients of a variable."""
-    # Keras creates them in `build`, and has no public accessor.
+    # Keras creates accumulators in `build`, and has no public accessor.
     index = variable_index(optimizer, variable)
     return optimizer._accumulated_gradients[index].value
 

@@ -179,13 +179,13 @@ def _components(variable: Any) -> Sequence[Any]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return the attribute that gives an optimizer a learning rate."""
+    """Return the attribute to replace to give an optimizer a learning rate."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return the attributes that give a variable another's name and path."""
+    """Return the attributes to replace to give a variable another's name."""
     # Keras sets both when a variable is created, and has no setter.
     return [
         (variable, "_name", other.name),

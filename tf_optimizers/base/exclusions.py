@@ -212,11 +212,12 @@ class Exclusions:
 def check_exclusions(
     patterns: Sequence[str] | None, others: dict[str, Any]
 ) -> Exclusions:
-    """Return the exclusions of the argument `exclude_from_weight_decay`.
+    """Check `exclude_from_weight_decay`, and return the exclusions.
 
     Args:
-        patterns: The argument.
-        others: The other arguments. The entry of a config is removed.
+        patterns: The value of `exclude_from_weight_decay`.
+        others: The constructor's other arguments. The exclusions that a config
+            has saved are removed from them.
     """
     saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)

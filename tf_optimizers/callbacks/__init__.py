@@ -1,4 +1,4 @@
-"""Callbacks: monitors, backups, and callbacks on one of several workers."""
+"""Callbacks: monitors, backups, and callbacks on the first worker only."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.chief_only import ChiefOnly

@@ -21,10 +21,10 @@ class ChiefOnly(keras.callbacks.Callback):
             tfo.callbacks.ChiefOnly(keras.callbacks.ProgbarLogger()),
         ])
 
-    It gets the logs of all workers, and may read weights. Whatever needs all
-    workers is an error: `evaluate`, `predict`, stopping the training, and
-    reading state that each replica keeps for itself, such as u and v of
-    `DGCMomentum`, which `ModelCheckpoint` saves.
+    It gets the logs of all workers, and may read weights. It is an error if the
+    callback does something that needs all workers: `evaluate`, `predict`,
+    stopping the training, and reading the state of each replica, such as u and
+    v of `DGCMomentum`, which `ModelCheckpoint` saves.
 
     Pass a function instead of a callback if making it starts a run:
 

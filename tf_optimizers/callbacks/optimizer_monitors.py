@@ -73,7 +73,7 @@ class CompressionMonitor(Monitor):
     def after_step(
         self, before: tuple[int, float, dict[int, tf.Tensor]]
     ) -> tuple[dict, dict]:
-        """Return all figures; there are no details."""
+        """Return figures for the logs, and no details."""
         start, rate, copies = before
         # The first step shows which gradients are sparse.
         weights = {key: copies[key] for key in self._weights()}

@@ -91,7 +91,7 @@ class Residual:
     def clear(
         self, selection: Selection, sent: tf.Tensor, unit: tf.Tensor | float
     ) -> None:
-        """Remove the sent values of a selection from v, and mask.
+        """Subtract sent values from v, and set the masked variable to 0 there.
 
         Rounding errors stay in v, unless they are not finite.
         """

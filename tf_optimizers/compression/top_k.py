@@ -20,9 +20,10 @@ import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# How many of the k largest entries the sample should have. Its standard
-# deviation is the root, and the threshold is set four deviations lower. A miss
-# costs time, but the result stays exact.
+# The expected number of the k largest entries in the sample. Its standard
+# deviation is about its square root. The threshold is four deviations lower, so
+# it rarely leaves fewer than k candidates. Then a second search, among all
+# entries, still gives the exact result.
 _SAMPLED = 128
 _DEVIATIONS = 4
 # The largest stride. A larger sample gives fewer needless candidates; each

@@ -29,7 +29,7 @@ def sent_bytes() -> int | None:
     if not _is_counted():
         return None
     for file in os.listdir(FILES):
-        # It may not be a TCP socket, or have closed just now.
+        # The file may be another kind of socket, or be closed by now.
         with contextlib.suppress(OSError):
             name = os.readlink(f"{FILES}/{file}")  # "socket:[number]"
             if name.startswith("socket:"):

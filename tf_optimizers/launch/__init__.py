@@ -30,17 +30,16 @@ Options:
         platform sets the ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
         `CUDA_VISIBLE_DEVICES`; 0 hides them all. By default, the workers of a
-        machine divide its GPUs, and it is an error if there are fewer GPUs than
-        workers, but not if there are none; if `CUDA_VISIBLE_DEVICES` is set, it
-        stays as it is.
+        machine divide its GPUs. It is an error if there are GPUs, but fewer
+        than workers. If `CUDA_VISIBLE_DEVICES` is set, it stays as it is.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which leaves TensorFlow as it is. With more,
         TensorFlow is imported and configured before the script starts.
     --host ADDRESS: an address of this machine, for `TF_CONFIG`, without
         `--cluster`. Defaults to `127.0.0.1`. Workers connect only to this
-        address, but TensorFlow's server has no encryption, asks for no
-        password and listens on all interfaces, whatever the address (2.21,
-        `ss -tln`): on an open network, close its ports with a firewall.
+        address. But whatever the address, TensorFlow's server (2.21) listens
+        on all interfaces, without encryption or a password: on an open
+        network, close its ports with a firewall.
     --grace-period SECONDS: number >= 0. Time between the request to end and
         SIGKILL. By default 30, which leaves time for a backup, and 10 after a
         worker has failed, when there is nothing to back up.
@@ -85,9 +84,9 @@ Exit codes:
         started.
     128 + s: The launcher received signal s (130 after Ctrl-C, 143 after
         SIGTERM), or signal s killed the worker that failed first.
-    143: Also, a worker received SIGTERM, and all have backed up. To resume,
-        start again; `--max-restarts` does.
-    Any other: The code of the worker that failed first.
+    143: Also if a worker received SIGTERM, and all workers have backed up. To
+        resume, start the launcher again; `--max-restarts` does this for you.
+    Any other code: The code of the worker that failed first.
 After restarts, the code is that of the last attempt. A signal that comes after
 a failure prevents a restart, and leaves the code as it is.
 """

@@ -27,11 +27,11 @@ def watch() -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # It has ended, or the number is another user's by now.
+            continue  # It has ended, or another user has its number.
 
 
 def work(lifeline: int, devices: int, command: list[str]) -> None:
-    """Turn this process into that of `python *command`."""
+    """Run `python *command` in this process."""
     # Before any of the user's code, so that the watchdog misses no process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)

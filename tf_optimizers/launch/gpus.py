@@ -1,4 +1,4 @@
-"""Gives each worker of a machine GPUs of its own."""
+"""Assigns the GPUs of a machine to its workers."""
 
 import re
 import subprocess

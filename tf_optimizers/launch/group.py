@@ -38,8 +38,8 @@ class Events:
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # Python writes a signal to the pipe only if it has a handler, which may
-        # be empty.
+        # Python writes a signal to the pipe only if the signal has a handler,
+        # which may do nothing.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -55,7 +55,7 @@ class Events:
 
     def wake(self) -> None:
         """Make `wait` return, from any thread."""
-        with suppress(BlockingIOError):  # A full pipe ends `wait` anyway.
+        with suppress(BlockingIOError):  # A full pipe also ends `wait`.
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
@@ -115,9 +115,9 @@ def launch(
     """Run `python *command` in several processes; return the exit code.
 
     The command is a script with its arguments, or `-m`, a module and its
-    arguments. `gpus` are variables of each worker, and `place` is this
-    launcher's in a cluster, if there is one. The rest are the options that
-    `tf_optimizers.launch` documents.
+    arguments. `gpus` holds the environment variables of each worker, and
+    `place` is the launcher's place in a cluster, or None. The rest are the
+    options that `tf_optimizers.launch` documents.
     """
     first = place.rank * workers if place else 0
     with (

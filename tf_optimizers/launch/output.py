@@ -60,12 +60,12 @@ class Output:
 
 
 class Forwarder(threading.Thread):
-    """A running thread that forwards one stream of one worker."""
+    """A thread that forwards one stream of one worker; starts at once."""
 
     def __init__(
         self, source: IO[bytes], prefix: str, output: Output, stream: IO[str]
     ) -> None:
-        # A daemon, since a terminal that takes no output must not block exit.
+        # A daemon, since a terminal that accepts no output must not block exit.
         super().__init__(daemon=True)
         self.is_done = False
         self._source = source

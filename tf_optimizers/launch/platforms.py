@@ -309,7 +309,7 @@ FINDERS: dict[str, Callable[[Mapping[str, str], Any], Place]] = {
     "kubernetes": _from_kubernetes,
     "slurm": _from_slurm,
 }
-# The variables by which `auto` knows a platform.
+# The variables by which `auto` recognizes a platform.
 _SIGNS = {
     "tf-config": ["TF_CONFIG"],
     "vertex": ["CLUSTER_SPEC"],

@@ -14,7 +14,7 @@ from tf_optimizers.launch.output import Forwarder, Output
 CHILD = str(Path(__file__).with_name("child.py"))
 # Linux's list of all processes; macOS has none.
 PROCESSES = Path("/proc")
-# The exit code of workers that have backed up after SIGTERM to one of them.
+# The exit code of workers after a backup, when one of them received SIGTERM.
 PREEMPTED = 128 + signal.SIGTERM
 # Seconds from a request to SIGKILL, unless the user sets them. A request leaves
 # time for a backup. After a failure, no backup can be made.

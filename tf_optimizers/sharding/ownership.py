@@ -11,8 +11,7 @@ import tensorflow as tf
 from tf_optimizers._compat.owned import Rows
 
 # Largest load, relative to the mean, before a warning. If all variables can be
-# split, no load exceeds it: variables that are not split are smaller than the
-# excess.
+# split, no load exceeds this: an unsplit variable has at most half of the mean.
 _UNEVEN = 1.5
 # Keras's optimizers whose step of an entry depends on that entry alone.
 _ELEMENTWISE = tuple(

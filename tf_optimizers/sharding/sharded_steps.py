@@ -32,7 +32,7 @@ _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum over replicas of a gradient, for a piece that this one owns."""
+    """The sum over replicas of a gradient, for a piece of this replica."""
 
     piece: Piece
     group: int  # The index of the gradient.
@@ -186,7 +186,7 @@ class ShardedSteps:
             return step(gradient, variable, *args, **kwargs)
 
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
-        """Clip by the norms over all replicas, of each gradient or of all."""
+        """Clip each gradient, or all of them, by norms over all replicas."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
@@ -226,9 +226,9 @@ class ShardedSteps:
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Set variables to their averages, outside of replicas.
 
-        Keras passes the variables that are not frozen now, even if the
-        optimizer does not know them. A step that was traced earlier still moves
-        variables that have been frozen since.
+        Keras passes the variables that are trainable now, even if the optimizer
+        does not know them. A step that was traced earlier still updates
+        variables that were frozen later.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):

@@ -34,8 +34,8 @@ class Slots:
     Attributes:
         owned: The slots of each piece.
         replicated: State that is the same on every replica, with the position
-            of its variable. The position is None if the state belongs to no
-            variable. Otherwise the variable is split by rows.
+            of its variable, which is then split by rows. The position is None
+            if the state belongs to no variable.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Implements our strategy: its devices, its collectives, and their use."""
+"""Implements our strategy: its devices, and its collectives."""
 
 import functools
 import itertools
@@ -26,10 +26,11 @@ from tf_optimizers.workers.collectives.variables import VariablesExtended
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
-# Every worker's `worker_channel` takes one, so this must exceed their number.
+# Group keys of a strategy. Every worker's `worker_channel` takes one, so there
+# must be more keys than workers.
 _KEYS_PER_STRATEGY = 1 << 12
 # TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow for
-# messages of many MiB. Chunks larger than this are slow for messages of one.
+# messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.
 RPC_CHUNK_BYTES = 1 << 15
 _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 
@@ -94,7 +95,7 @@ class SparseExtended(VariablesExtended):
         self._replace_collectives()
 
     def _update_config_proto(self, config_proto: Any) -> Any:
-        # The server's; there is no other way to set the chunk size.
+        # The config of the server: the only way to set the chunk size.
         config = super()._update_config_proto(config_proto)
         config.experimental.recv_buf_max_chunk = RPC_CHUNK_BYTES
         return config

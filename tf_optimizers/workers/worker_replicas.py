@@ -6,8 +6,8 @@ owner, padded to the longest:
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
     replica 1   [a b | c .]                   1: sums of c .
 
-Then each owner sends its row of new weights to all replicas. Every dtype takes
-messages of its own, of at most `MESSAGE_BYTES`.
+Then each owner sends its row of new weights to all replicas. Each message
+has one dtype, and at most `MESSAGE_BYTES`.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class WorkerReplicas(ReplicaGroup):
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the sums; only those that this replica owns are right."""
+        """Return sums, valid only for the values that this replica owns."""
 
         def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
@@ -118,7 +118,7 @@ class WorkerReplicas(ReplicaGroup):
             send: Called with each message; returns the received rows, each with
                 the parts that are in it.
             values: This replica's values.
-            owners: The owner of each.
+            owners: The owner of each value.
         """
         parts_of: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
@@ -225,7 +225,7 @@ def messages(
         cut = [_cut(sizes, most) for sizes in owned]
         for rows in itertools.zip_longest(*cut, fillvalue=[]):
             length = max(sum(part.size for part in row) for row in rows)
-            # Halves travel in words of 32 bits.
+            # Half-precision values are sent as 32-bit words.
             length += length % 2 if dtype.size == 2 else 0
             found.append(Message(dtype, list(rows), length))
     return found

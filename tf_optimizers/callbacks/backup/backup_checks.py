@@ -55,7 +55,7 @@ def check_name(value: Any) -> str | None:
 
 
 def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
-    """Return the statements of all workers, which JSON can hold."""
+    """Return the statements of all workers, made of JSON values."""
     hint = "Pass `BackupAndRestore` to `fit` on every worker."
     return group.agree("a backup", statement, hint)
 
@@ -110,7 +110,7 @@ def check_weights(state: State, alike: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield why `fit` has nothing to do, or may see other batches.
+    """Yield warnings that `fit` has nothing to do, or may see other batches.
 
     Args:
         content: The content of the backup.

@@ -38,7 +38,7 @@ from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
 # How many fits of this process have ended and deleted their backups, by folder.
-# A script that is started again counts the same fits.
+# A restarted script counts its fits in the same way.
 _ENDED: Counter[str] = Counter()
 
 
@@ -52,8 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         model.fit(..., epochs=10, callbacks=[
             tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
 
-    At most the steps since the last backup are lost. With as many workers, and
-    as many replicas on each, as before, the run continues bit for bit as if
+    At most the steps since the last backup are lost. With the same number of
+    workers, and of replicas on each, the run continues bit for bit as if
     nothing had happened. Every replica gets its own state back. In the middle
     of an epoch, batches that were already seen are drawn and dropped. With
     another number of workers or replicas, sums over replicas (`DGCMomentum`'s u
@@ -71,10 +71,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     If a worker gets SIGTERM, such as before its machine is taken away, all
     workers stop after the same step, write a backup, and exit with code 143.
     Start the script again to resume there; `--max-restarts` of the launcher
-    does.
+    does this for you.
 
-    A resumed epoch sees the batches that it would have seen, provided that an
-    epoch's data do not depend on the epochs before: `shuffle=False`, or
+    A resumed epoch sees the same batches as without the interruption, provided
+    that an epoch's data do not depend on earlier epochs: `shuffle=False`, or
     `tf.data.Dataset.shuffle` with a `seed` and
     `reshuffle_each_iteration=False`. With `steps_per_epoch` and a dataset
     that spans several epochs, the data start from the beginning, as after

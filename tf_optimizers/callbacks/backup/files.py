@@ -37,7 +37,7 @@ _NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
 class DamagedError(Exception):
-    """A file is not as it was written."""
+    """A file differs from the file that was written."""
 
 
 class Folder:

@@ -30,10 +30,10 @@ import tensorflow as tf
 
 from tf_optimizers.replicas import ReplicaGroup
 
-# The code of a process that SIGTERM ended. TensorFlow's handler uses it, too.
+# The exit code of a process that SIGTERM ended, also used by TensorFlow.
 EXIT_CODE = 128 + signal.SIGTERM
-# How often to look for a request, how long a read of a note may take, and how
-# long to wait for the notes of other workers, in seconds.
+# In seconds: how often to look for a request, how long reading a note may take,
+# and how long to wait for the notes of other workers.
 _LOOKING = 1.0
 _READING = 0.2
 _WAITING = 60.0
@@ -207,7 +207,7 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code that has called functions of a name, now on the stack."""
+    """Return the code that called a function of this name, now on the stack."""
     frame: Any = inspect.currentframe()
     while frame.f_code.co_name != name:
         frame = frame.f_back

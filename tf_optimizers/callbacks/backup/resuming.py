@@ -55,7 +55,7 @@ class Reader:
 
 
 class Rates:
-    """The learning rates that optimizers have when `fit` begins.
+    """The learning rates of optimizers when `fit` begins.
 
     A constant rate is part of the optimizer's state, so restoring the state
     restores the rate. If the script has changed the rate since, the new one is
@@ -82,7 +82,7 @@ class Rates:
 
         Returns a warning, or "" if no rate has changed.
         """
-        before = content.get("rates", self.given)  # 0.1.0 has kept none.
+        before = content.get("rates", self.given)  # 0.1.0 saves no rates.
         warning = ""
         for variable, old, new in zip(
             self._variables, before, self.given, strict=False

@@ -1,4 +1,4 @@
-"""Collects the state of a run, common to all replicas or each replica's own."""
+"""Collects the state of a run, whether replicas share it or not."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -133,8 +133,8 @@ class State:
     def sparse_gradients(self) -> list[list[int] | None]:
         """The variables with sparse gradients, for each `SparseLoCo`.
 
-        None where no step has been traced; only of optimizers with several
-        local steps.
+        Only for optimizers with several local steps. None if no step has been
+        traced.
         """
         return [
             optimizer._compressor.rows.indices
@@ -149,7 +149,7 @@ class State:
                 optimizer._compressor.rows.expect(indices)
 
     def describe(self) -> dict[str, Any]:
-        """Return the description that a backup and the model must share."""
+        """Return a description that must be equal in a backup and the model."""
         return {
             "optimizer": ", ".join(
                 map(kind_of, optimizers_of(self._model).values())
@@ -198,16 +198,16 @@ def shares(
     """Return the values of some replicas, divided again if layouts differ.
 
     Sums over replicas keep their total, and other floating-point values their
-    mean. Integers take the first replica's value. The
-    same number of replicas on fewer workers is another layout too, because the
-    values on one worker may have to be equal.
+    mean. Integers take the first replica's value. The same number of replicas
+    on fewer workers is another layout, too, because the values on one worker
+    may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.
         is_alike: Whether all replicas have the same value.
         read: Returns the saved value of a replica.
         old: The number of workers, and of replicas on each, in the backup.
-        new: The same numbers now.
+        new: The number of workers, and of replicas on each, now.
         own: The replicas whose values to return.
         is_owned: Whether each row is on one replica, and 0 on the others,
             unless all replicas have the same value.

@@ -84,13 +84,13 @@ def mark_steps(
     is_for: Callable[[tf.distribute.Strategy], bool],
     with_rounds: Callable[[keras.Model, Callable], Callable],
 ) -> None:
-    """Let Keras pass a `ModelStep` to strategies, from now on in this process.
+    """Have Keras pass a `ModelStep` to strategies, permanently.
 
     Otherwise a step that is a lambda, or that a decorator returns, would not
     refer to its model, and could have any name.
 
     Args:
-        is_for: Called with a strategy; returns whether to do so.
+        is_for: Called with a strategy; returns whether to pass a `ModelStep`.
         with_rounds: Called with a model and the train function that Keras made
             for it; returns the train function to use.
     """
@@ -158,9 +158,10 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return "train_step" if a model only trains with a step, or "test_step".
+    """Return "train_step" or "test_step", by how a model uses a step.
 
-    If the model has no such step, as with a base class's, its name decides.
+    If the model does not have the step, such as one of a base class, the name
+    of the function decides.
 
     Args:
         model: The model.

@@ -36,7 +36,7 @@ def write(key: str, text: str) -> None:
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return the text of a key, or None if it is not there in time.
+    """Return the text of a key, or None if it is not written in time.
 
     Args:
         key: The key.
@@ -66,5 +66,5 @@ def meet(key: str, timeout: float) -> None:
 
 
 def abort(message: str) -> None:
-    """End all collectives of this process, also later ones, with an error."""
+    """End all current and later collectives of this process with an error."""
     context.context().abort_collective_ops(tf.errors.INVALID_ARGUMENT, message)

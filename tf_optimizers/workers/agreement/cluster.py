@@ -31,7 +31,8 @@ def check_cluster(resolver: Any) -> Any:
     """Return a well-formed resolver; None reads `TF_CONFIG`.
 
     An evaluator gets a resolver without a cluster, since it exchanges nothing
-    with workers. TensorFlow documents a `TF_CONFIG` whose cluster lacks it.
+    with workers. In TensorFlow's documentation, its `TF_CONFIG` has a cluster
+    without evaluators.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
@@ -54,9 +55,9 @@ def check_cluster(resolver: Any) -> Any:
 
 
 def check_in_time(resolver: Any) -> None:
-    """Raise if TensorFlow has started without this cluster, or in another.
+    """Raise if TensorFlow has started without a cluster, or in another one.
 
-    Once it has started, only strategies of the same cluster can be created.
+    Once it has started, all strategies must have the same cluster.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -81,7 +82,7 @@ def restore_sigterm() -> None:
 
     A server of TensorFlow (2.21) treats the signal as a notice that the machine
     will be shut down, and only records it. Forked processes inherit that. So
-    a worker that waits in a collective would not end, nor would a child.
+    neither a worker that waits in a collective nor its children would end.
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
@@ -196,7 +197,7 @@ def versions() -> dict[str, str]:
     """Return the versions that workers must have in common, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
-    # Python's third number only counts fixes.
+    # Python's patch number is left out: it only counts fixes.
     return {
         "tf_optimizers": package.__version__,
         "tensorflow": tf.__version__,

@@ -63,9 +63,9 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _without_names(settings: Any) -> Any:
-    """Return settings without the names of optimizers, inner ones too.
+    """Return settings without the names of optimizers and inner optimizers.
 
-    Keras numbers these names, by the optimizers that a worker has created.
+    Keras numbers these names, in the order in which a worker creates them.
     """
     if isinstance(settings, (list, tuple)):
         return [_without_names(each) for each in settings]
@@ -102,7 +102,8 @@ def check_same_training(
         "the weights and the learning rate after an epoch",
         statements,
         hint,
-        # Paths contain numbers that count the models a worker has created.
+        # Paths are for errors only. They contain counters of the models that a
+        # worker has created, which may differ between workers.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )
 

@@ -25,12 +25,12 @@ START_THE_SAME = (
 # The interval between health checks of a silent worker, and their timeout.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
-# The wait before a warning names the missing worker.
+# Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# The time limit for reading statements once all of them have been made.
+# The seconds for reading statements once all workers have made theirs.
 _LISTENING_SECONDS = 10.0
 
-# Names of the calls that this worker makes while the others do not.
+# Names of the calls that this worker is making without other workers.
 _alone: list[str] = []
 _serial = itertools.count()
 _disagreements = itertools.count()
@@ -53,7 +53,7 @@ def gather_statements(
         subject: The subject of the statement, for errors.
         statement: A nest of JSON values. Other values are replaced by the name
             of their class.
-        hint: The end of an error: advice if a worker does not get here.
+        hint: The end of an error: advice if a worker does not make this call.
         rule: The beginning of an error. Defaults to `None`: all workers must
             reach the subject.
 
@@ -94,7 +94,7 @@ def gather_statements(
 
 @contextlib.contextmanager
 def acting_alone(name: str) -> Iterator[None]:
-    """Make it an error to gather statements, which would wait for others."""
+    """Make it an error to gather statements, which waits for other workers."""
     _alone.append(name)
     try:
         yield
@@ -184,8 +184,8 @@ def check_equal(
 
 
 def raise_together(message: str) -> None:
-    """Raise an error that all workers raise, once all of them are here."""
-    # The store ends with worker 0, which must not end while others still read.
+    """Wait until all workers call this, and raise the same error on each."""
+    # Worker 0 hosts the store, and must not end while other workers read it.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"
         coordination.meet(key, _LISTENING_SECONDS)

@@ -25,8 +25,8 @@ from tf_optimizers.workers.collectives.progress import (
     is_waiting,
 )
 
-# The interval between two looks. A worker whose progress is the same in both
-# has stalled.
+# Seconds between two looks. A worker that makes no progress in between has
+# stalled.
 _LOOKING_SECONDS = 3.0
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0

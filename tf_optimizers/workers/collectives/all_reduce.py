@@ -7,8 +7,7 @@
     [a b.values b.indices c]          one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
-    a: 4 entries, b: up to 4 rows, first those of worker 0; rows that both have
-       are added
+    a: 4 entries, b: up to 4 rows, starting with worker 0; common rows are added
     c: dense and small, the sum of both
 
 Padding needs the number of rows on every replica. If there are `IndexedSlices`,
@@ -229,6 +228,6 @@ def _divide(value: Any, count: int) -> Any:
 
 
 def _kind(value: Any) -> tf.DType | None:
-    """Return a value's dtype, None for slices: one kind is packed together."""
+    """Return the dtype by which a value is packed, or None for slices."""
     is_sparse = isinstance(value, tf.IndexedSlices)
     return None if is_sparse else tf.as_dtype(value.dtype)

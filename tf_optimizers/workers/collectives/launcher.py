@@ -29,8 +29,8 @@ from tf_optimizers.workers.collectives.progress import (
 )
 
 # TensorFlow (2.21) names a message by both ranks, without a separator, so that
-# "from 1 to 11" and "from 11 to 1" are the same. A process that has both
-# replicas aborts, or would confuse the messages.
+# "from 1 to 11" and "from 11 to 1" have the same name. If both replicas are in
+# one process, it aborts or confuses the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
 # From this many replicas on, a second round, even of 20 ms, costs less than the
@@ -284,9 +284,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
             if self.progress.is_guarded:
-                # Not an assertion: TensorFlow makes those of one replica wait
-                # for those of another. Under the lone key this collective
-                # waits, until `watchdog.py` ends it.
+                # Not an assertion: TensorFlow makes one replica's assertions
+                # wait for another's. Under the lone key, this collective waits
+                # until `watchdog.py` ends it.
                 key = tf.where(may_begin, key, lone_key(self._rank))
             key = tf.convert_to_tensor(key, tf.int32)
         return key, [self.progress.token]

@@ -7,7 +7,7 @@ entries | values and indices of rows | dense values, by dtype
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-Dense values then need no round of their own, but N - 1 times their bytes.
+This saves dense values a separate round, but sends N - 1 times their bytes.
 """
 
 import zlib
@@ -132,7 +132,7 @@ def sum_duplicates(part: tf.IndexedSlices) -> tf.IndexedSlices:
     dtype = part.values.dtype
     values = part.values
     if dtype in (tf.float16, tf.bfloat16):
-        # Otherwise a value could be lost to rounding among many.
+        # In half precision, rounding could lose a small value in a long sum.
         values = tf.cast(values, tf.float32)
     totals = sum_rows(values, places, tf.size(rows))
     totals = tf.ensure_shape(totals, [None, *values.shape[1:]])
@@ -155,8 +155,8 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
 
 
 # The cost of a round, in bytes: 1 Gbit/s carries this much in a round trip of
-# 1 ms, 100 Mbit/s in one of 10 ms. Training does not start with a measurement,
-# since a wrong choice costs little: twice these bytes, or two rounds.
+# 1 ms, 100 Mbit/s in one of 10 ms. The network is not measured, since a wrong
+# choice costs little: twice these bytes, or two rounds.
 ROUND_BYTES = 1 << 17
 
 

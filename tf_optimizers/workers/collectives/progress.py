@@ -52,7 +52,7 @@ _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 
 def group_of(kind: str, dtype: tf.DType) -> int:
-    """Return the number of a kind and dtype, in [1, 21]."""
+    """Return the number of a pair of kind and dtype, in [1, 21]."""
     # All other dtypes share the last number: TensorFlow rejects them anyway.
     place = (*DTYPES, dtype).index(dtype)
     return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place
@@ -69,14 +69,14 @@ def describe(group: int, elements: int, layout: int = 0) -> str:
 def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
     """Return the key of a collective, in [2^26, 2^31).
 
-    Two layouts have the same key by a chance of 1 in 600 million.
+    The chance that two layouts have the same key is 1 in 600 million.
 
     Args:
         group: The number of its kind and dtype, from `group_of`.
         elements: The number of elements passed to it: an int, or an int64
             tensor if it is not known yet.
         layout: A checksum of the meaning of the elements, from
-            `message.layout`. Defaults to `0`: the dtype says it all.
+            `message.layout`. Defaults to `0`: plain values of the dtype.
     """
     size, first = 1 << _ELEMENT_BITS, group
     if layout:
@@ -103,7 +103,7 @@ _LEAVE = (_FAILED, _FAILED, _IDLE, _FAILED, _FAILED)
 
 
 def has_failed(progress: Sequence[int]) -> bool:
-    """Return whether a step began although the one before had not ended."""
+    """Return whether a step began before the previous one had ended."""
     return progress[-1] == _FAILED
 
 

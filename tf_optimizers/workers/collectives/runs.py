@@ -35,9 +35,9 @@ class BackgroundCall:
 
     Args:
         owner: The object whose lifetime bounds the thread.
-        is_at_once: Whether to call functions directly instead, as without other
-            workers. Callers may set it later, if they cannot call `wait` before
-            each step.
+        is_at_once: Whether to call functions directly instead, for example if
+            there are no other workers. Callers that cannot call `wait` before
+            each step may set it later.
     """
 
     def __init__(self, owner: object, is_at_once: bool = False) -> None:
@@ -97,8 +97,8 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         run: A function without arguments that calls all local replicas.
-        arguments: The arguments of the replicas. The run starts after them, so
-            that the end of an iterator is no failed run.
+        arguments: The arguments of the replicas. The run starts once they are
+            known, so that the end of an iterator is not a failed run.
     """
     is_legacy = not tf.compat.v1.executing_eagerly_outside_functions()
     if strategy.extended.workers == 1 or is_legacy or in_xla():
@@ -109,7 +109,7 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 
 
 def after_its_arguments(fn: Callable) -> Callable:
-    """Return a replica's function that starts once its arguments are there.
+    """Return a replica's function that starts once its arguments are known.
 
     At the end of data of unknown length, no arguments arrive. Otherwise
     TensorFlow might still run the operations of a step that need no batch, such

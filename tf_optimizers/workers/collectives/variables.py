@@ -1,4 +1,4 @@
-"""Creates a strategy's variables, of any dtype and convertible by Python."""
+"""Creates a strategy's variables, of any dtype, for `float()` and `int()`."""
 
 import functools
 from collections.abc import Callable

@@ -150,7 +150,7 @@ def look_ahead(
 
 
 def dataset_of(distributed: Any) -> tf.data.Dataset:
-    """Return this worker's dataset, as TensorFlow has sharded and rebatched it.
+    """Return this worker's dataset, sharded and rebatched by TensorFlow.
 
     Args:
         distributed: The result of `experimental_distribute_dataset`.

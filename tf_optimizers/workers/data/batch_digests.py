@@ -77,7 +77,7 @@ def note(
     digests: tf.Tensor | None = None,
     total: Any = None,
 ) -> tf.Tensor:
-    """Return the note on a replica's part, of which `rows` rows count.
+    """Return the note on a replica's part, with `rows` rows besides padding.
 
     If this worker knows `total`, the rows of all replicas, the note ends with
     it. It is not exchanged.
@@ -176,9 +176,9 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         before: The summary of the previous batch.
 
     Returns:
-        An int32 vector. How many replicas have a part, the rows of all
-        replicas, a `Verdict`. Then, for the next summary, how many batches in a
-        row were undecided, and which slots have been informative so far.
+        An int32 vector. The number of replicas that have a part, the total of
+        rows, and a `Verdict`. Then, for the next summary: the number of
+        consecutive undecided batches, and the slots that were informative.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -244,7 +244,7 @@ def of_own(note: tf.Tensor, replicas: int, before: tf.Tensor) -> tf.Tensor:
 
 
 def goes_on(known: tf.Tensor) -> tf.Tensor:
-    """Return whether another batch may follow the one of a summary."""
+    """Return whether another batch may follow the batch of a summary."""
     return (known[0] > 0) & (known[2] == Verdict.SAME)
 
 

@@ -1,10 +1,10 @@
-"""Adds notes to a worker's elements: the rows of each, and of a later one.
+"""Adds notes to a worker's elements: their rows, and those of the next batch.
 
-With two replicas on a worker, which take turns, and three elements:
+Two replicas of a worker take three elements in turn:
 
     element                  a        b        c        c'       c'
     is a part, rows          1, 4     1, 4     1, 2     0, 0     0, 0   ...
-    same, two elements on    1, 2     0, 0     0, 0     0, 0     0, 0
+    two elements later       1, 2     0, 0     0, 0     0, 0     0, 0
 
 c' is the first row of c. When the data of a worker end, it continues with c'
 until the data of all workers have ended, since few layers accept a batch
@@ -40,9 +40,9 @@ def note_next(
     is_endless: bool = False,
     may_lack: bool = False,
 ) -> tf.data.Dataset:
-    """Return a dataset of parts, with notes on them and on the next batch.
+    """Return a dataset of parts, with notes on this batch and the next.
 
-    The dataset yields a part once the part `replicas` places later is known.
+    To yield a part, the dataset reads `replicas` parts ahead.
 
     Args:
         dataset: A worker's dataset.
@@ -50,8 +50,8 @@ def note_next(
             with a note, an int32 vector.
         replicas: The number of replicas that take parts in turn.
         end: The note for positions after the last part.
-        is_endless: Whether to continue after the last part with its first row,
-            which does not count.
+        is_endless: Whether to continue after the last part with padding: its
+            first row.
         may_lack: Whether the last batch may lack a part.
 
     Returns:
@@ -112,7 +112,7 @@ def has_rows(element: Any) -> tf.Tensor:
 
 
 def _first_row(element: Any, spec: Any) -> Any:
-    """Return the first row; values with a fixed number of rows keep all."""
+    """Return the first row, or all rows of a value with a fixed number."""
     return tf.nest.map_structure(
         lambda value, kind: (
             value if rows_of_type(kind) else take_rows(value, 0, 1)
@@ -162,7 +162,7 @@ def _open(box: tf.Tensor, spec: Any) -> Any:
 
 
 class Rows(NamedTuple):
-    """The numbers of rows that replicas have of a batch, as int32 scalars.
+    """The number of a batch's rows on each replica, as int32 scalars.
 
     A replica whose part is empty holds a padding row, since few layers accept
     a batch without rows. That row is not included here. An element that is not
@@ -195,7 +195,7 @@ class Counted(PerReplica):
     one row.
     """
 
-    may_lack = False  # Whether a part of a fixed size may be only padding.
+    may_lack = False  # Whether a fixed-size part may hold only padding.
 
     def __init__(
         self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
@@ -237,7 +237,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class Lacking(Counted):
-    """Parts of data that may end on some replicas earlier than on others."""
+    """Parts of data that may end earlier on some replicas."""
 
     may_lack = True
 

@@ -181,7 +181,7 @@ def _of_function(chosen: int | None) -> Draws | None:
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
         draws = Draws(*tf.unstack(seeds))
     while hasattr(graph, "outer_graph"):
-        # `draws_of` finds it there, and it lives as long as any of the graphs.
+        # `draws_of` finds it in a graph. It lives as long as any of the graphs.
         graph.draws = [*getattr(graph, "draws", []), draws]
         graph = graph.outer_graph
     return draws

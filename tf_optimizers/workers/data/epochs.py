@@ -41,7 +41,7 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # All workers must find the same here, since it decides on messages.
+        # Must be the same on all workers, since it decides what they exchange.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)
@@ -88,7 +88,7 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # Draws cannot be set to 0. In that case all workers skip an order.
+        # Draws cannot be set to 0, so all workers skip the first order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

@@ -77,7 +77,7 @@ class SharedGenerator:
         self._is_used = self._has_begun = True
 
     def _catch_up(self, strategy: tf.distribute.Strategy) -> None:
-        """End all iterators, and draw as many batches as other workers have."""
+        """End all iterators; draw until no other worker is ahead."""
         state = self._state
         with state.lock:
             state.turn = None

@@ -36,20 +36,20 @@ class AheadIterator(DistributedIterator):
     """Draws batches of `Counted` from elements with notes on two batches.
 
     An element's note is an int32 [1, 2, n]: a vector for its own batch, and one
-    for the next batch. The first entry says whether this replica has a part,
-    the second how many rows of it count. The notes of all replicas on the next
-    batch are gathered in parallel with the step, and their summary is kept in a
-    variable.
+    for the next batch. In a vector, entry 0 is 1 if this replica has a part,
+    and entry 1 is the number of its rows without padding. The notes of all
+    replicas on the next batch are gathered in parallel with the step, and their
+    summary is kept in a variable.
 
     In a round of local steps (`local_rounds.py`), a worker makes the summary
-    from its own note, if notes have the total of rows. It keeps the notes of
-    the round in the variable, behind the summary. In the last step of the
+    from its own note, if notes include the total of rows. It appends the notes
+    of the round to the summary in the variable. In the last step of the
     round, the notes of all replicas are gathered and compared.
     """
 
     variable: Any  # This reference keeps the variable alive.
     known: tf.Tensor  # The handle of the variable.
-    is_argument: bool = False  # Whether a function got it as an argument.
+    is_argument: bool = False  # Whether it is an argument of a function.
 
     @property
     def _is_endless(self) -> bool:
@@ -192,7 +192,8 @@ class AheadIterator(DistributedIterator):
 
         Raises:
             tf.errors.InvalidArgumentError: If data end on some workers only, or
-                differ and end. A function raises it when it runs.
+                if they differ between workers and end. A function raises it
+                when it runs.
         """
         extended, count = self._strategy.extended, len(following)
         own = batch_digests.of_own(following[0], extended.replicas, known)

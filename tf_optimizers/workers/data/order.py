@@ -64,11 +64,12 @@ class _ShuffleSeed:
     def next(self) -> int | None:
         """Return a new seed, or None if the user has seeded TensorFlow.
 
-        No two shuffles share a seed: rows of two datasets would come in pairs.
+        Shuffles have different seeds. With the same seed, two datasets of one
+        length would have the same order.
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # Count per line: a worker may shuffle other data alone, elsewhere.
+        # Count per line: one worker alone may shuffle other data elsewhere.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"

@@ -78,7 +78,7 @@ def share_arguments(
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         args: The arguments of a Keras model's step.
-        seen: By the number of tensors in a batch, the summary of the model's
+        seen: For each number of tensors in a batch: the summary of the model's
             last such batch, and the number of batches so far.
 
     Raises:
@@ -104,7 +104,7 @@ def share_arguments(
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
-    """Return a batch that is available once all workers are known to agree."""
+    """Return a batch that is available once workers have compared it."""
     tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
     size = len(tensors)
     with tf.device("CPU:0"):

@@ -4,7 +4,7 @@ Layers and steps assign state from the rows of their replica: moving statistics,
 centers, codebooks. Within an epoch each replica has its own values. Before the
 model is evaluated or saved, they become the mean over replicas.
 
-    epoch                    its end, `evaluate`, `predict`, `save`
+    in an epoch              at its end, `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
 """
 
@@ -227,7 +227,7 @@ def state_of(strategy: Any) -> CommonState:
 def _state_of_model(model: keras.Model) -> CommonState | None:
     """Return the state of a model's strategy, or None if it has one replica.
 
-    Other strategies than ours have none, either.
+    It is also None for other strategies than ours.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):

@@ -132,7 +132,7 @@ class Reading:
 
 
 def _summed(model: keras.Model) -> list[tf.Variable]:
-    """Return those variables of a model's metrics that are sums."""
+    """Return the variables of a model's metrics that are sums."""
     values = [variable.value for variable in model.metrics_variables]
     return [
         value

@@ -21,7 +21,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     """Return a `result` that records its tensors in `replica.results`.
 
     Each is recorded as (name, tensor, metric, place among the tensors). The
-    metric is None if its results are not to be computed again.
+    metric is None if its results must not be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -49,9 +49,9 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 
 
 def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Return whether an output is a result that was made a Python number.
+    """Return whether an output is a result converted to a Python number.
 
-    Eagerly, Keras's own steps do so before Keras 3.15.
+    Before Keras 3.15, Keras's own steps convert results in eager mode.
     """
     return (
         isinstance(output, float)

@@ -28,7 +28,7 @@ _FROM_FIRST = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics that a model lists, and those it has as attributes."""
+    """Return a model's listed metrics, and the metrics in its attributes."""
     others = [
         each
         for layer in (model, *layers_of(model))
@@ -73,7 +73,7 @@ def warn_if_made_of(
             are not the result of a metric.
     """
     if tf.executing_eagerly():
-        return  # There is no graph.
+        return  # Dependencies are found in a graph.
     sources: dict[int, keras.Variable] = {}
     for variable in variables:
         source = _source(tf.convert_to_tensor(variable))
@@ -113,7 +113,7 @@ def _source(tensor: tf.Tensor) -> Any:
 
 
 def _is_sum(value: tf.Tensor, source: Any) -> bool:
-    """Return whether a value is the one read from a source plus something."""
+    """Return whether a value is the source's value plus something."""
     op = value.op
     if op.type in _SAME or op.type in _FROM_FIRST:
         return _is_sum(op.inputs[0], source)

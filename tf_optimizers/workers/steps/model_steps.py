@@ -72,7 +72,7 @@ class Steps:
         """Return the step to run in place of a function, and its arguments.
 
         The step is None if the function is not the step of a model. Otherwise
-        the arguments are split among replicas, if they were not yet.
+        the arguments are split among replicas, unless they already are.
         """
         found = step_of(function)
         if not found or self._strategy.num_replicas_in_sync == 1:
@@ -138,8 +138,8 @@ class Step:
         self._found: dict[int, tuple[Any, int]] = {}
         self._means: list[int] = []
         self._joined: set[int] = set()
-        # If the number of rows is fixed, an array of that length is unsure: it
-        # may have an element for each row.
+        # If the number of rows is fixed, an array of the same length is unsure:
+        # its elements may or may not be those of the rows.
         self._fixed_rows: int | None = None
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._unsure: set[int] = set()
@@ -282,11 +282,11 @@ class Step:
 
     @_as_it_is
     def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
-        """Return the outputs, and those that are the same on all replicas.
+        """Return all outputs, and a list of the ones equal on all replicas.
 
         Args:
             strategy: The strategy, outside of its replicas.
-            outputs: What `__call__` returned, for all replicas.
+            outputs: The results of `__call__` of all replicas.
         """
         returned, state, weight = outputs
         if not (self._found or self._means or self._joined or self._unsure):

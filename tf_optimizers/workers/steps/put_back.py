@@ -33,7 +33,7 @@ class PutBack:
     """
 
     def __init__(self) -> None:
-        # By graph and weight: the value at first, then those assigned.
+        # By graph and weight: the first value, then the assigned values.
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:

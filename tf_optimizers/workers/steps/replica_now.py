@@ -1,7 +1,7 @@
 """The state of the replica that runs now, for functions that Keras calls.
 
-Functions that replace Keras's get only Keras's arguments. Whatever else they
-need is set here by the code that runs a replica's function. Each replica is a
+Functions that replace Keras's get only Keras's arguments. The code that runs a
+replica's function sets everything else here. Each replica is a
 thread with its own values.
 
     field          set by                       read by

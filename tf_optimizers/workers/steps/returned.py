@@ -102,8 +102,7 @@ class ScalarsOfRun:
             strategy: The strategy.
             outputs: The outputs of all replicas.
             reduction: How to reduce them.
-            alike: Those outputs, of any shape, that are the same on all
-                replicas.
+            alike: Outputs of any shape that are the same on all replicas.
         """
         self._strategy, self._reduction = strategy, reduction
         self._graph = tf.compat.v1.get_default_graph()

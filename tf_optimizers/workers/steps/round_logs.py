@@ -12,14 +12,14 @@ from tf_optimizers._compat.hooks import call_first
 from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.wrapped import LocalRound, only_local_steppers
 
-# By model: the last values that a step has reduced, and the number of steps
+# For each model: the values that a step reduced last, and the number of steps
 # since then. A traced function keeps no variable alive.
 _kept: weakref.WeakKeyDictionary[
     keras.Model, list[tuple[tf.Variable, tf.Variable]]
 ] = weakref.WeakKeyDictionary()
 
 
-_NEVER = tf.int32.max  # The number of steps, if there was no such step.
+_NEVER = tf.int32.max  # The number of steps if none has reduced values.
 
 
 @functools.cache
@@ -42,8 +42,8 @@ class NewEpoch(keras.callbacks.Callback):
 class Reduction:
     """Reduces values over replicas, in parallel with a step.
 
-    In a round of local steps, only the last step exchanges values, and the
-    first step of an epoch. Other steps return the result of the last exchange:
+    With local steps, only the last step of a round and the first step of an
+    epoch exchange values. Other steps return the result of the last exchange:
     a callback that reads logs, and may stop training, must get the same logs on
     all workers.
 

@@ -13,10 +13,10 @@ from tf_optimizers.workers.steps.replica_now import replica
 
 
 class Share:
-    """The numbers of rows that a replica, and all replicas, have of a batch.
+    """The number of a batch's rows on a replica, and on all replicas.
 
-    A function that a step calls may be traced once and then be called for other
-    numbers. So it reads them from a variable.
+    A function that a step calls may be traced once, and later be called with
+    other numbers. So it reads them from a variable.
 
     Args:
         own: The rows of the replica; 0 if it holds only a padding row.
@@ -123,8 +123,8 @@ class Loop:
         """Return the replica's rows of a batch, and the rows of all replicas.
 
         Args:
-            rows: The number of rows that the replica has of the batch. It picks
-                the first batch with this number.
+            rows: The number of the batch's rows on the replica. The first batch
+                with this number is used.
 
         Returns:
             A pair of int32 scalars, or None if they are not known here.
@@ -147,8 +147,7 @@ def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
 def own_rows(function: Callable, arguments: Any) -> Callable:
     """Return a function that removes padding rows from its arguments.
 
-    It is for functions other than the step of a model, since those count rows
-    themselves.
+    It is not for the step of a model, which counts rows itself.
 
     Args:
         function: Called on each replica with its part of the arguments.

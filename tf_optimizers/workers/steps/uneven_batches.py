@@ -9,9 +9,9 @@ in `custom_steps.py`. So Keras's own scaling of losses, by the number of
 replicas, is disabled there, and only these losses are scaled:
 
     sums, also TensorFlow's        by the inverse of the share
-    means over what a mask         by own divisor / divisor of all replicas,
-    leaves, or divided by the      and by the inverse of the share
-    sum of sample weights
+    means over unmasked elements,  by own divisor / divisor of all replicas,
+    or divided by the sum of       and by the inverse of the share
+    sample weights
 
 In other functions that `strategy.run` calls, gradients are summed as they are.
 There, a mean that Keras or TensorFlow takes is scaled
@@ -68,7 +68,7 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Return TensorFlow's mean over a global batch, as one process would."""
+    """Scale TensorFlow's mean over a global batch as one process would."""
     share = replica.share
     if share is None:
         if global_batch_size is None and _is_replica_of_ours():
@@ -200,7 +200,7 @@ def _check_alone() -> None:
     """Raise if a worker with several devices runs a step eagerly.
 
     Its replicas take turns. A replica that waits for a sum in the middle of its
-    step would find the `losses` of another one in the model's layers.
+    step would find another replica's `losses` in the model's layers.
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
