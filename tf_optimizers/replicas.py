@@ -59,9 +59,9 @@ class ReplicaGroup:
         ):
             raise TypeError(
                 "The strategy must be a "
-                "`tfo.SparseMultiWorkerMirroredStrategy`, or one of a single "
-                f"process. Received: {type(self._strategy).__name__}, under "
-                "which Keras 3's `fit` does not run."
+                "`tfo.SparseMultiWorkerMirroredStrategy`, or run in a single "
+                f"process. Received: {type(self._strategy).__name__}. Keras "
+                "3's `fit` does not run under it."
             )
         return 1
 

@@ -280,7 +280,7 @@ def test_trackers_run_on_the_chief_alone(launched):
 def test_chief_may_not_do_alone_what_takes_all_workers(launched):
     *_, (chief, other) = launched
     evaluated, read, stopped = chief["errors"]
-    name = "which one worker makes alone. Do it on every worker."
+    name = "which runs on one worker only. Make the call on every worker."
     for error in (evaluated, read):
         assert f"`NeedsAll` in `ChiefOnly`, {name}" in error
     assert stopped.startswith("All workers must stop training together.")

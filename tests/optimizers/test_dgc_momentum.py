@@ -933,7 +933,7 @@ def test_communication_summary():
         (
             {"rampup_begin_step": 5, "rampdown_begin_step": 5},
             ValueError,
-            r"rampup_step = 6\. .*Start it later",
+            r"rampup_step = 6\. .*Raise `rampdown_begin_step`",
         ),
         ({"rampdown_step": 0}, ValueError, "integer >= 1"),
         ({"rampdown_step": 5}, ValueError, "needs a `rampdown_begin_step`"),

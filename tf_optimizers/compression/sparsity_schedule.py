@@ -126,14 +126,14 @@ class SparsitySchedule:
             raise ValueError(
                 "`rampdown_step` needs a `rampdown_begin_step`. Received: "
                 f"rampdown_step={self.rampdown_step}, "
-                "rampdown_begin_step=None. Pass the step that it starts from, "
-                "or `rampdown_step=1` for no cool-down."
+                "rampdown_begin_step=None. Pass the step at which the "
+                "cool-down begins, or `rampdown_step=1` for no cool-down."
             )
         if begin is not None and begin < end:
             raise ValueError(
                 "`rampdown_begin_step` must be >= rampup_begin_step + "
                 f"rampup_step = {end}. Received: rampdown_begin_step={begin}. "
-                "Start it later, or shorten `rampup_step`."
+                "Raise `rampdown_begin_step`, or lower `rampup_step`."
             )
 
 

@@ -186,7 +186,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--machines",
         type=_count,
         metavar="K",
-        help="launchers in the cluster, where no variable tells",
+        help="launchers in the cluster, if no variable has their number",
     )
     parser.add_argument(
         "--port",

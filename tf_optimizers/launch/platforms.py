@@ -240,8 +240,8 @@ def _from_slurm(environment: Mapping[str, str], machines: int | None) -> Place:
     if reported != str(local):
         raise ValueError(
             "Slurm must place the tasks of a node one after another. Received: "
-            f"SLURM_LOCALID={reported} for task {index}, where {local} would "
-            "follow. Pass `--distribution=block` to `srun`."
+            f"SLURM_LOCALID={reported} for task {index}, instead of {local}. "
+            "Pass `--distribution=block` to `srun`."
         )
     found = f"Slurm ({', '.join(names)})"
     return Place(found, [host for host, *_ in places], index, local, count)

@@ -36,7 +36,7 @@ def check_distributed(
     """Raise if the state cannot be distributed among several replicas."""
     if not replicas_of(strategy).has_owners:
         raise ValueError(
-            "`ShardedState` must be under `MirroredStrategy` or "
+            "`ShardedState` must be used under `MirroredStrategy` or "
             "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
             f"{type(strategy).__name__}. Create the model and the optimizer in "
             "the scope of one of these."
@@ -60,7 +60,8 @@ def check_distributed(
     for variable in variables:
         if is_overwritten(inner, variable):
             raise ValueError(
-                "Variables must be updated by a step. Received: "
-                f"{variable.name}, which is overwritten by its gradient. "
+                "`ShardedState` cannot update variables that their "
+                "gradients overwrite, such as float8 scales. Received: "
+                f"{variable.name}. "
                 f"Use `{type(inner).__name__}` without `ShardedState`."
             )

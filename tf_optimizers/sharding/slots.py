@@ -115,11 +115,12 @@ class Slots:
         """Raise if state seems to belong to a variable that is not known."""
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
-                "State of a variable must be created from it. Received: "
-                f"{name} of shape {tuple(shape)}, the shape of a variable, "
-                "created outside of a loop over the variables. Create it by "
+                "The state of a variable must be created with a reference to "
+                f"it. Received: {name} of shape {tuple(shape)}, which is the "
+                "shape of a variable, created outside of a loop over the "
+                "variables. Create it by "
                 "`self.add_variable_from_reference(variable, name)`, or use "
-                "the inner optimizer alone."
+                "the inner optimizer without `ShardedState`."
             )
 
 
@@ -129,7 +130,7 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
         raise ValueError(
             "State must be of a floating dtype, int32 or int64. Received: "
             f"{name} of dtype {dtype.name}. Create it with another dtype, or "
-            "use the inner optimizer alone."
+            "use the inner optimizer without `ShardedState`."
         )
 
 

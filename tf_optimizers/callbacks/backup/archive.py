@@ -127,7 +127,7 @@ class Archive:
                 if damage and self._group.worker == 0:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
-                        f"Restoring the one before it, {generation:08}.",
+                        f"Restoring the previous one, {generation:08}.",
                         stacklevel=2,
                     )
                 return {
@@ -247,7 +247,7 @@ class Archive:
             raise RuntimeError(
                 "All workers must be able to write to `backup_dir`. Received: "
                 f"{'; '.join(errors)}. The previous backup, if any, is kept: "
-                "solve this, then start again."
+                "solve the problem, then start again."
             )
         return results
 

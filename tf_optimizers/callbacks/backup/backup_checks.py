@@ -121,18 +121,18 @@ def warnings_of_lengths(
         yield (
             "A backup must be of an earlier epoch for `fit` to train. "
             f"Received: epochs={epochs}, and a backup after epoch "
-            f"{content['epoch']}. To train on, pass more `epochs`; "
+            f"{content['epoch']}. To train further, pass more `epochs`; "
             "for another run, pass another `name` or `backup_dir`."
         )
     before = content.get("steps")
     if content["batch"] and before and steps and before != steps:
         yield (
-            "An epoch that is resumed in its middle must have as many "
-            f"batches as before. Received: {steps}, and {before} when "
-            f"the backup was made. {content['batch']} batches are dropped "
-            "all the same, and if their size has changed, some rows are "
-            "left out of this epoch or seen twice. Pass the former batch "
-            'size, or back up with `save_freq="epoch"`.'
+            "An epoch that is resumed in its middle must have the same "
+            f"number of batches as before. Received: {steps}, and "
+            f"{before} when the backup was made. {content['batch']} "
+            "batches are skipped anyway. If their size has changed, this "
+            "epoch misses some rows or sees them twice. Pass the previous "
+            'batch size, or back up with `save_freq="epoch"`.'
         )
 
 
@@ -143,7 +143,7 @@ def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
         yield (
             "A backup must be of this `fit` to be restored. Received: "
             f"backup_dir={str(folder.path)!r}, with backups of {others}, "
-            f"while this is {folder.name!r}. They are left alone, and this "
-            "one starts from the beginning. To resume from one of them, "
+            f"while this is {folder.name!r}. They are kept, and this `fit` "
+            "starts from the beginning. To resume from one of them, "
             f"pass `name={others[-1]!r}`."
         )

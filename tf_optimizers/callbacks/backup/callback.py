@@ -172,14 +172,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not model.built:
             raise ValueError(
                 "A model must be built to be restored. Received: "
-                f"{model.name}, which is not. Give it an `Input`, or call it "
-                "on a batch before `fit`."
+                f"{model.name}, which is not built. Give it an `Input`, or "
+                "call it on a batch before `fit`."
             )
         for name in build_optimizers(model):
             raise ValueError(
                 "All optimizers of a model must be built to be restored. "
-                f"Received: `{name}` of {model.name}, which is not. Call "
-                f"`model.{name}.build(variables)` with those that it "
+                f"Received: `{name}` of {model.name}, not built. Call "
+                f"`model.{name}.build(variables)` with the variables that it "
                 "updates, before `fit` and in the strategy's scope."
             )
         state = State(model)

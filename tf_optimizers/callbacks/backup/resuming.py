@@ -89,11 +89,11 @@ class Rates:
         ):
             if old != new:
                 warning = warning or (
-                    "A run resumes with the learning rate that it had, unless "
-                    "the script gives another than before. Received: "
+                    "A run resumes with the learning rate of its backup, "
+                    "unless the script has changed the rate. Received: "
                     f"{variable.path}={new:g}, which was {old:g} when the run "
-                    "began. The new one is used. To go on with that of the "
-                    "backup, give the old one."
+                    "began. The new one is used. To continue with the rate of "
+                    "the backup, pass the old one."
                 )
                 for part in self._state.components(variable):
                     part.assign(new)
@@ -172,7 +172,7 @@ def check_executions(steps: int, seen: int) -> None:
         raise ValueError(
             "`steps_per_execution` must divide the batches that a backup has "
             f"seen of an epoch. Received: steps_per_execution={steps}, and a "
-            f"backup after {seen} batches. Pass as many as before."
+            f"backup after {seen} batches. Pass the same value as before."
         )
 
 
@@ -182,6 +182,6 @@ def check_batches(batches: int, seen: int) -> None:
         raise ValueError(
             "An epoch must have at least as many batches as a backup has seen "
             f"of it. Received: {batches} batches an epoch, and a backup after "
-            f"{seen}. Pass as many batches as before, of the same size, or "
+            f"{seen}. Pass the same number of batches, of the same size, or "
             "start over with another `backup_dir`."
         )

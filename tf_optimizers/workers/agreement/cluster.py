@@ -227,9 +227,9 @@ def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
     """Warn unless all workers use one hash seed; few scripts depend on it."""
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
-            "All workers should have the same hash seed: otherwise a set of "
-            "strings has another order on each, and so has a vocabulary made "
-            "from one. Received: different hashes of one text. Set the "
+            "All workers should have the same hash seed: otherwise the order "
+            "of a set of strings, and of a vocabulary made from it, differs "
+            "between workers. Received: different hashes of a text. Set the "
             "environment variable PYTHONHASHSEED to the same number, such as "
             "0, on all workers, before Python starts.",
             stacklevel=4,  # The line that creates the strategy.

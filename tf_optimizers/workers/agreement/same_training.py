@@ -26,7 +26,7 @@ _CALLBACKS = (
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
-    "replica computes the value from its own rows: give the change to an "
+    "replica computes the value from its own rows: apply the change with an "
     "optimizer, make the variable `trainable=False`, or assign a value that is "
     "the same on all replicas, such as "
     "`tf.distribute.get_replica_context().all_reduce('SUM', value)`. If the "

@@ -67,8 +67,8 @@ def gather_statements(
     if _alone:
         raise RuntimeError(
             f"{rule or f'All workers must reach {subject}.'} Received: a call "
-            f"from {_alone[-1]}, which one worker makes alone. Do it on every "
-            "worker."
+            f"by {_alone[-1]}, which runs on one worker only. Make the call on "
+            "every worker."
         )
     note = json.dumps(
         [subject, statement], default=lambda value: type(value).__name__

@@ -77,7 +77,7 @@ class Watchdog:
 
     def _timed_out(self, i: int, now: list[int]) -> str:
         return (
-            "All workers must come to a collective within the "
+            "All workers must reach a collective within the "
             f"`timeout_seconds` of {self._timeout:g}. Received: "
             f"{describe(*now[1:4])}, which has timed out on worker "
             f"{self._worker}, after {time.monotonic() - self._since[i]:.0f} s. "
@@ -109,8 +109,8 @@ class Watchdog:
             "All workers must exchange values of the same sizes and dtypes, "
             f"in the same order. Received: {describe(*now[1:])} on worker "
             f"{self._worker}, {describe(*other[1:])} on worker {next_worker}. "
-            "Reduce and gather values of one shape on all workers, whatever "
-            "their batches."
+            "Reduce and gather values of the same shape on all workers, even "
+            "if their batches differ."
         )
 
 

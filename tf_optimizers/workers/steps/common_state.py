@@ -207,8 +207,8 @@ class CommonState:
                 "Variables that steps assign must be floating-point to become "
                 f"their mean over replicas. Received: {shown}, with different "
                 "values on different replicas, so each worker saves its own. "
-                "Make it float32; or assign a value that all replicas have in "
-                "common, such as `tf.distribute.get_replica_context()."
+                "Make it float32; or assign a value that is the same on all "
+                "replicas, such as `tf.distribute.get_replica_context()."
                 "all_reduce('SUM', value)`.",
                 stacklevel=2,
             )
