@@ -128,7 +128,7 @@ class Folder:
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            with contextlib.suppress(OSError):  # Another run has just used it.
+            with contextlib.suppress(OSError):  # Another run uses it now.
                 self.path.rmdir()
 
     def leave_mark(self) -> str:

@@ -33,7 +33,7 @@ class State:
 
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
-        """The variables that outlive an epoch, and those that do not."""
+        """The variables by section; metrics do not outlive an epoch."""
         return {
             "lasting": [
                 *with_updated(self._model, self._model.variables),

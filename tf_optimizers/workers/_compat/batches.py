@@ -1,4 +1,4 @@
-"""Hooks into Keras where a replica's rows are weighted, and finds its steps."""
+"""Hooks into Keras to weight a replica's rows, and finds models' steps."""
 
 import functools
 import types

@@ -40,8 +40,7 @@ from tensorflow.python.distribute.input_lib import (
 # Per-replica values of a batch; subclasses of ours add the number of rows.
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
-# Waits for operations that run asynchronously. The seed that
-# `tf.random.set_seed` was given.
+# Waits for asynchronous operations; returns the seed of `tf.random.set_seed`.
 from tensorflow.python.eager.context import async_wait, global_seed
 
 MAPS = (_MapDataset, _ParallelMapDataset)

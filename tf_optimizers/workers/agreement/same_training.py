@@ -131,7 +131,7 @@ def statement_of(
 
 
 def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
-    """Return the learning rate, or those of all optimizers inside these."""
+    """Return the learning rates of all optimizers that are not wrappers."""
     parts = {
         id(part): part
         for optimizer in optimizers

@@ -135,10 +135,10 @@ def _rows_of_all(batch: Any) -> tf.Tensor:
 
 
 def _places(extended: Any) -> range:
-    """Return which parts of a global batch this worker's replicas get.
+    """Return the places of this worker's replicas in a global batch.
 
-    Keras joins predictions in this order: first those of the first replica of
-    every worker.
+    Keras joins predictions in this order: first the predictions of the first
+    replica of every worker.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 

@@ -50,7 +50,7 @@ def gather_any(
 
 
 def fill_up_rows(strategy: Any, value: Any) -> Any:
-    """Append zeros, eagerly, until all replicas have equally many rows."""
+    """Append zeros, eagerly, up to the largest number of rows."""
     local = strategy.experimental_local_results(value)
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
