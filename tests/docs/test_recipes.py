@@ -144,7 +144,7 @@ def test_failures_are_those_that_are_tested():
             "workers/test_guide.py",
         )
     )
-    table = FAILURES.split("| what happened |")[1]
+    table = FAILURES.split("| event |")[1]
     messages = [
         re.search("`(.+?)`", line.split("|")[2]).group(1)
         for line in table.splitlines()[2:]
