@@ -54,10 +54,12 @@ def test_tf_config_of_a_tfjob_is_taken(monkeypatch):
 
 
 def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
-    for name, text in (("srun", SRUN), ("scontrol", 'echo "$@"')):
+    # A link to Python would not find the packages of its environment.
+    python = f'exec {sys.executable} "$@"'
+    programs = {"srun": SRUN, "scontrol": 'echo "$@"', "python": python}
+    for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\nset -eu\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "python").symlink_to(sys.executable)
     (tmp_path / "train.py").write_text(
         "import os; print(os.environ['TF_CONFIG'])"
     )
