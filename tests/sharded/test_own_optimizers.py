@@ -156,7 +156,7 @@ class Others(Counted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (ByIndex, r"count_0 of shape \(6, 8\), the shape of a variable"),
+        (ByIndex, r"count_0 of shape \(6, 8\), which is the shape of a var"),
         (Scalars, "changes replicated state"),
         (Flags, "of dtype bool"),
         (Others, "uses another variable.s state"),
