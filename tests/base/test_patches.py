@@ -13,6 +13,7 @@ from tf_optimizers._compat.patches import PATCHES
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = [name for patch in PATCHES for name in patch.names]
+HOOKING = "setattr(self, name, functools.partial(self._call, name))"
 SETTING = "setattr(owner, attribute, make(getattr(owner, attribute)))"
 # Keras's own optimizers need these.
 NEEDED = {
@@ -31,11 +32,10 @@ def test_effect_of_every_patch_is_tested(patch):
 def test_nothing_else_is_replaced():
     """But for `tf.random.shuffle`, for a moment, under Keras before 3.16.
 
-    What is set of `cls` or `self` is ours.
+    What is set of `cls` is ours, and what `ChiefOnly` sets of itself.
     """
     setting = re.compile(
-        r"^\s*(?:setattr\((?!sys,|cls,|self,)|"
-        r"(?:keras|tf|\w+_op)[\w.]*\.\w+ = )"
+        r"^\s*(?:setattr\((?!sys,|cls,)|(?:keras|tf|\w+_op)[\w.]*\.\w+ = )"
     )
     found = [
         (path.name, line.strip())
@@ -44,6 +44,7 @@ def test_nothing_else_is_replaced():
         if setting.match(line)
     ]
     assert sorted(found) == [
+        ("chief_only.py", HOOKING),
         ("patches.py", SETTING),
         ("shuffles.py", "tf.random.shuffle = original"),
         ("shuffles.py", "tf.random.shuffle = shuffle"),

@@ -744,7 +744,8 @@ def test_checkpoint_keeps_the_sum_of_what_is_unsent(mirrored, tmp_path):
 def test_one_replica_is_warned_once():
     optimizer = tfo.DGCMomentum(0.1)
     variables = [keras.Variable(np.zeros(3))]
-    with pytest.warns(UserWarning, match="has no traffic. Use `keras.opt"):
+    message = "has no traffic. Use `keras.optimizers.SGD"
+    with pytest.warns(UserWarning, match=message):
         optimizer.apply([np.ones(3)], variables)
 
 

@@ -156,7 +156,10 @@ class Others(Counted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (ByIndex, r"count_0 of shape \(6, 8\), which is the shape of a var"),
+        (
+            ByIndex,
+            r"count_0 of shape \(6, 8\), which is the shape of a variable",
+        ),
         (Scalars, "changes replicated state"),
         (Flags, "of dtype bool"),
         (Others, "uses another variable.s state"),
