@@ -181,6 +181,20 @@ def eagerly_and_not(strategy):
     return [int(turn()) for turn in turns]
 
 
+def two_kinds(strategy):
+    """Return the rows that one function draws from shared data and own data.
+
+    Keras relaxes shapes like that, too.
+    """
+    data = tf.data.Dataset.range(10).batch(4)
+    shared = iter(strategy.experimental_distribute_dataset(data))
+    own = iter(strategy.distribute_datasets_from_function(lambda _: data))
+    total = tf.function(
+        lambda iterator: rows_of(next(iterator)).total, reduce_retracing=True
+    )
+    return [int(total(each)) for each in (shared, own, shared, own)]
+
+
 def dropped(strategy):
     """Return the seconds that it takes to drop iterators of data in use.
 
@@ -284,6 +298,7 @@ OTHERS = {
     "own lengths": own_lengths,
     "one after another": one_after_another,
     "eagerly and not": eagerly_and_not,
+    "two kinds": two_kinds,
     "asks for the spec": asks_for_the_spec,
     "dropped": dropped,
     "local rounds": local_rounds,

@@ -142,6 +142,14 @@ def test_batches_are_drawn_in_any_way(workers):
 
 
 @pytest.mark.slow
+def test_one_function_draws_from_data_of_two_kinds(workers):
+    """Their notes differ in length."""
+    results, devices = workers
+    expected = {1: [4, 8, 4, 8], 2: [4, 16, 4, 4]}[devices]
+    assert [result["two kinds"] for result in results] == [expected] * 2
+
+
+@pytest.mark.slow
 def test_nothing_is_exchanged_between_rounds(workers):
     """In rounds of four steps; there are six batches in an epoch.
 

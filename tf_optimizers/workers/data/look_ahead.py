@@ -132,7 +132,8 @@ class AheadIterator(DistributedIterator):
         extended = self._strategy.extended
         ask = functools.partial(extended.ask_ahead, batch_digests.summarize)
         self.wait()
-        has_total = following[0].shape[0] > SIZE
+        # A function that draws from data with and without totals has no size.
+        has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
             kept = tf.raw_ops.ReadVariableOp(
@@ -284,7 +285,7 @@ class AheadIteratorSpec(DistributedIteratorSpec):
 
 def _exchanged(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return notes without the total of rows."""
-    return [note[:SIZE] for note in notes]
+    return [tf.ensure_shape(note[:SIZE], [SIZE]) for note in notes]
 
 
 def _or_abort(function: Callable[[], None]) -> None:
