@@ -52,7 +52,7 @@ class Gathering:
         entries = Entries(tf.ones([COUNT]), tf.constant(positions), SIZE)
 
         def replica() -> tf.Tensor:
-            (every,) = replicas_of(self.strategy).exchange([entries])
+            (every,) = replicas_of(self.strategy).gather_and_sum([entries])
             return tf.size(every.values)
 
         self.gather = tf.function(

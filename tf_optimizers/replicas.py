@@ -25,7 +25,7 @@ class ReplicaGroup:
 
     Attributes:
         count: The number of replicas.
-        packs_entries: Whether `exchange` encodes entries in few bits.
+        packs_entries: Whether `gather_and_sum` encodes entries in few bits.
         averages_statistics: Whether the strategy itself makes variables equal
             on all replicas before they are read.
     """
@@ -84,7 +84,7 @@ class ReplicaGroup:
         """Return the sums over this process's replicas."""
         return self.sum(list(values))
 
-    def exchange(self, values: Sequence[Any]) -> list[Any]:
+    def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
         """Return sums over replicas; for `Entries`, all entries, as slices."""
         return self.sum(
             [v.slices() if isinstance(v, Entries) else v for v in values]

@@ -17,7 +17,9 @@ def ask(strategy):
         group = replicas_of()
         own = tf.constant([[1.0, 2.0], [10.0, 20.0]])[group.rank]
         position = tf.constant([[0], [3]])[group.rank]
-        every, total = group.exchange([Entries(own[:1], position, 4), own])
+        every, total = group.gather_and_sum(
+            [Entries(own[:1], position, 4), own]
+        )
         first, second = group.sum_at_owners([own, 2 * own], [1, 0])
         summed = [second, first][group.rank]  # At its owner.
         first, second = group.gather_from_owners([own, 2 * own], [1, 0])

@@ -13,7 +13,7 @@ import tensorflow as tf
 from flow_lines import LINK, code_lines
 
 import tf_optimizers as tfo
-from tf_optimizers.workers.steps import replica_now
+from tf_optimizers.workers.steps import replica_state
 
 ROOT = pathlib.Path(tfo.__file__).parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
@@ -120,12 +120,12 @@ def test_what_the_page_names_exists(path, name):
 def test_table_of_what_a_replica_does_names_who_uses_a_field():
     folder = ROOT / "tf_optimizers" / "workers"
     row = re.compile(r"^    (\w+) {2,}(.+?) {2,}(.+)$", re.M)
-    table = row.findall(replica_now.__doc__)
+    table = row.findall(replica_state.__doc__)
     named = {
         field: {*setting.split(", "), *reading.split(", ")}
         for field, setting, reading in table[1:]
     }
-    used = {field: set() for field in vars(type(replica_now.replica))}
+    used = {field: set() for field in vars(type(replica_state.replica))}
     for path in folder.rglob("*.py"):
         text = path.read_text()
         fields = re.findall(r"\breplica\.(\w+)", text)
@@ -133,7 +133,7 @@ def test_table_of_what_a_replica_does_names_who_uses_a_field():
             fields += re.findall(r"(\w+)=", given)
         for field in fields:
             used[field].add(path.stem)
-    fields = replica_now.replica.__annotations__
+    fields = replica_state.replica.__annotations__
     assert named == {field: used[field] for field in fields}
 
 

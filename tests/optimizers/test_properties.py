@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.files import DamagedError, Folder
-from tf_optimizers.callbacks.backup.state import shares
+from tf_optimizers.callbacks.backup.state import redistribute
 
 # CI always tries the same, so that no change of ours fails by chance.
 common = {
@@ -191,8 +191,12 @@ def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
     rng = np.random.default_rng(seed)
     count, replicas = math.prod(old), math.prod(new)
     values = (rng.standard_normal([count, 7]) * scale).astype("float32")
-    own = shares(True, False, values.__getitem__, old, new, range(replicas))
-    means = shares(False, False, values.__getitem__, old, new, range(replicas))
+    own = redistribute(
+        True, False, values.__getitem__, old, new, range(replicas)
+    )
+    means = redistribute(
+        False, False, values.__getitem__, old, new, range(replicas)
+    )
     assert len(own) == replicas and own[0].dtype == values.dtype
     # All alike, or all as they were.
     expected = values if old == new else own[:1] * replicas

@@ -13,7 +13,7 @@ import tensorflow as tf
 from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
-from tf_optimizers.callbacks.backup.state import State, shares
+from tf_optimizers.callbacks.backup.state import State, redistribute
 from tf_optimizers.sharding.ownership import assign_owners, bytes_of, loads_of
 from tf_optimizers.workers import worker_replicas
 from tf_optimizers.workers.extended import RPC_CHUNK_BYTES
@@ -528,11 +528,11 @@ def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):
     model = trained(tf.distribute.get_strategy(), alone, epochs=1)
     assert all(map(State(model).is_owned, alone.variables))
     saved = [np.zeros(2, "float32"), np.array([0.1, 0.3], "float32")]
-    received = shares(
+    received = redistribute(
         False, False, saved.__getitem__, (2, 1), (3, 1), [2], True
     )
     np.testing.assert_array_equal(received[0], saved[1])
-    (received,) = shares(
+    (received,) = redistribute(
         False, False, saved.__getitem__, (2, 1), (1, 1), [0], True
     )
     np.testing.assert_array_equal(received, saved[1])

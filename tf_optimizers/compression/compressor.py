@@ -278,7 +278,7 @@ class Compressor:
         ]
         whole = [residual.everything() for residual in residuals]
         whole += [tf.identity(variable) for variable in unmasked]
-        sums = replicas_of().exchange([*whole, *others])
+        sums = replicas_of().gather_and_sum([*whole, *others])
         for residual in residuals:
             residual.empty()
         count, end = len(residuals), len(whole)

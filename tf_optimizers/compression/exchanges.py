@@ -59,7 +59,7 @@ class GatheredExchange(Exchange):
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries and other gradients; all entries are sent."""
         if not selections:
-            return [], replicas_of().exchange(others)
+            return [], replicas_of().gather_and_sum(others)
         wire = self.wire
         positions = [wire.portions(s.positions, -1) for s in selections]
         values = [wire.portions(s.values) for s in selections]
@@ -70,7 +70,7 @@ class GatheredExchange(Exchange):
             messages.append(self._message(i, *own, selection.shape))
             every = wire.joined(values[i], self.counts[i])
             sent.append(tf.cast(every, tf.float32))
-        return sent, replicas_of().exchange([*messages, *others])
+        return sent, replicas_of().gather_and_sum([*messages, *others])
 
     def _message(
         self,

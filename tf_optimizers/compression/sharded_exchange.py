@@ -100,7 +100,7 @@ class ShardedExchange(Exchange):
         words = group.all_to_all(pack_entries([entries], replicas))
         (received,) = unpack_entries(words, [entries], replicas)
         own = shards.largest_sums(received)
-        came = group.exchange([*own, *others])
+        came = group.gather_and_sum([*own, *others])
         sums, others = came[: len(own)], came[len(own) :]
         values = tf.concat(
             [tf.reshape(part.values, [replicas, -1]) for part in sums], 1

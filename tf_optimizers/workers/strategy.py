@@ -35,30 +35,29 @@ from tf_optimizers.workers.collectives.runs import (
     after_its_arguments,
     run_tracked,
 )
-from tf_optimizers.workers.data.draws import share_generators
-from tf_optimizers.workers.data.generators import peek_at_shared
-from tf_optimizers.workers.data.local_rounds import with_rounds
-from tf_optimizers.workers.data.order import adopt_seeds, propose_seeds
-from tf_optimizers.workers.data.sharing import (
+from tf_optimizers.workers.data.data_distribution import (
     distribute_dataset,
     distribute_from_function,
 )
+from tf_optimizers.workers.data.generators import watch_generators
+from tf_optimizers.workers.data.local_rounds import with_rounds
+from tf_optimizers.workers.data.order import adopt_seeds, propose_seeds
 from tf_optimizers.workers.extended import SparseExtended
 from tf_optimizers.workers.steps.common_state import watch_state
-from tf_optimizers.workers.steps.custom_steps import check_made_inside
-from tf_optimizers.workers.steps.metric_reads import Reading
+from tf_optimizers.workers.steps.metric_reads import MetricReader
 from tf_optimizers.workers.steps.model_steps import Steps
-from tf_optimizers.workers.steps.replica_now import replica
-from tf_optimizers.workers.steps.returned import (
-    ScalarsOfRun,
-    fill_up_rows,
-    gather_any,
-)
+from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.round_logs import (
     Reduction,
     reduce_in_first_steps,
 )
+from tf_optimizers.workers.steps.run_outputs import (
+    ScalarsOfRun,
+    gather_any,
+    pad_rows_of_replicas,
+)
 from tf_optimizers.workers.steps.share import own_rows
+from tf_optimizers.workers.steps.step_hooks import check_made_inside
 from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
 from tf_optimizers.workers.worker_replicas import is_ours
 
@@ -151,10 +150,10 @@ class SparseMultiWorkerMirroredStrategy(
         build_from_specs(is_ours)
         mark_steps(is_ours, with_rounds)
         reduce_in_first_steps()
-        share_generators(peek_at_shared)
+        watch_generators()
         watch_state()
-        self._reading = Reading(self)
-        self._steps = Steps(self, self._reading.watch)
+        self._metrics = MetricReader(self)
+        self._steps = Steps(self, self._metrics.watch)
         self._scalars = ScalarsOfRun(self, [], Reduction(self))
         self._functions: weakref.WeakKeyDictionary[Any, Callable] = (
             weakref.WeakKeyDictionary()
@@ -221,7 +220,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
-        alike: list[Any] = []
+        identical: list[Any] = []
         reduction = Reduction(self)
         if step is None:
             fn = unmarked(fn)
@@ -235,9 +234,9 @@ class SparseMultiWorkerMirroredStrategy(
             reduction = step.reduction
             with step.noted():
                 outputs = run_step(step, args)
-                step.find_out(run_step, args)
-            outputs, alike = step.finish(self, outputs)
-        self._scalars = ScalarsOfRun(self, outputs, reduction, alike)
+                step.resolve_unsure(run_step, args)
+            outputs, identical = step.finish(self, outputs)
+        self._scalars = ScalarsOfRun(self, outputs, reduction, identical)
         return outputs
 
     def _as_function(self, fn: Any) -> Callable:
@@ -293,9 +292,9 @@ class SparseMultiWorkerMirroredStrategy(
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
             if replica.is_assigning:  # The caller does not use the result.
-                self._reading.on_assign()
+                self._metrics.on_assign()
                 return self.experimental_local_results(value)[0].value()
-            total = self._reading.read(value)
+            total = self._metrics.read(value)
             if total is not None and reduce_op == tf.distribute.ReduceOp.SUM:
                 return total
         return tf.nest.map_structure(
@@ -312,5 +311,5 @@ class SparseMultiWorkerMirroredStrategy(
         if tf.convert_to_tensor(local).shape.rank == 0:
             axis = None
         elif axis is None and tf.executing_eagerly():
-            value = fill_up_rows(self, value)
+            value = pad_rows_of_replicas(self, value)
         return super().reduce(reduce_op, value, axis)

@@ -55,11 +55,11 @@ class WorkerReplicas(ReplicaGroup):
             extended.worker_channel.all_reduce, total, list(values)
         )
 
-    def exchange(self, values: Sequence[Any]) -> list[Any]:
+    def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
         """Return sums over replicas; for `Entries`, all replicas' slices."""
         extended = self._strategy.extended
         entries, sums = extended.in_replica(
-            extended.channel.exchange,
+            extended.channel.gather_and_reduce,
             [value for value in values if isinstance(value, Entries)],
             [value for value in values if not isinstance(value, Entries)],
         )

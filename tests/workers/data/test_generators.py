@@ -16,8 +16,8 @@ def peeked():
         return batches, lambda: itertools.chain(batches, generator)
 
     def of(generator):
-        _, iterate = generators.peek_at_shared(peek, generator)
-        return generators.take_shared(), iterate
+        _, iterate = generators.peek_at_generator(peek, generator)
+        return generators.take_generator(), iterate
 
     return of
 
@@ -73,4 +73,4 @@ def test_generator_that_all_have_drawn_from_alike_loses_nothing(
     shared, iterate = peeked(numbers)
     shared.begin(None)
     assert list(itertools.islice(iterate(), 3)) == [2, 3, 4]
-    assert generators.take_shared() is None
+    assert generators.take_generator() is None

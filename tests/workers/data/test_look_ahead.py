@@ -9,7 +9,7 @@ import tensorflow as tf
 from cases import error
 from scripts import ahead, training
 
-from tf_optimizers.workers.data.sharing import keep
+from tf_optimizers.workers.data.data_distribution import keep
 
 # Float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 3e-5

@@ -27,10 +27,10 @@ def seed(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     seed = shared_data._ShuffleSeed()
     monkeypatch.setattr(shared_data, "_shuffle_seed", seed)
-    shared_data._shuffle_alike.cache_clear()
+    shared_data._shuffle_in_one_order.cache_clear()
     tf.random.set_seed(None)
     yield seed
-    shared_data._shuffle_alike.cache_clear()
+    shared_data._shuffle_in_one_order.cache_clear()
 
 
 def rows_of(data):

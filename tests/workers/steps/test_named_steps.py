@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from custom_steps import Guide, X, Y
 
-from tf_optimizers.workers.steps.replica_now import replica
+from tf_optimizers.workers.steps.replica_state import replica
 
 # Float32 sums in another order, over steps that move by more than 1e-2.
 TOLERANCE = 2e-6

@@ -16,13 +16,13 @@ from tf_optimizers._compat.keras_internals import global_seed, set_global_seed
 from tf_optimizers.callbacks.backup.backup_checks import (
     check_finite,
     check_weights,
-    find_alike,
+    find_identical,
     find_not_finite,
     gather,
 )
 from tf_optimizers.callbacks.backup.files import DamagedError, Folder
 from tf_optimizers.callbacks.backup.resuming import Reader
-from tf_optimizers.callbacks.backup.state import State, Values, shares
+from tf_optimizers.callbacks.backup.state import State, Values, redistribute
 from tf_optimizers.replicas import ReplicaGroup
 
 # The errors that files cause; any other is a bug.
@@ -76,8 +76,8 @@ class Archive:
         """
         values = self._state.values()
         check_finite(self._state, values, self._group)
-        alike = find_alike(values, self._group)
-        check_weights(self._state, alike)
+        identical = find_identical(values, self._group)
+        check_weights(self._state, identical)
         received = self._together(
             lambda: [
                 self._folder.next_generation(),
@@ -95,13 +95,13 @@ class Archive:
             )
         parts = self._together(
             lambda: self._folder.write_part(
-                generation, self._group.worker, self._own(values, alike)
+                generation, self._group.worker, self._own(values, identical)
             )
         )
         content = {
             **position,
             "replicas": self._group.count,
-            "alike": sorted(alike),
+            "alike": sorted(identical),
             "parts": parts,
             "seeds": [seed for *_, seed in received],
             "sparse_gradients": self._state.sparse_gradients,
@@ -152,9 +152,9 @@ class Archive:
         with ExitStack() as files:
             reader = Reader(self._folder, content, files)
             for i, variable in enumerate(self._state.sections[section]):
-                values = shares(
+                values = redistribute(
                     self._state.is_summed(variable),
-                    reader.is_alike(section, i),
+                    reader.is_identical(section, i),
                     functools.partial(reader.read, section, i),
                     reader.layout,
                     (count, local),
@@ -214,11 +214,13 @@ class Archive:
             self._folder.generations()
         )
 
-    def _own(self, values: Values, alike: set[str]) -> dict[str, np.ndarray]:
+    def _own(
+        self, values: Values, identical: set[str]
+    ) -> dict[str, np.ndarray]:
         """Return the arrays that this worker has to write."""
         arrays: dict[str, np.ndarray] = {}
         for name, parts in values.items():
-            if name not in alike:
+            if name not in identical:
                 # A process has a plain variable once, for all its replicas.
                 if len(parts) == 1:
                     parts = parts * self._local_replicas

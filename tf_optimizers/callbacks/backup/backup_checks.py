@@ -60,7 +60,7 @@ def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
     return group.agree("a backup", statement, hint)
 
 
-def find_alike(values: Values, group: ReplicaGroup) -> set[str]:
+def find_identical(values: Values, group: ReplicaGroup) -> set[str]:
     """Return the names of values that are equal on all replicas."""
     if group.count == 1:
         return set(values)
@@ -93,12 +93,12 @@ def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
         )
 
 
-def check_weights(state: State, alike: set[str]) -> None:
+def check_weights(state: State, identical: set[str]) -> None:
     """Raise if replicas that share their weights have different ones."""
     if not state.has_common_weights:
         return
     for i, variable in enumerate(state.sections["lasting"]):
-        if variable.trainable and f"lasting.{i}" not in alike:
+        if variable.trainable and f"lasting.{i}" not in identical:
             raise RuntimeError(
                 "A weight must be the same on all replicas. Received "
                 f"different values of {variable.path}. Do not assign to "

@@ -30,7 +30,7 @@ class Reader:
         self, folder: Folder, content: dict[str, Any], files: ExitStack
     ) -> None:
         self._content = content
-        self._alike = set(content["alike"])
+        self._identical = set(content["alike"])
         workers = len(content["parts"])
         self.layout = (workers, content["replicas"] // workers)
         self._open = functools.cache(
@@ -39,15 +39,15 @@ class Reader:
             )
         )
 
-    def is_alike(self, section: str, number: int) -> bool:
+    def is_identical(self, section: str, number: int) -> bool:
         """Return whether all replicas had the same value of a variable."""
-        return f"{section}.{number}" in self._alike
+        return f"{section}.{number}" in self._identical
 
     def read(self, section: str, number: int, replica: int) -> np.ndarray:
         """Return a replica's value of a variable."""
         dtype, shape, *_ = self._content["sections"][section][number]
         name, worker = f"{section}.{number}", 0
-        if not self.is_alike(section, number):
+        if not self.is_identical(section, number):
             worker, local_rank = divmod(replica, self.layout[1])
             name = f"{name}.{local_rank}"
         dtype = tf.as_dtype(dtype).as_numpy_dtype

@@ -186,9 +186,9 @@ class State:
                 )
 
 
-def shares(
+def redistribute(
     is_summed: bool,
-    is_alike: bool,
+    is_identical: bool,
     read: Callable[[int], np.ndarray],
     old: tuple[int, int],
     new: tuple[int, int],
@@ -204,7 +204,7 @@ def shares(
 
     Args:
         is_summed: Whether the replicas' values add up.
-        is_alike: Whether all replicas have the same value.
+        is_identical: Whether all replicas have the same value.
         read: Returns the saved value of a replica.
         old: The number of workers, and of replicas on each, in the backup.
         new: The number of workers, and of replicas on each, now.
@@ -216,7 +216,7 @@ def shares(
         return [read(replica) for replica in own]
     first = read(0)
     is_number = keras.backend.is_float_dtype(str(first.dtype))
-    if is_summed or ((is_owned or is_number) and not is_alike):
+    if is_summed or ((is_owned or is_number) and not is_identical):
         total = first.astype(np.float64)
         for replica in range(1, math.prod(old)):
             total = total + read(replica)

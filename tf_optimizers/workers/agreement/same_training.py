@@ -113,8 +113,9 @@ def compared_weights(model: keras.Model) -> list[Any]:
 
     After local steps there are none, as weights differ on purpose then.
     """
-    is_alike = has_common_weights(model)
-    return with_updated(model, model.trainable_variables) if is_alike else []
+    if not has_common_weights(model):
+        return []
+    return with_updated(model, model.trainable_variables)
 
 
 def statement_of(

@@ -80,12 +80,12 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         self, reduce_op: Any, value: Any, replica_id: int, options: Any
     ) -> Any:
         """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
-        _, reduced = self.exchange(
+        _, reduced = self.gather_and_reduce(
             [], tf.nest.flatten(value), replica_id, options, reduce_op
         )
         return tf.nest.pack_sequence_as(value, reduced)
 
-    def exchange(
+    def gather_and_reduce(
         self,
         entries: Sequence[Entries],
         values: Sequence[Any],

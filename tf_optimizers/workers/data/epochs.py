@@ -12,12 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.workers.agreement.statements import gather_statements
-from tf_optimizers.workers.data.draws import Draws, draws_of
 from tf_optimizers.workers.data.generators import SharedGenerator
 from tf_optimizers.workers.data.order import (
     align_generators,
     generators_of_host,
 )
+from tf_optimizers.workers.data.shuffle_draws import ShuffleDraws, draws_of
 from tf_optimizers.workers.data.shuffles import comes_from_python
 
 _SUBJECT = "the beginning of an epoch"
@@ -96,6 +96,6 @@ class EpochStart:
         return iterator
 
 
-def _set(every: Sequence[Draws], numbers: Sequence[int]) -> None:
+def _set(every: Sequence[ShuffleDraws], numbers: Sequence[int]) -> None:
     for draws, number in zip(every, numbers, strict=True):
         draws.set(number)

@@ -7,6 +7,7 @@ behind first draw batches until all have drawn the same number.
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.patches import hook
 from tf_optimizers.workers.agreement.statements import gather_statements
 
 _SUBJECT = "the data of a generator"
@@ -106,7 +108,13 @@ class _Made(threading.local):
 _made = _Made()
 
 
-def peek_at_shared(peek: Callable, generator: Generator) -> Any:
+@functools.cache
+def watch_generators() -> None:
+    """Have Keras peek at generators by `peek_at_generator`, permanently."""
+    hook("generator_data_adapter.peek_and_restore", peek_at_generator)
+
+
+def peek_at_generator(peek: Callable, generator: Generator) -> Any:
     """Peek at a generator through a `SharedGenerator`.
 
     Args:
@@ -119,7 +127,7 @@ def peek_at_shared(peek: Callable, generator: Generator) -> Any:
     return found
 
 
-def take_shared() -> SharedGenerator | None:
+def take_generator() -> SharedGenerator | None:
     """Return the generator of the data now being distributed, and forget it."""
     found, _made.generator = _made.generator, None
     return found

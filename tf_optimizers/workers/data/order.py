@@ -54,7 +54,7 @@ class _ShuffleSeed:
         differ, since workers may call `fit` on different lines, or after a
         worker has trained alone.
         """
-        _shuffle_alike()
+        _shuffle_in_one_order()
         self._seed = seed
         self._counts.clear()
         if self._of_arrays is not None:
@@ -110,7 +110,7 @@ _shuffle_seed = _ShuffleSeed()
 
 
 @functools.cache
-def _shuffle_alike() -> None:
+def _shuffle_in_one_order() -> None:
     """Have TensorFlow and Keras shuffle by our seed, permanently."""
     replace_shuffles(_shuffle_seed.next, _shuffle_seed.shuffle_of_arrays)
 

@@ -13,7 +13,7 @@ from tf_optimizers.workers._compat.distribution import (
     ShuffleDataset,
     global_seed,
 )
-from tf_optimizers.workers.data.draws import count_draws
+from tf_optimizers.workers.data.shuffle_draws import count_draws
 
 # Stateful ops whose results are the same on all workers.
 _SAME = {"Assert", "ReadVariableOp"}

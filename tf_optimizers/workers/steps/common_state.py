@@ -39,11 +39,11 @@ _HINT = (
 @functools.cache
 def watch_state() -> None:
     """Have Keras average the state of models of our strategy, permanently."""
-    call_first(MakesCommon, lambda model: _state_of_model(model) is not None)
+    call_first(AverageState, lambda model: _state_of_model(model) is not None)
     check_saving(_make_common_to_save)
 
 
-class MakesCommon(keras.callbacks.Callback):
+class AverageState(keras.callbacks.Callback):
     """Makes state common before Keras or other callbacks read it."""
 
     def on_epoch_end(

@@ -30,7 +30,7 @@ _METRICS = (
 )
 
 
-class Reading:
+class MetricReader:
     """Reads a variable as the sum over replicas; all workers must take part.
 
     At the end of every epoch, Keras reads the variables of a model's metrics

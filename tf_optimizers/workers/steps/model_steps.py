@@ -23,8 +23,8 @@ from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
 from tf_optimizers.workers._compat.batches import ModelStep, step_of
 from tf_optimizers.workers.data.batch_metadata import Rows, rows_of
+from tf_optimizers.workers.data.data_distribution import split_arguments
 from tf_optimizers.workers.data.local_rounds import round_of_fit
-from tf_optimizers.workers.data.sharing import share_arguments
 from tf_optimizers.workers.steps.metric_results import (
     is_number_of,
     names_of,
@@ -34,16 +34,16 @@ from tf_optimizers.workers.steps.metric_variables import (
     metrics_of,
     warn_if_made_of,
 )
-from tf_optimizers.workers.steps.put_back import PutBack
-from tf_optimizers.workers.steps.replica_now import replica
+from tf_optimizers.workers.steps.replica_state import replica
+from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.share import (
     Share,
+    all_or_no_rows,
     count_rows,
     empty_without_rows,
     make_kept,
     share_of,
-    take_or_leave,
     trace_with_rows,
 )
 
@@ -61,7 +61,7 @@ class Steps:
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
         self._kept: list[tf.Variable] = []
-        # The `seen` of `share_arguments`, for training and for prediction.
+        # The `seen` of `split_arguments`, for training and for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
         )
@@ -85,11 +85,13 @@ class Steps:
         model, step, kind = found
         is_predicting = kind == "predict_step"
         seen = self._seen.setdefault(model, ({}, {}))[is_predicting]
-        shared = share_arguments(self._strategy, args, seen)
+        shared = split_arguments(self._strategy, args, seen)
         known = rows_of(shared), self._kept
         reduction = Reduction(self._strategy)
         if is_predicting:
-            return Step(step, kind, _predicted, [], *known, reduction), shared
+            return Step(
+                step, kind, _without_padding, [], *known, reduction
+            ), shared
         self._watch(model)
         # `train_on_batch`, which passes arrays, returns the logs of its step.
         is_fit = isinstance(function, ModelStep) and shared is args
@@ -163,7 +165,7 @@ class Step:
             note_metric=self._note,
             is_keras=self._is_keras,
             is_training=self._kind == "train_step",
-            weights=PutBack(),
+            weights=RestoredWeights(),
             scaled=set(),
         ):
             returned = self._function(batch)
@@ -205,7 +207,7 @@ class Step:
         ]
         for i in others:
             is_of_rows = i in self._joined
-            as_returned = _predicted if is_of_rows else self._as_returned
+            as_returned = _without_padding if is_of_rows else self._as_returned
             outputs[i] = as_returned(share, outputs[i])
         packed = tf.nest.pack_sequence_as(returned, outputs)
         return packed, state, share.weight
@@ -236,7 +238,9 @@ class Step:
         self._undo.callback(vars(metric).pop, "result")
         vars(metric)["result"] = result
 
-    def find_out(self, run: Callable[["Step", Any], Any], args: Any) -> None:
+    def resolve_unsure(
+        self, run: Callable[["Step", Any], Any], args: Any
+    ) -> None:
         """Find out which unsure arrays have an element for each row.
 
         An array of two elements, from a replica with two rows, may hold the
@@ -303,7 +307,7 @@ class Step:
         of_all = {}
         for i in self._joined:
             if i in self._unsure:
-                flat[i] = run(_predicted_by, (weight, flat[i]))
+                flat[i] = run(_without_padding_by, (weight, flat[i]))
             of_all[i] = strategy.gather(flat[i], axis=0)
         for i in self._unsure - self._joined:
             parts = reduce(run(_times, (weight, flat[i])))
@@ -318,8 +322,8 @@ class Step:
             # Make it a value of each replica. `strategy.run` would treat this
             # as a call of the user's.
             flat[i] = run(tf.identity, (value,))
-        alike = [flat[i] for i in of_all]
-        return tf.nest.pack_sequence_as(returned, flat), alike
+        identical = [flat[i] for i in of_all]
+        return tf.nest.pack_sequence_as(returned, flat), identical
 
     def _variables(self) -> list[keras.Variable]:
         """Return the variables of the metrics that the step returned."""
@@ -364,9 +368,9 @@ def _is_on_read(variable: Any) -> bool:
     return how in ("on_read", tf.VariableSynchronization.ON_READ)
 
 
-def _predicted(share: Share, value: Any) -> Any:
-    return take_or_leave(value, share.has_rows)
+def _without_padding(share: Share, value: Any) -> Any:
+    return all_or_no_rows(value, share.has_rows)
 
 
-def _predicted_by(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    return take_or_leave(value, weight > 0)
+def _without_padding_by(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    return all_or_no_rows(value, weight > 0)

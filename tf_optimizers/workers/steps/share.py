@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.batch_metadata import Counted, Rows
-from tf_optimizers.workers.steps.replica_now import replica
+from tf_optimizers.workers.steps.replica_state import replica
 
 
 class Share:
@@ -117,9 +117,9 @@ class Loop:
         self._rows = list(
             {id(each.rows): each.rows for each in counted}.values()
         )
-        self.is_alike = not counted and not others
+        self.has_same_arguments = not counted and not others
 
-    def share_of(self, rows: Any) -> tuple[Any, Any] | None:
+    def rows_of_batch(self, rows: Any) -> tuple[Any, Any] | None:
         """Return the replica's rows of a batch, and the rows of all replicas.
 
         Args:
@@ -165,7 +165,7 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
     def take(value: Any, whole: Any) -> Any:
         if not isinstance(whole, Counted) or whole.is_full:
             return value
-        return take_or_leave(value, _own_and_total(whole.rows)[0] > 0)
+        return all_or_no_rows(value, _own_and_total(whole.rows)[0] > 0)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = map(take, tf.nest.flatten((args, kwargs)), leaves)
@@ -176,7 +176,7 @@ def own_rows(function: Callable, arguments: Any) -> Callable:
     return _as_it_is(call)
 
 
-def take_or_leave(value: Any, is_taken: tf.Tensor) -> Any:
+def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
     """Return all rows of a value or none, as a dynamic number of rows.
 
     A value that is not a batch is returned unchanged.
@@ -203,7 +203,7 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
         lambda value: (
             value  # Its size is fixed.
             if isinstance(count_rows(value), int) and not is_eager
-            else take_or_leave(value, rows.total > 0)
+            else all_or_no_rows(value, rows.total > 0)
         ),
         batch,
     )

@@ -5,7 +5,7 @@ as one process would. Its gradients and metrics are then multiplied by its share
 
     rows of the replica / rows of all replicas
 
-in `custom_steps.py`. So Keras's own scaling of losses, by the number of
+in `step_hooks.py`. So Keras's own scaling of losses, by the number of
 replicas, is disabled there, and only these losses are scaled:
 
     sums, also TensorFlow's        by the inverse of the share
@@ -26,8 +26,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.workers._compat.batches import hook_batches, merge_mask
-from tf_optimizers.workers.steps import custom_steps
-from tf_optimizers.workers.steps.replica_now import replica
+from tf_optimizers.workers.steps import step_hooks
+from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
@@ -44,10 +44,10 @@ def weigh_uneven_batches() -> None:
             "average": _average,
             "regularize": _regularize,
             "moments": _moments,
-            "apply": custom_steps.apply,
-            "scale_loss": custom_steps.scale_loss,
-            "update_mean": custom_steps.update_mean,
-            "assign": custom_steps.assign,
+            "apply": step_hooks.apply,
+            "scale_loss": step_hooks.scale_loss,
+            "update_mean": step_hooks.update_mean,
+            "assign": step_hooks.assign,
         }
     )
 
@@ -85,11 +85,11 @@ def _average_of_loop(
     original: Callable, per_example_loss: Any, sample_weight: Any
 ) -> tf.Tensor:
     """Return a replica's part of a mean over rows, in the user's own loop."""
-    if replica.loop is not None and replica.loop.is_alike:
+    if replica.loop is not None and replica.loop.has_same_arguments:
         return original(per_example_loss, sample_weight)
     rows = tf.shape(per_example_loss)[0]
     loss = original(per_example_loss, sample_weight, rows)
-    known = replica.loop and replica.loop.share_of(rows)
+    known = replica.loop and replica.loop.rows_of_batch(rows)
     if not known:
         part = _part(tf.cast(rows, tf.float32))
     else:

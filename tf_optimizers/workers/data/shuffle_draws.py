@@ -7,12 +7,10 @@ draws are counted by comparing such states with those of a second generator.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.patches import replace
 from tf_optimizers.workers._compat.distribution import ShuffleDataset
 
 # Shuffles that have drawn more often than this are not counted.
@@ -55,7 +53,7 @@ class _Probe:
         )
 
 
-class Draws:
+class ShuffleDraws:
     """Counts the draws of a shuffle, and can set their number, but not to 0.
 
     Attributes:
@@ -147,7 +145,7 @@ def count_draws(
     with tf.device("CPU:0"):
         is_eager = tf.executing_eagerly()
         draws = (
-            Draws(dataset._seed, dataset._seed2)
+            ShuffleDraws(dataset._seed, dataset._seed2)
             if is_eager
             else _of_function(chosen)
         )
@@ -166,7 +164,7 @@ def count_draws(
     return dataset
 
 
-def _of_function(chosen: int | None) -> Draws | None:
+def _of_function(chosen: int | None) -> ShuffleDraws | None:
     """Return the draws of a shuffle in a function; None if the user seeds it.
 
     An example is a function of `flat_map` that makes a dataset for each file.
@@ -179,7 +177,7 @@ def _of_function(chosen: int | None) -> Draws | None:
         if chosen is None or not tf.executing_eagerly():
             return None
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
-        draws = Draws(*tf.unstack(seeds))
+        draws = ShuffleDraws(*tf.unstack(seeds))
     while hasattr(graph, "outer_graph"):
         # `draws_of` finds it in a graph. It lives as long as any of the graphs.
         graph.draws = [*getattr(graph, "draws", []), draws]
@@ -187,7 +185,7 @@ def _of_function(chosen: int | None) -> Draws | None:
     return draws
 
 
-def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
+def draws_of(dataset: tf.data.Dataset) -> list[ShuffleDraws]:
     """Return the draws of all shuffles in a dataset, in a fixed order.
 
     Shuffles in functions are included if we have chosen their seed. TensorFlow
@@ -199,20 +197,3 @@ def draws_of(dataset: tf.data.Dataset) -> list[Draws]:
     for part in dataset._inputs():
         own += [draws for draws in draws_of(part) if draws not in own]
     return own
-
-
-@functools.cache
-def share_generators(peek: Callable[[Callable, Any], Any]) -> None:
-    """Replace Keras's function that peeks at generators, permanently.
-
-    Args:
-        peek: Called with Keras's own function and a generator. Returns the
-            first batches, and a function that makes an iterator which begins
-            with them.
-    """
-    replace(
-        "generator_data_adapter.peek_and_restore",
-        lambda original: functools.wraps(original)(
-            functools.partial(peek, original)
-        ),
-    )

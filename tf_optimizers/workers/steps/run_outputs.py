@@ -49,7 +49,7 @@ def gather_any(
     return to_strings(gather(words, axis), gather(lengths, axis))
 
 
-def fill_up_rows(strategy: Any, value: Any) -> Any:
+def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
     """Append zeros, eagerly, up to the largest number of rows."""
     local = strategy.experimental_local_results(value)
     if len(local) < len(strategy.extended.worker_devices) or (
@@ -94,7 +94,7 @@ class ScalarsOfRun:
         strategy: Any,
         outputs: Any,
         reduction: Reduction,
-        alike: Sequence[Any] = (),
+        identical: Sequence[Any] = (),
     ) -> None:
         """Store the scalars.
 
@@ -102,19 +102,19 @@ class ScalarsOfRun:
             strategy: The strategy.
             outputs: The outputs of all replicas.
             reduction: How to reduce them.
-            alike: Outputs of any shape that are the same on all replicas.
+            identical: Outputs of any shape that are the same on all replicas.
         """
         self._strategy, self._reduction = strategy, reduction
         self._graph = tf.compat.v1.get_default_graph()
         self._reduced: list[tuple[Any, Any, Any]] = [
             (value, tf.distribute.ReduceOp.MEAN, self._local(value))
-            for value in alike
+            for value in identical
         ]
         self._waiting = [
             value
             for value in tf.nest.flatten(outputs)
             if _is_scalar(self._local(value))
-            and not any(value is other for other in alike)
+            and not any(value is other for other in identical)
         ]
 
     def _local(self, value: Any) -> Any:

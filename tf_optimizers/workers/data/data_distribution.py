@@ -19,7 +19,7 @@ from tf_optimizers.workers.data.batch_metadata import (
 )
 from tf_optimizers.workers.data.batch_splits import fixed_rows, rows_in, split
 from tf_optimizers.workers.data.epochs import EpochStart
-from tf_optimizers.workers.data.generators import take_shared
+from tf_optimizers.workers.data.generators import take_generator
 from tf_optimizers.workers.data.look_ahead import after
 from tf_optimizers.workers.data.order import (
     agree_on_data,
@@ -34,7 +34,7 @@ _TensorFlows = tf.distribute.Strategy
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     """Split the batches of a dataset among all replicas."""
-    generator = take_shared()
+    generator = take_generator()
     if not _is_counted(strategy):
         return _TensorFlows.experimental_distribute_dataset(
             strategy, dataset, options
@@ -55,7 +55,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     comparison = _comparison(strategy, dataset)
     distributed = _TensorFlows.distribute_datasets_from_function(
         strategy,
-        lambda _: share_out(
+        lambda _: split_batches(
             in_one_order(dataset),
             _places(extended),
             extended.replicas,
@@ -67,7 +67,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     return look_ahead(distributed, batches, begin=begin)
 
 
-def share_arguments(
+def split_arguments(
     strategy: Any, args: Sequence[Any], seen: dict[int, tf.Variable]
 ) -> Sequence[Any]:
     """Split a batch of plain arrays, the same on all workers, among replicas.
@@ -224,7 +224,7 @@ def _agree(
     return agree_on_data(strategy, dataset, batches, rows)
 
 
-def share_out(
+def split_batches(
     dataset: tf.data.Dataset,
     places: range,
     replicas: int,

@@ -4,18 +4,18 @@ Functions that replace Keras's get only Keras's arguments. The code that runs a
 replica's function sets everything else here. Each replica is a
 thread with its own values.
 
-    field          set by                       read by
-    share          model_steps                  custom_steps, uneven_batches
-    is_keras       model_steps                  custom_steps, uneven_batches
-    is_training    model_steps                  custom_steps
-    weights        model_steps                  custom_steps
-    scaled         model_steps, custom_steps    custom_steps
-    updated        model_steps, custom_steps    model_steps
-    results        model_steps, metric_results  model_steps, metric_results
-    note_metric    model_steps                  custom_steps
-    is_applying    custom_steps                 custom_steps
-    is_assigning   custom_steps                 strategy
-    loop           share                        uneven_batches
+    field          set by                     read by
+    share          model_steps                step_hooks, uneven_batches
+    is_keras       model_steps                step_hooks, uneven_batches
+    is_training    model_steps                step_hooks
+    weights        model_steps                step_hooks
+    scaled         model_steps, step_hooks    step_hooks
+    updated        model_steps, step_hooks    model_steps
+    results        model_steps, metric_results    model_steps, metric_results
+    note_metric    model_steps                step_hooks
+    is_applying    step_hooks                 step_hooks
+    is_assigning   step_hooks                 strategy
+    loop           share                      uneven_batches
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from typing import Any
 
 import keras
 
-from tf_optimizers.workers.steps.put_back import PutBack
+from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 
 
 class _Replica(threading.local):
@@ -34,7 +34,7 @@ class _Replica(threading.local):
     share: Any = None  # The replica's `Share` of the batch.
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
     is_training: bool = False  # Whether it runs any `train_step`.
-    weights: PutBack | None = None  # Weights that the step itself assigns.
+    weights: RestoredWeights | None = None  # Assigned by the step itself.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
     updated: dict[int, keras.Variable] = {}  # Assigned metrics' variables.
     results: list[Any] | None = None  # See `metric_results.noted_result`.

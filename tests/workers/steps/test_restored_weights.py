@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_optimizers.workers.steps.put_back import PutBack
+from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 
 
 @pytest.mark.parametrize("eagerly", cases.with_long([False, True], [True]))
@@ -37,7 +37,7 @@ def assigned(values, dtype="float32"):
     """Return what a weight is after a step has assigned to it."""
     weight = keras.Variable(WEIGHTS, dtype=dtype)
     start = tf.identity(weight.value)
-    step = PutBack()
+    step = RestoredWeights()
     for value in values:
         weight.assign(step.exact(weight, value(weight)))
     return start, weight

@@ -19,7 +19,7 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
-from tf_optimizers.workers.steps.replica_now import replica
+from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.share import Share
 from tf_optimizers.workers.worker_replicas import is_ours
 from tf_optimizers.wrapped import wrapped_optimizers

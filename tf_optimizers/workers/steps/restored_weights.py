@@ -26,7 +26,7 @@ _EPSILONS = {
 _FAR = 16.0
 
 
-class PutBack:
+class RestoredWeights:
     """The values that a step of a replica has assigned to weights so far.
 
     Functions that are traced separately count as separate steps.
