@@ -240,8 +240,8 @@ def reduce_together(
             )
         total = strategy.experimental_local_results(reduce(joined))[0]
         shapes = [local[i][0].shape for i in group]
-        parts = tf.split(total, list(map(math.prod, shapes)))
-        reduced |= zip(group, map(tf.reshape, parts, shapes), strict=True)
+        flat = tf.split(total, list(map(math.prod, shapes)))
+        reduced |= zip(group, map(tf.reshape, flat, shapes), strict=True)
     return [reduced[i] for i in range(len(values))]
 
 

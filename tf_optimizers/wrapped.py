@@ -48,8 +48,8 @@ def is_wrapper(optimizer: Any) -> bool:
 
 def kind_of(optimizer: Any) -> str:
     """Return an optimizer's class and, in brackets, the classes it wraps."""
-    name, parts = type(optimizer).__name__, _wrapped_by(optimizer)
-    return f"{name}({', '.join(map(kind_of, parts))})" if parts else name
+    name, inner = type(optimizer).__name__, _wrapped_by(optimizer)
+    return f"{name}({', '.join(map(kind_of, inner))})" if inner else name
 
 
 def with_updated(
@@ -104,11 +104,11 @@ def _search(
     if isinstance(value, keras.optimizers.Optimizer):
         yield name, value, owner
         return
-    for part, child in _children(name, value):
+    for path, child in _children(name, value):
         is_compiled = isinstance(value, keras.Model) and (
             child is getattr(value, "optimizer", None)
         )
-        yield from _search(part, child, value if is_compiled else None, seen)
+        yield from _search(path, child, value if is_compiled else None, seen)
 
 
 def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -139,8 +139,8 @@ def _is_users(value: Any) -> bool:
 def _wrapped_by(optimizer: Any) -> list[Any]:
     """Return the optimizers directly inside of an optimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    parts = [] if inner is None else [inner]
-    return [*parts, *getattr(optimizer, "optimizers", [])]
+    found = [] if inner is None else [inner]
+    return [*found, *getattr(optimizer, "optimizers", [])]
 
 
 # Optimizers with several local steps. All workers have the same order.
@@ -156,10 +156,10 @@ def note_local_steps(optimizer: Any) -> None:
 def steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` of a model, also inside of other optimizers."""
     found = {
-        id(part): part
+        id(each): each
         for optimizer in optimizers_of(model).values()
-        for part in wrapped_optimizers(optimizer)
-        if hasattr(part, "synchronize")
+        for each in wrapped_optimizers(optimizer)
+        if hasattr(each, "synchronize")
     }
     return list(found.values())
 
@@ -188,9 +188,9 @@ def only_local_steppers(model: keras.Model) -> list[Any]:
     found: list[Any] = []
     for optimizer in optimizers_of(model).values():
         local = [
-            part
-            for part in wrapped_optimizers(optimizer)
-            if hasattr(part, "synchronize") and part.sync_every > 1
+            each
+            for each in wrapped_optimizers(optimizer)
+            if hasattr(each, "synchronize") and each.sync_every > 1
         ]
         if not local:
             return []

@@ -46,10 +46,10 @@ class _Component(LazyZeros):
     """A replica's component: only its own rows have memory."""
 
     def __init__(
-        self, *, part: tf.Variable | None, rows: slice, **options: Any
+        self, *, own: tf.Variable | None, rows: slice, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.part = part
+        self.own = own
         self.rows = rows
 
     def assign(
@@ -61,9 +61,9 @@ class _Component(LazyZeros):
     ) -> Any:
         """Assign to the replica's own rows."""
         written = None
-        if self.part is not None:
+        if self.own is not None:
             value = tf.convert_to_tensor(value, self.dtype)
-            written = self.part.assign(
+            written = self.own.assign(
                 value[self.rows], use_locking, name, read_value=False
             )
         if tf.executing_eagerly():
@@ -74,11 +74,11 @@ class _Component(LazyZeros):
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         with tf.device(self.device):
-            if self.part is None:
+            if self.own is None:
                 return tf.zeros(self.shape, self.dtype)
             before, after = self.rows.start, self.shape[0] - self.rows.stop
             others = [[0, 0]] * (self.shape.rank - 1)
-            return tf.pad(self.part.read_value(), [[before, after], *others])
+            return tf.pad(self.own.read_value(), [[before, after], *others])
 
 
 def owned_variable(
@@ -105,38 +105,38 @@ def owned_variable(
         "distribute_strategy": strategy,
     }
     components = []
-    for device, own in zip(devices, rows, strict=True):
+    for device, owned in zip(devices, rows, strict=True):
         with tf.device(device):
-            part = None
-            if own is not None:
+            component = None
+            if owned is not None:
                 # `+ 0` copies: a slice would keep the memory of all rows.
-                part = plain_variable(value[own] + 0, **options)
-            if not isinstance(own, EllipsisType):
-                part = _Component(
-                    part=part,
-                    rows=own or slice(0),
+                component = plain_variable(value[owned] + 0, **options)
+            if not isinstance(owned, EllipsisType):
+                component = _Component(
+                    own=component,
+                    rows=owned or slice(0),
                     shape=value.shape,
                     **options,
                 )
-        components.append(part)
+        components.append(component)
     whole = OwnedVariable(strategy, components, tf.VariableAggregation.SUM)
     with tf.name_scope(name) as scope:
         whole.own_name = scope.removesuffix("/") + ":0"
     return whole
 
 
-def part_of(component: tf.Variable) -> tf.Variable:
+def own_rows(component: tf.Variable) -> tf.Variable:
     """Return the rows of a variable that a component's replica owns.
 
     If it owns none, the result raises an error when it is used.
     """
-    part = getattr(component, "part", component)
-    return _Elsewhere() if part is None else part
+    own = getattr(component, "own", component)
+    return _Elsewhere() if own is None else own
 
 
 def is_here(component: tf.Variable) -> bool:
     """Return whether a component's replica owns any rows of the variable."""
-    return getattr(component, "part", component) is not None
+    return getattr(component, "own", component) is not None
 
 
 class _Elsewhere:
@@ -160,8 +160,8 @@ def array_of(component: tf.Variable) -> np.ndarray:
     if not isinstance(component, _Component):
         return component.numpy()
     whole = np.zeros(component.shape, component.dtype.as_numpy_dtype)
-    if component.part is not None:
-        whole[component.rows] = component.part.numpy()
+    if component.own is not None:
+        whole[component.rows] = component.own.numpy()
     return whole
 
 

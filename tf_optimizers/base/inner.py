@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import built_variables
-from tf_optimizers._compat.owned import part_of
+from tf_optimizers._compat.owned import own_rows
 from tf_optimizers._compat.strategies import (
     Attribute,
     adopt,
@@ -183,7 +183,7 @@ class InnerSteps:
     ) -> Iterator[None]:
         """Hide the strategy and the other replicas from the optimizer."""
         state = [
-            (variable, part_of(own_component(variable)))
+            (variable, own_rows(own_component(variable)))
             for variable in self._optimizer.variables
         ]
         moved = [

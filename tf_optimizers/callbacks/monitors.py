@@ -48,12 +48,12 @@ class Monitor(keras.callbacks.Callback):
         A `LossScaleOptimizer` does not count, but its inner optimizer does.
         """
         found = [
-            part
+            each
             for optimizer in optimizers_of(self.model).values()
-            for part in wrapped_optimizers(optimizer)
-            if not isinstance(part, keras.optimizers.LossScaleOptimizer)
+            for each in wrapped_optimizers(optimizer)
+            if not isinstance(each, keras.optimizers.LossScaleOptimizer)
         ]
-        measured = [part for part in found if isinstance(part, self.optimizers)]
+        measured = [each for each in found if isinstance(each, self.optimizers)]
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:

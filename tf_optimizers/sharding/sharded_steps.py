@@ -13,7 +13,7 @@ from tf_optimizers._compat.keras_internals import (
     variable_index,
     variable_key,
 )
-from tf_optimizers._compat.owned import Copy, part_of
+from tf_optimizers._compat.owned import Copy, own_rows
 from tf_optimizers._compat.shown_averages import WholeAverages
 from tf_optimizers._compat.strategies import Attribute, at_rate, replaced
 from tf_optimizers.base.components import backend_variable, own_component
@@ -317,4 +317,4 @@ def _rows_of(value: tf.Tensor, piece: Piece) -> tf.Tensor:
 
 def _own(variable: Any) -> tf.Variable:
     """Return this replica's rows of a state variable."""
-    return part_of(own_component(variable))
+    return own_rows(own_component(variable))

@@ -186,14 +186,14 @@ class SparseExtended(VariablesExtended):
         """
         return self._gather(self.channel, [note] * len(self.worker_devices))
 
-    def _gather(self, channel: Any, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _gather(self, channel: Any, copies: Sequence[tf.Tensor]) -> tf.Tensor:
         """Stack small tensors of all replicas; `parts` are this worker's."""
 
         def gather(rank: int) -> tf.Tensor:
-            part = parts[rank][tf.newaxis]
-            return channel.all_gather(part, rank, options=None)
+            row = copies[rank][tf.newaxis]
+            return channel.all_gather(row, rank, options=None)
 
-        gathered = in_every_replica(gather, len(parts))
+        gathered = in_every_replica(gather, len(copies))
         if tf.executing_eagerly():
             return gathered[0]
         # A check that fails on the result would otherwise cancel the gather of

@@ -56,7 +56,7 @@ from tf_optimizers.workers.steps.run_outputs import (
     gather_any,
     pad_rows_of_replicas,
 )
-from tf_optimizers.workers.steps.share import own_rows
+from tf_optimizers.workers.steps.share import without_padding
 from tf_optimizers.workers.steps.step_hooks import check_made_inside
 from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
 from tf_optimizers.workers.worker_replicas import is_ours
@@ -227,7 +227,7 @@ class SparseMultiWorkerMirroredStrategy(
             traced = traced_by(fn) if self.num_replicas_in_sync > 1 else None
             if traced is not None and tf.executing_eagerly():
                 return self._as_function(fn)(args, kwargs, options)
-            fn = own_rows(traced or fn, (args, kwargs or {}))
+            fn = without_padding(traced or fn, (args, kwargs or {}))
             outputs = self._run(run, fn, args, kwargs)
         else:
             run_step = functools.partial(self._run, run, kwargs=kwargs)

@@ -84,7 +84,7 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[tf.Tensor]:
         """Return sums, valid only for the values that this replica owns."""
 
-        def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
+        def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             words = _as_words(_rows(message, message.rows, values))
             received = _from_words(self.all_to_all(words), message.dtype)
             total = tf.add_n(tf.unstack(received, num=self.count))
@@ -97,7 +97,7 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[tf.Tensor]:
         """Return the owner's copy of every value."""
 
-        def send(message: Message) -> list[tuple[list[Part], tf.Tensor]]:
+        def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             own = message.rows[self.rank]
             words = self.gather(_as_words(_rows(message, [own], values)))
             received = _from_words(words, message.dtype)
@@ -108,34 +108,34 @@ class WorkerReplicas(ReplicaGroup):
 
     def _send_all(
         self,
-        send: Callable[["Message"], list[tuple[list["Part"], tf.Tensor]]],
+        send: Callable[["Message"], list[tuple[list["Range"], tf.Tensor]]],
         values: Sequence[tf.Tensor],
         owners: Sequence[int],
     ) -> list[tf.Tensor]:
-        """Send all messages; return the values with received parts replaced.
+        """Send all messages; return the values with received ranges replaced.
 
         Args:
             send: Called with each message; returns the received rows, each with
-                the parts that are in it.
+                the ranges that are in it.
             values: This replica's values.
             owners: The owner of each value.
         """
-        parts_of: dict[int, list[tf.Tensor]] = {}
+        ranges_of: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
         for message in messages(values, owners, self.count):
             # Two at a time, to limit memory.
             with tf.control_dependencies(last[-2]):
                 received = send(message)
             last.append([row for _, row in received])
-            for parts, row in received:
-                ends = itertools.accumulate(part.size for part in parts)
-                for part, end in zip(parts, ends, strict=True):
-                    parts_of.setdefault(part.position, []).append(
-                        row[end - part.size : end]
+            for ranges, row in received:
+                ends = itertools.accumulate(each.size for each in ranges)
+                for each, end in zip(ranges, ends, strict=True):
+                    ranges_of.setdefault(each.position, []).append(
+                        row[end - each.size : end]
                     )
         return [
-            tf.reshape(_copied(parts_of[i]), value.shape)
-            if i in parts_of
+            tf.reshape(_joined(ranges_of[i]), value.shape)
+            if i in ranges_of
             else value
             for i, value in enumerate(values)
         ]
@@ -178,7 +178,7 @@ def is_ours(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(replicas_of(strategy), WorkerReplicas)
 
 
-class Part(NamedTuple):
+class Range(NamedTuple):
     """A range of elements of a flattened value.
 
     Attributes:
@@ -202,12 +202,12 @@ class Message(NamedTuple):
 
     Attributes:
         dtype: The dtype of the values.
-        rows: For each replica, some parts of values that it owns.
+        rows: For each replica, some ranges of values that it owns.
         length: The elements to which each row is padded.
     """
 
     dtype: tf.DType
-    rows: list[list[Part]]
+    rows: list[list[Range]]
     length: int
 
 
@@ -224,21 +224,21 @@ def messages(
                 owned[owners[i]].append((i, value.shape.num_elements()))
         cut = [_cut(sizes, most) for sizes in owned]
         for rows in itertools.zip_longest(*cut, fillvalue=[]):
-            length = max(sum(part.size for part in row) for row in rows)
+            length = max(sum(each.size for each in row) for row in rows)
             # Half-precision values are sent as 32-bit words.
             length += length % 2 if dtype.size == 2 else 0
             found.append(Message(dtype, list(rows), length))
     return found
 
 
-def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
+def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Range]]:
     """Cut values into rows.
 
     Args:
         sizes: The position and the size of each value.
         most: The largest size of a row.
     """
-    rows: list[list[Part]] = []
+    rows: list[list[Range]] = []
     room = 0
     for position, size in sizes:
         start = 0
@@ -247,32 +247,32 @@ def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Part]]:
                 rows.append([])
                 room = most
             stop = min(start + room, size)
-            rows[-1].append(Part(position, start, stop))
+            rows[-1].append(Range(position, start, stop))
             room -= stop - start
             start = stop
     return rows
 
 
 def _rows(
-    message: Message, rows: Sequence[list[Part]], values: Sequence[tf.Tensor]
+    message: Message, rows: Sequence[list[Range]], values: Sequence[tf.Tensor]
 ) -> tf.Tensor:
     """Return some rows of a message, in one copy."""
     flat = []
     for row in rows:
         flat += [
-            _flat(values[part.position])[part.start : part.stop] for part in row
+            _flat(values[each.position])[each.start : each.stop] for each in row
         ]
-        gap = message.length - sum(part.size for part in row)
+        gap = message.length - sum(each.size for each in row)
         flat.append(tf.zeros([gap], message.dtype))
     return tf.reshape(tf.concat(flat, 0), [len(rows), message.length])
 
 
-def _copied(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return parts joined, in new memory.
+def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return ranges of a value joined, in new memory.
 
     A variable that was assigned a slice would keep the whole message alive.
     """
-    return tf.concat([*parts, tf.zeros([0], parts[0].dtype)], 0)
+    return tf.concat([*ranges, tf.zeros([0], ranges[0].dtype)], 0)
 
 
 def _as_words(rows: tf.Tensor) -> tf.Tensor:

@@ -161,9 +161,9 @@ class Archive:
                     range(first, first + local),
                     self._state.is_owned(variable),
                 )
-                parts = self._state.components(variable)
-                for part, value in zip(parts, values, strict=False):
-                    part.assign(value)
+                components = self._state.components(variable)
+                for component, value in zip(components, values, strict=False):
+                    component.assign(value)
         self._state.sparse_gradients = content.get("sparse_gradients", [])
 
     def restore_seed(self, content: dict[str, Any]) -> None:
@@ -219,14 +219,14 @@ class Archive:
     ) -> dict[str, np.ndarray]:
         """Return the arrays that this worker has to write."""
         arrays: dict[str, np.ndarray] = {}
-        for name, parts in values.items():
+        for name, copies in values.items():
             if name not in identical:
                 # A process has a plain variable once, for all its replicas.
-                if len(parts) == 1:
-                    parts = parts * self._local_replicas
-                arrays |= {f"{name}.{i}": part for i, part in enumerate(parts)}
+                if len(copies) == 1:
+                    copies = copies * self._local_replicas
+                arrays |= {f"{name}.{i}": copy for i, copy in enumerate(copies)}
             elif self._group.worker == 0:
-                arrays[name] = parts[0]
+                arrays[name] = copies[0]
         return arrays
 
     def _commit(

@@ -64,7 +64,7 @@ def find_identical(values: Values, group: ReplicaGroup) -> set[str]:
     """Return the names of values that are equal on all replicas."""
     if group.count == 1:
         return set(values)
-    mine = {name: digests(parts) for name, parts in values.items()}
+    mine = {name: digests(copies) for name, copies in values.items()}
     everyone = gather(group, mine)
     return {
         name

@@ -242,8 +242,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         """Back up before validation, if this worker must end."""
         if self._preemption is not None and self._preemption.reach():
-            for part, value in self._metrics_of_training:
-                part.assign(value)
+            for component, value in self._metrics_of_training:
+                component.assign(value)
             # While batches are skipped, the backup is still the newest state.
             self._leave(self._skip is None or self._skip.remaining <= 0)
 

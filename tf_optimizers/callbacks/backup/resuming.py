@@ -95,8 +95,8 @@ class Rates:
                     "began. The new one is used. To continue with the rate of "
                     "the backup, pass the old one."
                 )
-                for part in self._state.components(variable):
-                    part.assign(new)
+                for component in self._state.components(variable):
+                    component.assign(new)
         return warning
 
 

@@ -72,9 +72,9 @@ class State:
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
         """Return this process's copies of metric variables, with values."""
         return [
-            (part, array_of(part))
+            (component, array_of(component))
             for variable in self.sections["metrics"]
-            for part in self.components(variable)
+            for component in self.components(variable)
         ]
 
     def accept_infinite(self) -> None:
@@ -116,9 +116,9 @@ class State:
         return not self.is_summed(variable) and any(
             variable is slot
             for optimizer in optimizers_of(self._model).values()
-            for part in wrapped_optimizers(optimizer)
-            if isinstance(part, ShardedState)
-            for slot in part.variables
+            for each in wrapped_optimizers(optimizer)
+            if isinstance(each, ShardedState)
+            for slot in each.variables
         )
 
     @property
@@ -220,8 +220,8 @@ def redistribute(
         total = first.astype(np.float64)
         for replica in range(1, math.prod(old)):
             total = total + read(replica)
-        parts = 1 if is_owned else math.prod(new if is_summed else old)
-        first = (total / parts).astype(first.dtype)
+        divisor = 1 if is_owned else math.prod(new if is_summed else old)
+        first = (total / divisor).astype(first.dtype)
     return [first] * len(own)
 
 

@@ -118,12 +118,12 @@ def _check_tf_config(text: str) -> None:
         raise _malformed(
             "`TF_CONFIG` must be JSON", f"{text!r} ({error})"
         ) from error
-    parts = [config]
+    levels = [config]
     if isinstance(config, dict):
-        parts += [config.get("cluster", {}), config.get("task", {})]
-    are_dicts = all(isinstance(part, dict) for part in parts)
+        levels += [config.get("cluster", {}), config.get("task", {})]
+    are_dicts = all(isinstance(level, dict) for level in levels)
     _require(are_dicts, "`TF_CONFIG` must be an object of objects", repr(text))
-    _, cluster, task = parts
+    _, cluster, task = levels
     for job, addresses in cluster.items():
         _require(
             isinstance(addresses, list)

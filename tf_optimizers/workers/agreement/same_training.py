@@ -125,7 +125,7 @@ def statement_of(
     components = strategy.experimental_local_results
     return _rates_of(optimizers_of(model).values()) | {
         f"weight {i}": digests(
-            part.numpy() for part in components(weight.value)
+            copy.numpy() for copy in components(weight.value)
         )
         for i, weight in enumerate(weights)
     }
@@ -133,15 +133,15 @@ def statement_of(
 
 def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
     """Return the learning rates of all optimizers that are not wrappers."""
-    parts = {
-        id(part): part
+    found = {
+        id(each): each
         for optimizer in optimizers
-        for part in wrapped_optimizers(optimizer)
-        if not is_wrapper(part)
+        for each in wrapped_optimizers(optimizer)
+        if not is_wrapper(each)
     }
     rates = [
-        tf.convert_to_tensor(part.learning_rate).numpy()
-        for part in parts.values()
+        tf.convert_to_tensor(each.learning_rate).numpy()
+        for each in found.values()
     ]
     if len(rates) == 1:
         return {"learning_rate": str(rates[0])}

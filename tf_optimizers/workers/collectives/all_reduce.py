@@ -170,9 +170,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             own = entries, slices, rows, dense
             kind = layout(entries, slices, dense)
             words = self.all_gather(pack(*own), replica_id, options, kind)
-            gathered, parts, sums = unpack(words, *own, self.replicas)
-            parts = list(map(sum_duplicates, parts))
-        return gathered, {None: parts, **dict(zip(small, sums, strict=True))}
+            gathered, joined, sums = unpack(words, *own, self.replicas)
+            joined = list(map(sum_duplicates, joined))
+        return gathered, {None: joined, **dict(zip(small, sums, strict=True))}
 
     def all_gather(
         self,

@@ -47,8 +47,8 @@ def pack(
     words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
     words += [
         to_words(pad_rows(tensor, _most(counts)))
-        for part, counts in zip(slices, rows, strict=True)
-        for tensor in (part.values, narrow_indices(part))
+        for each, counts in zip(slices, rows, strict=True)
+        for tensor in (each.values, narrow_indices(each))
     ]
     words += [to_words(join(group)) for group in groups]
     return tf.concat(words, 0)
@@ -79,17 +79,17 @@ def unpack(
     if entries:
         own = words.read(tf.int32, [packed_words(entries)])
         every = unpack_entries(own, entries)
-    parts = [
+    joined = [
         tf.IndexedSlices(
-            _read(words, part.values, counts),
+            _read(words, each.values, counts),
             tf.cast(
-                _read(words, narrow_indices(part), counts), part.indices.dtype
+                _read(words, narrow_indices(each), counts), each.indices.dtype
             ),
-            part.dense_shape,
+            each.dense_shape,
         )
-        for part, counts in zip(slices, rows, strict=True)
+        for each, counts in zip(slices, rows, strict=True)
     ]
-    return every, parts, [sum_replicas(words, group) for group in groups]
+    return every, joined, [sum_replicas(words, group) for group in groups]
 
 
 def layout(
@@ -123,20 +123,20 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 
-def sum_duplicates(part: tf.IndexedSlices) -> tf.IndexedSlices:
+def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Return slices with each row once, in order of first appearance.
 
     The sums are identical to the bit on all replicas.
     """
-    rows, places = tf.unique(part.indices)
-    dtype = part.values.dtype
-    values = part.values
+    rows, places = tf.unique(slices.indices)
+    dtype = slices.values.dtype
+    values = slices.values
     if dtype in (tf.float16, tf.bfloat16):
         # In half precision, rounding could lose a small value in a long sum.
         values = tf.cast(values, tf.float32)
     totals = sum_rows(values, places, tf.size(rows))
     totals = tf.ensure_shape(totals, [None, *values.shape[1:]])
-    return tf.IndexedSlices(tf.cast(totals, dtype), rows, part.dense_shape)
+    return tf.IndexedSlices(tf.cast(totals, dtype), rows, slices.dense_shape)
 
 
 def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
@@ -192,6 +192,6 @@ def sum_replicas(
     # `reduce_sum` adds in an order that depends on the number of cores.
     total = tf.add_n(tf.unstack(every))
     return [
-        tf.reshape(part, value.shape)
-        for part, value in zip(tf.split(total, sizes), values, strict=True)
+        tf.reshape(flat, value.shape)
+        for flat, value in zip(tf.split(total, sizes), values, strict=True)
     ]

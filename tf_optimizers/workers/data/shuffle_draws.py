@@ -189,11 +189,11 @@ def draws_of(dataset: tf.data.Dataset) -> list[ShuffleDraws]:
     """Return the draws of all shuffles in a dataset, in a fixed order.
 
     Shuffles in functions are included if we have chosen their seed. TensorFlow
-    has no public way to list the parts of a dataset.
+    has no public way to list a dataset's inputs.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
     for function in dataset._functions():
         own += getattr(function.function.graph, "draws", [])
-    for part in dataset._inputs():
-        own += [draws for draws in draws_of(part) if draws not in own]
+    for source in dataset._inputs():
+        own += [draws for draws in draws_of(source) if draws not in own]
     return own

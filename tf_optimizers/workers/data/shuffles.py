@@ -27,7 +27,7 @@ def tensorflow_seed() -> int | None:
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
     """Return the seeds of all shuffles in a dataset, in a fixed order.
 
-    TensorFlow has no public way to list the parts of a dataset or their seeds.
+    TensorFlow has no public way to list a dataset's inputs or seeds.
     """
     seeds = []
     if isinstance(dataset, ShuffleDataset):
@@ -39,7 +39,7 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
             if op.type == "RandomShuffle"
         ]
     return seeds + [
-        seed for part in dataset._inputs() for seed in seeds_of_shuffles(part)
+        seed for each in dataset._inputs() for seed in seeds_of_shuffles(each)
     ]
 
 
@@ -47,7 +47,7 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
     It may if a `map` draws random numbers or calls Python, or if rows come from
-    Python. TensorFlow has no public way to list the parts of a dataset.
+    Python. TensorFlow has no public way to list a dataset's inputs.
     """
     is_map = isinstance(dataset, MAPS)
     for function in dataset._functions():
@@ -60,7 +60,7 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
 def comes_from_python(dataset: tf.data.Dataset) -> bool:
     """Return whether any rows of a dataset come from a Python function.
 
-    TensorFlow has no public way to list the parts of a dataset.
+    TensorFlow has no public way to list a dataset's inputs.
     """
     return any(
         op.type in ("PyFunc", "EagerPyFunc")

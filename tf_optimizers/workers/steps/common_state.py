@@ -291,7 +291,7 @@ def _differing(
 ) -> list[Any]:
     """Return the variables whose values differ between replicas."""
     own = [
-        digests(part.numpy() for part in local_copies(strategy, variable))
+        digests(copy.numpy() for copy in local_copies(strategy, variable))
         for variable in variables
     ]
     received = gather_statements(strategy, subject, own, _HINT)

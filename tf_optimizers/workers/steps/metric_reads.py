@@ -91,8 +91,8 @@ class MetricReader:
 
     def _own(self, variable: tf.Variable) -> bytes:
         """Return the values of this worker's replicas, as bytes."""
-        parts = self._strategy.experimental_local_results(variable)
-        return b"".join(part.numpy().tobytes() for part in parts)
+        copies = self._strategy.experimental_local_results(variable)
+        return b"".join(copy.numpy().tobytes() for copy in copies)
 
     def _agree(self, variable: tf.Variable, model: keras.Model | None) -> None:
         statement = {

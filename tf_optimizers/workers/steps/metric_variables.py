@@ -118,9 +118,9 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
     if op.type in _SAME or op.type in _FROM_FIRST:
         return _is_sum(op.inputs[0], source)
     if op.type in ("AddV2", "Add", "AddN"):
-        return any(_is_sum(part, source) for part in op.inputs)
+        return any(_is_sum(each, source) for each in op.inputs)
     if op.type in ("SelectV2", "Select"):
-        return all(_is_sum(part, source) for part in op.inputs[1:])
+        return all(_is_sum(each, source) for each in op.inputs[1:])
     return source is not None and _source(value) is source
 
 

@@ -310,8 +310,8 @@ class Step:
                 flat[i] = run(_without_padding_by, (weight, flat[i]))
             of_all[i] = strategy.gather(flat[i], axis=0)
         for i in self._unsure - self._joined:
-            parts = reduce(run(_times, (weight, flat[i])))
-            of_all[i] = strategy.experimental_local_results(parts)[0]
+            total = reduce(run(_times, (weight, flat[i])))
+            of_all[i] = strategy.experimental_local_results(total)[0]
         of_all |= zip(self._means, sums[len(variables) :], strict=True)
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]

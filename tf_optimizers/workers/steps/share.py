@@ -144,7 +144,7 @@ def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
     return rows.own[replicas_of().rank % len(rows.own)], rows.total
 
 
-def own_rows(function: Callable, arguments: Any) -> Callable:
+def without_padding(function: Callable, arguments: Any) -> Callable:
     """Return a function that removes padding rows from its arguments.
 
     It is not for the step of a model, which counts rows itself.

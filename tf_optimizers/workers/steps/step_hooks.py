@@ -76,8 +76,8 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     def build(_: tf.distribute.Strategy) -> None:
         scope = keras.name_scope(optimizer.name, caller=optimizer)
         with tf.init_scope(), scope:
-            for part in wrapped_optimizers(optimizer):
-                adopt(part, variables or ())
+            for each in wrapped_optimizers(optimizer):
+                adopt(each, variables or ())
             # Without variables Keras builds nothing, or raises an error.
             if variables and not optimizer.built:
                 optimizer.build(variables)

@@ -91,11 +91,11 @@ def _average_of_loop(
     loss = original(per_example_loss, sample_weight, rows)
     known = replica.loop and replica.loop.rows_of_batch(rows)
     if not known:
-        part = _part(tf.cast(rows, tf.float32))
+        fraction = _fraction(tf.cast(rows, tf.float32))
     else:
         own, total = (tf.cast(count, tf.float32) for count in known)
-        part = tf.math.divide_no_nan(own, total)
-    return loss * _cast(part, loss)
+        fraction = tf.math.divide_no_nan(own, total)
+    return loss * _cast(fraction, loss)
 
 
 def _reduce(
@@ -120,9 +120,11 @@ def _reduce(
     if counted is None and share:
         return loss
     counted = tf.ones_like(values) if counted is None else counted
-    part = _part(tf.reduce_sum(tf.cast(counted, tf.float32)))
+    fraction = _fraction(tf.reduce_sum(tf.cast(counted, tf.float32)))
     # Without a share, Keras has divided by the number of replicas.
-    return loss * _cast(part * (share.inverse if share else _replicas()), loss)
+    return loss * _cast(
+        fraction * (share.inverse if share else _replicas()), loss
+    )
 
 
 def _counted(sample_weight: Any, mask: Any, reduction: str) -> Any:
@@ -137,7 +139,7 @@ def _counted(sample_weight: Any, mask: Any, reduction: str) -> Any:
     return merge_mask(sample_weight, mask, reduction)
 
 
-def _part(divisor: tf.Tensor) -> tf.Tensor:
+def _fraction(divisor: tf.Tensor) -> tf.Tensor:
     """Return this replica's divisor as a fraction of all replicas' sum."""
     if tf.executing_eagerly():
         _check_alone()
