@@ -234,8 +234,8 @@ class SparseMultiWorkerMirroredStrategy(
             reduction = step.reduction
             with step.noted():
                 outputs = run_step(step, args)
-                step.resolve_unsure(run_step, args)
-            outputs, identical = step.finish(self, outputs)
+                of_rows = step.arrays_of_rows(run_step, args)
+            outputs, identical = step.finish(self, outputs, of_rows)
         self._scalars = ScalarsOfRun(self, outputs, reduction, identical)
         return outputs
 

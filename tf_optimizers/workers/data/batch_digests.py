@@ -19,8 +19,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.workers.data.batch_splits import blank
-
 _SLOTS = 8  # With more components, some share a slot.
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The largest sample: rows, and elements of each.
@@ -44,8 +42,6 @@ class Verdict(enum.IntEnum):
     DIFFERENT = 1
     ENDED = 2  # The data have ended on some workers only.
 
-
-__all__ = ["blank"]  # For iterators, which use it through this module.
 
 # The summary before the first batch.
 UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)

@@ -23,7 +23,7 @@ from tf_optimizers.workers._compat.distribution import (
 from tf_optimizers.workers._compat.distribution import regroup as regroup_values
 from tf_optimizers.workers.data.batch_splits import (
     blank,
-    rows_in,
+    counts_of_rows,
     rows_of_type,
     take_rows,
 )
@@ -106,8 +106,7 @@ def note_next(
 
 def has_rows(element: Any) -> tf.Tensor:
     """Return whether an element has rows; few layers accept one without."""
-    rows = [rows_in(value) for value in tf.nest.flatten(element)]
-    counts = [count for count in rows if count is not None]
+    counts = counts_of_rows(element)
     return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
 
 

@@ -9,7 +9,6 @@ If there is only one row, replicas 1 and 2 get a copy as padding, since few
 layers accept a batch without rows. Such a part has 0 rows of its own.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -155,7 +154,7 @@ def _blank(spec: Any) -> Any:
 
 def _common_rows(batch: Any) -> Any:
     """Return the number of rows of a batch; raise if its values differ."""
-    every = list(_all_rows(batch))
+    every = counts_of_rows(batch)
     known = [rows for rows in every if isinstance(rows, int)]
     if len({*known}) > 1:
         raise ValueError(f"{_RULE} Received: {known}. {_HINT}")
@@ -171,8 +170,7 @@ def _common_rows(batch: Any) -> Any:
         return tf.identity(every[0])
 
 
-def _all_rows(batch: Any) -> Iterator[Any]:
-    for value in tf.nest.flatten(batch):
-        rows = rows_in(value)
-        if rows is not None:
-            yield rows
+def counts_of_rows(batch: Any) -> list[Any]:
+    """Return the number of rows of each value of a batch that has rows."""
+    counts = map(rows_in, tf.nest.flatten(batch))
+    return [rows for rows in counts if rows is not None]

@@ -17,7 +17,11 @@ from tf_optimizers.workers.data.batch_metadata import (
     note_next,
     regroup,
 )
-from tf_optimizers.workers.data.batch_splits import fixed_rows, rows_in, split
+from tf_optimizers.workers.data.batch_splits import (
+    counts_of_rows,
+    fixed_rows,
+    split,
+)
 from tf_optimizers.workers.data.epochs import EpochStart
 from tf_optimizers.workers.data.generators import take_generator
 from tf_optimizers.workers.data.look_ahead import after
@@ -91,7 +95,7 @@ def split_arguments(
     ):
         return args
     (batch,) = tf.nest.map_structure(_as_tensor, args)
-    if all(rows_in(leaf) is None for leaf in tf.nest.flatten(batch)):
+    if not counts_of_rows(batch):
         return args
     extended = strategy.extended
     if extended.workers > 1 and strategy.compares_data:
@@ -130,8 +134,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _rows_of_all(batch: Any) -> tf.Tensor:
-    rows = map(rows_in, tf.nest.flatten(batch))
-    return tf.cast(next(n for n in rows if n is not None), tf.int32)
+    return tf.cast(counts_of_rows(batch)[0], tf.int32)
 
 
 def _places(extended: Any) -> range:
@@ -273,9 +276,8 @@ def keep(
 
     def add_note(*parts: Any) -> Any:
         element = parts if isinstance(spec, tuple) else parts[0]
-        counts = map(rows_in, tf.nest.flatten(element))
         # An element that is not a batch counts as one row on every replica.
-        rows: Any = next((n for n in counts if n is not None), 1)
+        rows = (counts_of_rows(element) or [1])[0]
         note = batch_digests.note(rows, Comparison.NOT, total=total)
         return [(element, note)]
 

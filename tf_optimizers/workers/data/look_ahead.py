@@ -25,6 +25,7 @@ from tf_optimizers.workers.data.batch_metadata import (
     spec_with_rows,
     with_rows,
 )
+from tf_optimizers.workers.data.batch_splits import blank
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.wrapped import LocalRound
 
@@ -112,7 +113,7 @@ class AheadIterator(DistributedIterator):
             tf.cond(
                 optional.has_value(),
                 optional.get_value,
-                functools.partial(batch_digests.blank, optional.element_spec),
+                functools.partial(blank, optional.element_spec),
             )
             for optional in iterator.get_next_as_optional_list()
         ]

@@ -38,11 +38,10 @@ from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.share import (
-    Share,
     all_or_no_rows,
-    count_rows,
     empty_without_rows,
     make_kept,
+    rows_of_inputs,
     share_of,
     trace_with_rows,
 )
@@ -89,9 +88,8 @@ class Steps:
         known = rows_of(shared), self._kept
         reduction = Reduction(self._strategy)
         if is_predicting:
-            return Step(
-                step, kind, _without_padding, [], *known, reduction
-            ), shared
+            take = _without_padding
+            return Step(step, kind, take, [], *known, reduction), shared
         self._watch(model)
         # `train_on_batch`, which passes arrays, returns the logs of its step.
         is_fit = isinstance(function, ModelStep) and shared is args
@@ -111,7 +109,7 @@ class Step:
     Args:
         function: Called with a replica's part of a batch.
         kind: See `step_of`.
-        as_returned: Called with the replica's share, and with each output that
+        as_returned: Called with the replica's weight, and with each output that
             is not the result of a metric. Returns the replica's result.
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
@@ -123,7 +121,7 @@ class Step:
         self,
         function: Callable,
         kind: str,
-        as_returned: Callable[[Share, Any], Any],
+        as_returned: Callable[[tf.Tensor, Any], Any],
         metrics: Sequence[keras.metrics.Metric],
         rows: Rows | None,
         kept: Sequence[tf.Variable],
@@ -137,22 +135,19 @@ class Step:
         self._metrics, self._rows, self._kept = metrics, rows, kept
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
+        # By number of the output: a metric, and the place among its results.
         self._found: dict[int, tuple[Any, int]] = {}
-        self._means: list[int] = []
-        self._joined: set[int] = set()
-        # If the number of rows is fixed, an array of the same length is unsure:
-        # its elements may or may not be those of the rows.
-        self._fixed_rows: int | None = None
+        # By number of the output: the name and shape of a float array.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
-        self._unsure: set[int] = set()
+        self._fixed_rows: int | None = None
 
     @_as_it_is
     def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor], tf.Tensor]:
         """Run a replica's step.
 
         Returns:
-            Its outputs; tensors to sum over replicas, namely variables of
-            metrics and weighted arrays; and the weight of the replica.
+            Its outputs; the variables of metrics, to sum over replicas; and
+            the weight of the replica.
         """
         share = share_of(batch, self._rows, self._kept)
         batch = empty_without_rows(batch, self._rows)
@@ -185,32 +180,19 @@ class Step:
             updated.values(),
             [(names[i], outputs[i]) for i in others if i not in found],
         )
-        rows = count_rows(batch)
-        self._fixed_rows = rows = rows if isinstance(rows, int) else None
-        arrays = self._arrays = {
+        rows = rows_of_inputs(batch)
+        self._fixed_rows = rows if isinstance(rows, int) else None
+        self._arrays = {
             i: (names[i], outputs[i].shape)
             for i in others
             if self._is_array(outputs[i])
         }
-        as_long = {i for i, (_, shape) in arrays.items() if shape[0] == rows}
-        self._joined, self._unsure = (
-            (as_long, set()) if rows is None else (set(), as_long)
-        )
-        self._means = [
-            i
-            for i, (_, shape) in arrays.items()
-            if i not in as_long and shape.is_fully_defined()
-        ]
-        state = [
-            *map(tf.convert_to_tensor, self._variables()),
-            *(_times(share.weight, outputs[i]) for i in self._means),
-        ]
+        weight = share.weight
         for i in others:
-            is_of_rows = i in self._joined
-            as_returned = _without_padding if is_of_rows else self._as_returned
-            outputs[i] = as_returned(share, outputs[i])
+            outputs[i] = self._as_returned(weight, outputs[i])
         packed = tf.nest.pack_sequence_as(returned, outputs)
-        return packed, state, share.weight
+        state = list(map(tf.convert_to_tensor, self._variables()))
+        return packed, state, weight
 
     def _is_array(self, value: Any) -> bool:
         """Return whether an output, not of a prediction, is a float array."""
@@ -238,14 +220,14 @@ class Step:
         self._undo.callback(vars(metric).pop, "result")
         vars(metric)["result"] = result
 
-    def resolve_unsure(
+    def arrays_of_rows(
         self, run: Callable[["Step", Any], Any], args: Any
-    ) -> None:
-        """Find out which unsure arrays have an element for each row.
+    ) -> set[int]:
+        """Return the numbers of the arrays that have an element for each row.
 
-        An array of two elements, from a replica with two rows, may hold the
-        means of two columns. So this traces the step with one more row, and
-        does not run it.
+        If the number of rows is fixed, an array of the same length is unsure:
+        two elements, from a replica with two rows, may be the means of two
+        columns. So this traces the step with one more row, and does not run it.
 
         Args:
             run: Runs a step on all replicas.
@@ -254,16 +236,17 @@ class Step:
         Raises:
             ValueError: If an array still is unsure.
         """
-        rows = self._fixed_rows
-        if not self._unsure or rows is None:
-            return
+        rows, of_rows = self._fixed_rows, set()
+        as_long = {i for i, (_, s) in self._arrays.items() if s[0] == rows}
+        if not as_long or rows is None:
+            return as_long
         other = copy.copy(self)
         problem = None
         try:
             trace_with_rows(functools.partial(other._run_by, run), args, rows)
         except Exception as error:  # The user's code may raise anything.
             problem = error
-        for i in self._unsure:
+        for i in as_long:
             name, shape = self._arrays[i]
             found = None if problem else other._arrays.get(i, (name, None))[1]
             length = found[0] if found is not None else None
@@ -278,50 +261,55 @@ class Step:
                     "use global batches of another size."
                 ) from problem
             if length == rows + 1:
-                self._joined.add(i)
+                of_rows.add(i)
+        return of_rows
 
     def _run_by(self, run: Callable[["Step", Any], Any], args: Any) -> Any:
         self._rows = rows_of(args)
         return run(self, args)
 
     @_as_it_is
-    def finish(self, strategy: Any, outputs: Any) -> tuple[Any, list[Any]]:
+    def finish(
+        self, strategy: Any, outputs: Any, of_rows: set[int]
+    ) -> tuple[Any, list[Any]]:
         """Return all outputs, and a list of the ones equal on all replicas.
 
         Args:
             strategy: The strategy, outside of its replicas.
             outputs: The results of `__call__` of all replicas.
+            of_rows: The result of `arrays_of_rows`.
         """
         returned, state, weight = outputs
-        if not (self._found or self._means or self._joined or self._unsure):
+        means = [
+            i
+            for i, (_, shape) in self._arrays.items()
+            if i not in of_rows and shape.is_fully_defined()
+        ]
+        if not (self._found or means or of_rows):
             return returned, []
-        reduce = self.reduction.by("SUM")
-        sums = reduce_together(strategy, reduce, state)
+        flat = tf.nest.flatten(returned)
+        # `strategy.run` would treat these as calls of the user's.
+        run = functools.partial(tf.distribute.Strategy.run, strategy)
+        weighted = (run(_times, (weight, flat[i])) for i in means)
+        sums = reduce_together(
+            strategy, self.reduction.by("SUM"), [*state, *weighted]
+        )
         variables = self._variables()
         values = {
             id(variable): value
             for variable, value in zip(variables, sums, strict=False)
         }
-        flat = tf.nest.flatten(returned)
-        run = functools.partial(tf.distribute.Strategy.run, strategy)
-        of_all = {}
-        for i in self._joined:
-            if i in self._unsure:
-                flat[i] = run(_without_padding_by, (weight, flat[i]))
-            of_all[i] = strategy.gather(flat[i], axis=0)
-        for i in self._unsure - self._joined:
-            total = reduce(run(_times, (weight, flat[i])))
-            of_all[i] = strategy.experimental_local_results(total)[0]
-        of_all |= zip(self._means, sums[len(variables) :], strict=True)
+        of_all = dict(zip(means, sums[len(variables) :], strict=True))
+        for i in of_rows:
+            own = run(_without_padding, (weight, flat[i]))
+            of_all[i] = strategy.gather(own, axis=0)
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
             result = keras.tree.flatten(metric.stateless_result(own))[place]
             # A result may be a variable itself.
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            # Make it a value of each replica. `strategy.run` would treat this
-            # as a call of the user's.
-            flat[i] = run(tf.identity, (value,))
+            flat[i] = run(tf.identity, (value,))  # A value of each replica.
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
@@ -331,7 +319,7 @@ class Step:
         return [v for metric in metrics.values() for v in metric.variables]
 
 
-def _weigh(share: Share, value: Any) -> Any:
+def _weigh(weight: tf.Tensor, value: Any) -> Any:
     """Return a number scaled so that its mean over replicas weighs their rows.
 
     A variable counts as if it were read outside of the step: a common value is
@@ -355,7 +343,7 @@ def _weigh(share: Share, value: Any) -> Any:
         value = tf.cast(value, tf.float32)
     if not value.dtype.is_floating:
         return value
-    return _times(share.weight * replicas, value)
+    return _times(weight * replicas, value)
 
 
 def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -368,9 +356,5 @@ def _is_on_read(variable: Any) -> bool:
     return how in ("on_read", tf.VariableSynchronization.ON_READ)
 
 
-def _without_padding(share: Share, value: Any) -> Any:
-    return all_or_no_rows(value, share.has_rows)
-
-
-def _without_padding_by(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+def _without_padding(weight: tf.Tensor, value: Any) -> Any:
     return all_or_no_rows(value, weight > 0)

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.batch_metadata import Counted, Rows
+from tf_optimizers.workers.data.batch_splits import (
+    counts_of_rows,
+    rows_in,
+    take_rows,
+)
 from tf_optimizers.workers.steps.replica_state import replica
 
 
@@ -76,28 +80,20 @@ def share_of(
     rank = replicas_of().rank % len(kept)
     if rows is not None:
         return Share(rows.own[rank], rows.total, kept[rank])
-    counted = count_rows(batch)
+    counted = rows_of_inputs(batch)
     own = tf.cast(1 if counted is None else counted, tf.float32)
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
     return Share(own, total, kept[rank])
 
 
-def count_rows(data: Any) -> Any:
-    """Return the number of rows of a batch, or None if nothing has rows.
+def rows_of_inputs(batch: Any) -> Any:
+    """Return the number of rows of a batch's inputs; None if they have none.
 
     The number is an int if it is known statically, else a tensor.
     """
-    inputs = data[:1] if isinstance(data, list | tuple) else data
-    for tensor in keras.tree.flatten(inputs):
-        if isinstance(tensor, tf.SparseTensor):
-            return tensor.dense_shape[0]
-        if isinstance(tensor, tf.RaggedTensor):
-            return tensor.nrows()
-        if tf.is_tensor(tensor) and tensor.shape.rank:
-            rows = tensor.shape[0]
-            return tf.shape(tensor)[0] if rows is None else rows
-    return None
+    inputs = batch[:1] if isinstance(batch, list | tuple) else batch
+    return next(iter(counts_of_rows(inputs)), None)
 
 
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -181,14 +177,10 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
 
     A value that is not a batch is returned unchanged.
     """
-    rows = count_rows(value)
+    rows = rows_in(value)
     if rows is None:
         return value
-    rows = tf.where(is_taken, rows, tf.zeros_like(rows))
-    if not isinstance(value, tf.SparseTensor):
-        return value[:rows]
-    shape = tf.concat([[rows], value.dense_shape[1:]], 0)
-    return tf.sparse.slice(value, tf.zeros_like(shape), shape)
+    return take_rows(value, 0, tf.where(is_taken, rows, 0))
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
@@ -202,7 +194,7 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
     return tf.nest.map_structure(
         lambda value: (
             value  # Its size is fixed.
-            if isinstance(count_rows(value), int) and not is_eager
+            if isinstance(rows_in(value), int) and not is_eager
             else all_or_no_rows(value, rows.total > 0)
         ),
         batch,
