@@ -34,6 +34,18 @@ def eager_context() -> Any:
     return context.context()
 
 
+def add_to_graphs(name: str, value: Any) -> None:
+    """Append a value to the list of a name, in the graphs being traced.
+
+    The value lives as long as the function being traced, or one around it.
+    """
+    # There is no public way to find the graphs around a graph.
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(graph, "outer_graph"):
+        setattr(graph, name, [*getattr(graph, name, []), value])
+        graph = graph.outer_graph
+
+
 def convert(function: Callable) -> Callable:
     """Convert a function by AutoGraph, if AutoGraph is on here.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.tensorflow_internals import add_to_graphs
 from tf_optimizers.workers._compat.distribution import ShuffleDataset
 
 # Shuffles that have drawn more often than this are not counted.
@@ -172,16 +173,12 @@ def _of_function(chosen: int | None) -> ShuffleDraws | None:
     they all would have the same order, in all epochs. Instead they all draw
     from one generator, which the function captures.
     """
-    graph = tf.compat.v1.get_default_graph()
     with tf.init_scope(), tf.device("CPU:0"):
         if chosen is None or not tf.executing_eagerly():
             return None
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
         draws = ShuffleDraws(*tf.unstack(seeds))
-    while hasattr(graph, "outer_graph"):
-        # `draws_of` finds it in a graph. It lives as long as any of the graphs.
-        graph.draws = [*getattr(graph, "draws", []), draws]
-        graph = graph.outer_graph
+    add_to_graphs("draws", draws)  # `draws_of` finds it there.
     return draws
 
 

@@ -9,17 +9,34 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.hooks import call_first
-from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers._compat.tensorflow_internals import (
+    add_to_graphs,
+    plain_variable,
+)
 from tf_optimizers.wrapped import LocalRound, only_local_steppers
 
-# For each model: the values that a step reduced last, and the number of steps
-# since then. A traced function keeps no variable alive.
-_kept: weakref.WeakKeyDictionary[
-    keras.Model, list[tuple[tf.Variable, tf.Variable]]
-] = weakref.WeakKeyDictionary()
-
-
 _NEVER = tf.int32.max  # The number of steps if none has reduced values.
+
+
+class _Kept:
+    """The values that a step reduced last, and the number of steps since then.
+
+    Args:
+        like: A tensor with the shape and dtype of the values.
+    """
+
+    def __init__(self, like: tf.Tensor) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            zeros = tf.zeros(like.shape, like.dtype)
+            self.last = plain_variable(zeros, trainable=False)
+            self.age = plain_variable(_NEVER, trainable=False)
+
+
+# The values of each model's steps. A traced function keeps no variable alive,
+# so the graphs of the steps own them.
+_kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @functools.cache
@@ -35,8 +52,8 @@ class NewEpoch(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Note that no step of this epoch has reduced its logs."""
-        for _, age in _kept.get(self.model, ()):
-            age.assign(_NEVER)
+        for kept in _kept.get(self.model, ()):
+            kept.age.assign(_NEVER)
 
 
 class Reduction:
@@ -74,23 +91,21 @@ class Reduction:
         self, reduce: Callable, current: LocalRound, value: Any
     ) -> tf.Tensor:
         first = self._strategy.experimental_local_results(value)[0]
-        with tf.init_scope(), tf.device("CPU:0"):
-            zeros = tf.zeros(first.shape, first.dtype)
-            last = plain_variable(zeros, trainable=False)
-            age = plain_variable(_NEVER, trainable=False)
-        _kept.setdefault(self._model, []).append((last, age))
+        kept = _Kept(first)
+        add_to_graphs("reduced_logs", kept)
+        _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
 
         def exchange() -> tf.Tensor:
             reduced = reduce(value)
             result = self._strategy.experimental_local_results(reduced)[0]
-            last.assign(result)
-            age.assign(0)
+            kept.last.assign(result)
+            kept.age.assign(0)
             return tf.identity(result)
 
         def repeat() -> tf.Tensor:
-            age.assign_add(1)
-            return last.read_value()
+            kept.age.assign_add(1)
+            return kept.last.read_value()
 
         # An optimizer that the step does not use ends no round.
-        is_due = current.ends | (age.read_value() >= current.batches)
+        is_due = current.ends | (kept.age.read_value() >= current.batches)
         return tf.cond(is_due, exchange, repeat)

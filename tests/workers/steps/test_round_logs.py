@@ -1,0 +1,41 @@
+"""What steps with rounds of local steps keep of their logs."""
+
+import gc
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers.workers.steps import round_logs
+from tf_optimizers.wrapped import LocalRound
+
+
+def traced(ours, model):
+    @tf.function
+    def step(value, ends):
+        each = tf.distribute.Strategy.run(ours, lambda: value)
+        current = LocalRound(ends, batches=3)
+        reduction = round_logs.Reduction(ours, model, current)
+        return reduction.by("SUM")(each)
+
+    def logs(value, ends=False):
+        return float(step(tf.constant([value]), tf.constant(ends))[0])
+
+    logs(0.0)
+    return logs
+
+
+def test_reduced_logs_live_as_long_as_the_function_that_reduces_them(ours):
+    model = keras.Sequential()
+    functions = [traced(ours, model) for _ in range(3)]
+    assert len(round_logs._kept[model]) == 3
+    logs = functions.pop()
+    functions.clear()
+    gc.collect()
+    assert len(round_logs._kept[model]) == 1
+    assert logs(1.0, ends=True) == 2.0
+    # The last sum, until an optimizer that the step does not use is noticed.
+    assert [logs(2.0) for _ in range(4)] == [2.0, 2.0, 2.0, 4.0]
+    new_epoch = round_logs.NewEpoch()
+    new_epoch.set_model(model)
+    new_epoch.on_epoch_begin(1)
+    assert logs(3.0) == 6.0
