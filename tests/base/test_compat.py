@@ -338,7 +338,7 @@ def test_keras_still_calls_what_the_batch_hooks_replace():
         source = inspect.getsource(inspect.unwrap(caller))
         assert call in source, (
             f"Keras's {caller.__qualname__} has no {call}...) any more: see "
-            "hook_batches in _compat/ for what it was needed for."
+            "weigh_uneven_batches for what it was needed for."
         )
     assert callable(keras_losses.apply_mask)
 

@@ -232,6 +232,22 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     return model._flatten_layers(include_self=False)
 
 
+def attributes_of(model: keras.Model, kind: type) -> list[Any]:
+    """Return the attributes of a class, of a model and its layers, each once.
+
+    Elements of lists, tuples and dicts count as attributes.
+    """
+    found: dict[int, Any] = {}
+    for layer in (model, *layers_of(model)):
+        for value in vars(layer).values():
+            if isinstance(value, dict):
+                value = value.values()
+            elif not isinstance(value, (list, tuple)):
+                value = [value]
+            found |= {id(e): e for e in value if isinstance(e, kind)}
+    return list(found.values())
+
+
 def global_seed() -> list[int] | None:
     """Return the state of the generator of unseeded `keras.random` ops.
 

@@ -42,7 +42,7 @@ def add_to_graphs(name: str, value: Any) -> None:
     # There is no public way to find the graphs around a graph.
     graph = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph"):
-        setattr(graph, name, [*getattr(graph, name, []), value])
+        vars(graph).setdefault(name, []).append(value)
         graph = graph.outer_graph
 
 
@@ -105,18 +105,11 @@ def update_each(
             tensor per variable: this replica's.
     """
 
-    def on_its_device(component: tf.Variable, *values: Any) -> None:
-        # Without a strategy, TensorFlow would use the default device.
-        with tf.device(component.device):
-            function(component, *values)
+    def update(rows: list[tuple]) -> None:
+        for row in rows:
+            function(*row)
 
-    def update(strategy: Any, *args: Any) -> None:
-        for variable, *values in zip(variables, *args, strict=True):
-            strategy.extended.update(
-                variable, on_its_device, args=tuple(values), group=False
-            )
-
-    call_across_replicas(update, *args)
+    update_by_device(variables, update, *args)
 
 
 def update_by_device(
@@ -131,14 +124,18 @@ def update_by_device(
         *args: As for `update_each`.
     """
 
-    def update(_: Any, *args: Any) -> None:
+    def update(strategy: Any, *args: Any) -> None:
         found: dict[str, list[tuple]] = {}
 
         def note(component: tf.Variable, *values: Any) -> None:
             found.setdefault(component.device, []).append((component, *values))
 
-        update_each(variables, note, *args)
+        for variable, *values in zip(variables, *args, strict=True):
+            strategy.extended.update(
+                variable, note, args=tuple(values), group=False
+            )
         for device, rows in found.items():
+            # Without a strategy, TensorFlow would use the default device.
             with tf.device(device):
                 function(rows)
 

@@ -1,4 +1,4 @@
-"""Hooks into Keras to weight a replica's rows, and finds models' steps."""
+"""Finds the steps of models, and their functions."""
 
 import functools
 import types
@@ -11,47 +11,7 @@ from keras.src.losses import loss as keras_losses
 
 from tf_optimizers._compat.patches import hook
 
-_OPTIMIZERS = [
-    name
-    for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-    if hasattr(keras.optimizers, name)  # Keras 3.12 added the last.
-]
-# The keys in the table of patches, by the name of the hook.
-_KEYS = {
-    "scale": ["loss.scale_loss_for_distribution"],
-    "unscale": ["loss.unscale_loss_for_distribution"],
-    "reduce": ["loss.reduce_weighted_values"],
-    "average": ["nn.compute_average_loss"],
-    "regularize": ["nn.scale_regularization_loss"],
-    "moments": ["BatchNormalization._moments"],
-    "apply": [f"{name}.apply" for name in _OPTIMIZERS],
-    "scale_loss": [f"{name}.scale_loss" for name in _OPTIMIZERS[:2]],
-    "update_mean": ["Mean.update_state"],
-    "assign": ["Variable.assign"],
-}
 _STEPS = ("train_step", "test_step")
-
-
-def hook_batches(hooks: dict[str, Callable]) -> None:
-    """Replace functions that weight a replica's rows, in this process.
-
-    Each hook is called with the function that it replaces, and with that
-    function's arguments.
-
-    Args:
-        hooks: The hooks, by name:
-            "scale": Turns a replica's mean loss into its share of the loss.
-            "unscale": Does the reverse, for metrics.
-            "reduce": Averages the losses of elements.
-            "average", "regularize": TensorFlow's functions that scale losses.
-            "moments": Returns `BatchNormalization`'s mean and variance.
-            "apply", "scale_loss": Methods of all optimizers.
-            "update_mean": Adds to a `keras.metrics.Mean`.
-            "assign": Changes a `keras.Variable`.
-    """
-    for name, function in hooks.items():
-        for key in _KEYS[name]:
-            hook(key, tf.autograph.experimental.do_not_convert(function))
 
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:

@@ -41,6 +41,7 @@ from tensorflow.python.distribute.input_lib import (
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
 # Waits for asynchronous operations; returns the seed of `tf.random.set_seed`.
-from tensorflow.python.eager.context import async_wait, global_seed
+from tensorflow.python.eager.context import async_wait
+from tensorflow.python.eager.context import global_seed as tensorflow_seed
 
 MAPS = (_MapDataset, _ParallelMapDataset)

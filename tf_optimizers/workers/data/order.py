@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.workers._compat.distribution import tensorflow_seed
 from tf_optimizers.workers.agreement.statements import (
     gather_statements,
     raise_together,
@@ -27,7 +28,6 @@ from tf_optimizers.workers.data.batch_splits import is_split
 from tf_optimizers.workers.data.shuffles import (
     replace_shuffles,
     seeds_of_shuffles,
-    tensorflow_seed,
 )
 
 _POLICIES = tf.data.experimental.AutoShardPolicy

@@ -1,27 +1,20 @@
 """Seeds shuffles of datasets, and inspects datasets for random operations."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.patches import replace
+from tf_optimizers._compat.patches import hook
 from tf_optimizers.workers._compat.distribution import (
     MAPS,
     ShuffleDataset,
-    global_seed,
 )
 from tf_optimizers.workers.data.shuffle_draws import count_draws
 
 # Stateful ops whose results are the same on all workers.
 _SAME = {"Assert", "ReadVariableOp"}
-
-
-def tensorflow_seed() -> int | None:
-    """Return the seed given to `tf.random.set_seed`, by a private getter."""
-    return global_seed()
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
@@ -120,40 +113,33 @@ def replace_shuffles(
             `fit`. None keeps Keras's own.
     """
 
-    def seeding(shuffle: Callable) -> Callable:
-        @functools.wraps(shuffle)
-        def seeded(
-            source: Any,
-            size: Any,
-            seed: Any = None,
-            reshuffles: bool | None = None,
-            **kwargs: Any,
-        ) -> tf.data.Dataset:
-            chosen = choose_seed() if seed is None else None
-            seed = seed if chosen is None else chosen
-            dataset = shuffle(source, size, seed, reshuffles, **kwargs)
-            return count_draws(dataset, source, size, reshuffles, chosen)
+    def seeded(
+        original: Callable,
+        source: Any,
+        size: Any,
+        seed: Any = None,
+        reshuffles: bool | None = None,
+        **kwargs: Any,
+    ) -> tf.data.Dataset:
+        chosen = choose_seed() if seed is None else None
+        seed = seed if chosen is None else chosen
+        dataset = original(source, size, seed, reshuffles, **kwargs)
+        return count_draws(dataset, source, size, reshuffles, chosen)
 
-        return seeded
+    def make_dataset(original: Callable, adapter: Any) -> tf.data.Dataset:
+        with _shuffling(adapter, choose_shuffle()):
+            return original(adapter)
 
-    def replacing(make_dataset: Callable) -> Callable:
-        @functools.wraps(make_dataset)
-        def get_tf_dataset(self: Any) -> tf.data.Dataset:
-            replacement = choose_shuffle()
-            if replacement is None:
-                return make_dataset(self)
-            with _shuffling(self, replacement):
-                return make_dataset(self)
-
-        return get_tf_dataset
-
-    replace("shuffle_op._shuffle", seeding)
-    replace("ArrayDataAdapter.get_tf_dataset", replacing)
+    hook("shuffle_op._shuffle", seeded)
+    hook("ArrayDataAdapter.get_tf_dataset", make_dataset)
 
 
 @contextlib.contextmanager
-def _shuffling(adapter: Any, shuffle: Callable) -> Iterator[None]:
-    """Have an adapter of arrays shuffle by a function."""
+def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
+    """Have an adapter of arrays shuffle by a function, unless it is None."""
+    if shuffle is None:
+        yield
+        return
     if hasattr(adapter, "_tf_shuffle"):  # From Keras 3.16 on.
         adapter._tf_shuffle = shuffle
         yield

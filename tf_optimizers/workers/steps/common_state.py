@@ -11,14 +11,18 @@ model is evaluated or saved, they become the mean over replicas.
 import functools
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.hooks import call_first, check_saving
-from tf_optimizers._compat.keras_internals import layers_of, path_of
+from tf_optimizers._compat.keras_internals import (
+    attributes_of,
+    layers_of,
+    path_of,
+)
 from tf_optimizers.replicas import (
     average,
     digests,
@@ -263,27 +267,14 @@ def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     Keras does not track them or their assignments. Random generators are not
     included: each replica has its own on purpose.
     """
-    found = {
-        id(each): each
-        for layer in (model, *layers_of(model))
-        for value in vars(layer).values()
-        for each in _elements(value)
-        if isinstance(each, tf.Variable)
-        and isinstance(each, tf.distribute.DistributedValues)
+    return [
+        each
+        for each in attributes_of(model, tf.Variable)
+        if isinstance(each, tf.distribute.DistributedValues)
         and each.aggregation == tf.VariableAggregation.NONE
         and each.synchronization != tf.VariableSynchronization.ON_READ
         and each.dtype != tf.string
-    }
-    return list(found.values())
-
-
-def _elements(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, (list, tuple)):
-        yield from value
-    else:
-        yield value
+    ]
 
 
 def _differing(

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import layers_of, path_of
+from tf_optimizers._compat.keras_internals import attributes_of, path_of
 
 # Ops that return the value of their first operand.
 _SAME = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
@@ -29,14 +29,8 @@ _FROM_FIRST = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return a model's listed metrics, and the metrics in its attributes."""
-    others = [
-        each
-        for layer in (model, *layers_of(model))
-        for value in vars(layer).values()
-        for each in (value if isinstance(value, list | tuple) else [value])
-        if isinstance(each, keras.metrics.Metric)
-    ]
-    return list({id(each): each for each in [*model.metrics, *others]}.values())
+    found = [*model.metrics, *attributes_of(model, keras.metrics.Metric)]
+    return list({id(each): each for each in found}.values())
 
 
 def warn_unless_sum(

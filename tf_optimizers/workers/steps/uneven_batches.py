@@ -25,7 +25,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.workers._compat.batches import hook_batches, merge_mask
+from tf_optimizers._compat.patches import NAMES, hook
+from tf_optimizers.workers._compat.batches import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.worker_replicas import is_ours
@@ -36,20 +37,24 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 @functools.cache
 def weigh_uneven_batches() -> None:
     """Have Keras weigh rows like this under our strategy, permanently."""
-    hook_batches(
-        {
-            "scale": _scale,
-            "unscale": _scale,
-            "reduce": _reduce,
-            "average": _average,
-            "regularize": _regularize,
-            "moments": _moments,
-            "apply": step_hooks.apply,
-            "scale_loss": step_hooks.scale_loss,
-            "update_mean": step_hooks.update_mean,
-            "assign": step_hooks.assign,
-        }
-    )
+    hooks: dict[str, Callable] = {
+        "loss.scale_loss_for_distribution": _scale,
+        "loss.unscale_loss_for_distribution": _scale,
+        "loss.reduce_weighted_values": _reduce,
+        "nn.compute_average_loss": _average,
+        "nn.scale_regularization_loss": _regularize,
+        "BatchNormalization._moments": _moments,
+        "Optimizer.apply": step_hooks.apply,
+        "LossScaleOptimizer.apply": step_hooks.apply,
+        "MultiOptimizer.apply": step_hooks.apply,
+        "Optimizer.scale_loss": step_hooks.scale_loss,
+        "LossScaleOptimizer.scale_loss": step_hooks.scale_loss,
+        "Mean.update_state": step_hooks.update_mean,
+        "Variable.assign": step_hooks.assign,
+    }
+    for key, function in hooks.items():
+        if key in NAMES:  # Keras 3.12 added `MultiOptimizer`.
+            hook(key, tf.autograph.experimental.do_not_convert(function))
 
 
 def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
