@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import backend_variable
+from tf_optimizers._compat import backend_variable, distinct
 from tf_optimizers._compat.keras_internals import built_variables
 
 # Objects whose classes come from these modules are not searched.
@@ -39,6 +39,12 @@ def wrapped_optimizers(optimizer: Any) -> list[Any]:
     """Return an optimizer and all that it wraps, the outermost first."""
     inner = map(wrapped_optimizers, _wrapped_by(optimizer))
     return [optimizer, *itertools.chain(*inner)]
+
+
+def every_optimizer(model: keras.Model) -> list[Any]:
+    """Return the optimizers of a model and all that they wrap, each once."""
+    found = map(wrapped_optimizers, optimizers_of(model).values())
+    return distinct(itertools.chain(*found))
 
 
 def is_wrapper(optimizer: Any) -> bool:
@@ -66,7 +72,7 @@ def with_updated(
         for variable in built_variables(optimizer)
         if isinstance(variable, keras.Variable)
     ]
-    return list({id(v): v for v in [*variables, *updated]}.values())
+    return distinct([*variables, *updated])
 
 
 def build_optimizers(model: keras.Model) -> list[str]:
@@ -155,13 +161,8 @@ def note_local_steps(optimizer: Any) -> None:
 
 def steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` of a model, also inside of other optimizers."""
-    found = {
-        id(each): each
-        for optimizer in optimizers_of(model).values()
-        for each in wrapped_optimizers(optimizer)
-        if hasattr(each, "synchronize")
-    }
-    return list(found.values())
+    every = every_optimizer(model)
+    return [each for each in every if hasattr(each, "synchronize")]
 
 
 def local_steppers(model: keras.Model) -> list[Any]:
@@ -176,7 +177,7 @@ def local_steppers(model: keras.Model) -> list[Any]:
         for each in (reference() for reference in _local)
         if each is not None and not own.isdisjoint(_ids(built_variables(each)))
     ]
-    return list({id(each): each for each in found + others}.values())
+    return distinct(found + others)
 
 
 def only_local_steppers(model: keras.Model) -> list[Any]:

@@ -4,6 +4,7 @@ Tested with TensorFlow 2.16 and 2.21, and Keras 3.10, 3.12 and 3.15. If a new
 version lacks one of them, tests/base/test_compat.py names it.
 """
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import keras
@@ -22,3 +23,8 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 def backend_variable(variable: Any) -> tf.Variable:
     """Return the `tf.Variable` of a `keras.Variable`, others as they are."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def distinct(objects: Iterable[Any]) -> list[Any]:
+    """Return objects without repetitions, compared by identity."""
+    return list({id(each): each for each in objects}.values())

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tf_optimizers._compat import Gradient, backend_variable
+from tf_optimizers._compat import Gradient, backend_variable, distinct
 
 # Keras's name for the list of an optimizer's variables in checkpoints.
 VARIABLES = "_variables"
@@ -237,15 +237,14 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 
     Elements of lists, tuples and dicts count as attributes.
     """
-    found: dict[int, Any] = {}
+    found: list[Any] = []
     for layer in (model, *layers_of(model)):
         for value in vars(layer).values():
             if isinstance(value, dict):
-                value = value.values()
-            elif not isinstance(value, (list, tuple)):
-                value = [value]
-            found |= {id(e): e for e in value if isinstance(e, kind)}
-    return list(found.values())
+                found += value.values()
+            else:
+                found += value if isinstance(value, list | tuple) else [value]
+    return distinct(each for each in found if isinstance(each, kind))
 
 
 def global_seed() -> list[int] | None:

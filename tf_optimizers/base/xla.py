@@ -3,7 +3,7 @@
 import keras
 
 from tf_optimizers._compat.hooks import choose_xla
-from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
+from tf_optimizers.wrapped import every_optimizer
 
 
 def keep_out_of_xla() -> None:
@@ -19,7 +19,5 @@ def keep_out_of_xla() -> None:
 def _has_one(model: keras.Model) -> bool:
     """Return whether a model has an optimizer that cannot run under XLA."""
     return not all(
-        getattr(part, "_supports_jit", True)
-        for optimizer in optimizers_of(model).values()
-        for part in wrapped_optimizers(optimizer)
+        getattr(part, "_supports_jit", True) for part in every_optimizer(model)
     )

@@ -11,7 +11,7 @@ from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.checks import check_integer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharded_state import ShardedState
-from tf_optimizers.wrapped import optimizers_of, wrapped_optimizers
+from tf_optimizers.wrapped import every_optimizer
 
 
 class Monitor(keras.callbacks.Callback):
@@ -49,8 +49,7 @@ class Monitor(keras.callbacks.Callback):
         """
         found = [
             each
-            for optimizer in optimizers_of(self.model).values()
-            for each in wrapped_optimizers(optimizer)
+            for each in every_optimizer(self.model)
             if not isinstance(each, keras.optimizers.LossScaleOptimizer)
         ]
         measured = [each for each in found if isinstance(each, self.optimizers)]

@@ -27,6 +27,7 @@ from tf_optimizers.workers.agreement.statements import (
     acting_alone,
     gather_statements,
 )
+from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 
 # Larger messages take longer, since the system clears their memory each time.
 # Smaller ones take more round trips.
@@ -85,8 +86,8 @@ class WorkerReplicas(ReplicaGroup):
         """Return sums, valid only for the values that this replica owns."""
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
-            words = _as_words(_rows(message, message.rows, values))
-            received = _from_words(self.all_to_all(words), message.dtype)
+            numbers = to_numbers(_rows(message, message.rows, values))
+            received = from_numbers(self.all_to_all(numbers), message.dtype)
             total = tf.add_n(tf.unstack(received, num=self.count))
             return [(message.rows[self.rank], total)]
 
@@ -99,8 +100,8 @@ class WorkerReplicas(ReplicaGroup):
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             own = message.rows[self.rank]
-            words = self.gather(_as_words(_rows(message, [own], values)))
-            received = _from_words(words, message.dtype)
+            numbers = self.gather(to_numbers(_rows(message, [own], values)))
+            received = from_numbers(numbers, message.dtype)
             rows = tf.unstack(received, num=self.count)
             return list(zip(message.rows, rows, strict=True))
 
@@ -225,8 +226,6 @@ def messages(
         cut = [_cut(sizes, most) for sizes in owned]
         for rows in itertools.zip_longest(*cut, fillvalue=[]):
             length = max(sum(each.size for each in row) for row in rows)
-            # Half-precision values are sent as 32-bit words.
-            length += length % 2 if dtype.size == 2 else 0
             found.append(Message(dtype, list(rows), length))
     return found
 
@@ -273,23 +272,6 @@ def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
     A variable that was assigned a slice would keep the whole message alive.
     """
     return tf.concat([*ranges, tf.zeros([0], ranges[0].dtype)], 0)
-
-
-def _as_words(rows: tf.Tensor) -> tf.Tensor:
-    """Return 16-bit rows as int32, since collectives take no bfloat16."""
-    if rows.dtype.size != 2:
-        return rows
-    return tf.bitcast(
-        tf.reshape(rows, [rows.shape[0], rows.shape[1] // 2, 2]), tf.int32
-    )
-
-
-def _from_words(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if dtype.size != 2:
-        return words
-    return tf.reshape(
-        tf.bitcast(words, dtype), [tf.shape(words)[0], 2 * words.shape[1]]
-    )
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:

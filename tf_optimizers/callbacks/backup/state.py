@@ -8,16 +8,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat import distinct
 from tf_optimizers._compat.owned import array_of
 from tf_optimizers.base.components import backend_variable
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import (
+    every_optimizer,
     has_common_weights,
     kind_of,
     local_steppers,
     optimizers_of,
     with_updated,
-    wrapped_optimizers,
 )
 
 # The values that a process has of every variable, by name.
@@ -45,12 +46,12 @@ class State:
     @property
     def slots(self) -> list[keras.Variable]:
         """The variables of the optimizers."""
-        found = {
-            id(variable): variable  # One optimizer may be inside another.
+        # One optimizer may be inside another.
+        return distinct(
+            variable
             for optimizer in optimizers_of(self._model).values()
             for variable in optimizer.variables
-        }
-        return list(found.values())
+        )
 
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
@@ -115,8 +116,7 @@ class State:
         """Return whether each row may be on one replica, and 0 on others."""
         return not self.is_summed(variable) and any(
             variable is slot
-            for optimizer in optimizers_of(self._model).values()
-            for each in wrapped_optimizers(optimizer)
+            for each in every_optimizer(self._model)
             if isinstance(each, ShardedState)
             for slot in each.variables
         )

@@ -1,6 +1,6 @@
 """Checks that optimizers, weights and rates are the same on all workers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,11 +13,10 @@ from tf_optimizers.workers.agreement.statements import (
     gather_statements,
 )
 from tf_optimizers.wrapped import (
+    every_optimizer,
     has_common_weights,
     is_wrapper,
-    optimizers_of,
     with_updated,
-    wrapped_optimizers,
 )
 
 _CALLBACKS = (
@@ -123,7 +122,7 @@ def statement_of(
 ) -> dict[str, Any]:
     """Return digests of weights, and the learning rates, by name."""
     components = strategy.experimental_local_results
-    return _rates_of(optimizers_of(model).values()) | {
+    return _rates_of(model) | {
         f"weight {i}": digests(
             copy.numpy() for copy in components(weight.value)
         )
@@ -131,17 +130,12 @@ def statement_of(
     }
 
 
-def _rates_of(optimizers: Iterable[Any]) -> dict[str, str]:
+def _rates_of(model: keras.Model) -> dict[str, str]:
     """Return the learning rates of all optimizers that are not wrappers."""
-    found = {
-        id(each): each
-        for optimizer in optimizers
-        for each in wrapped_optimizers(optimizer)
-        if not is_wrapper(each)
-    }
     rates = [
         tf.convert_to_tensor(each.learning_rate).numpy()
-        for each in found.values()
+        for each in every_optimizer(model)
+        if not is_wrapper(each)
     ]
     if len(rates) == 1:
         return {"learning_rate": str(rates[0])}

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import distinct
 from tf_optimizers._compat.keras_internals import attributes_of, path_of
 
 # Ops that return the value of their first operand.
@@ -30,7 +31,7 @@ _FROM_FIRST = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return a model's listed metrics, and the metrics in its attributes."""
     found = [*model.metrics, *attributes_of(model, keras.metrics.Metric)]
-    return list({id(each): each for each in found}.values())
+    return distinct(found)
 
 
 def warn_unless_sum(

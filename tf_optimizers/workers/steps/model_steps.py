@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
 from tf_optimizers.workers._compat.batches import ModelStep, step_of
@@ -93,14 +94,11 @@ class Steps:
         self._watch(model)
         # `train_on_batch`, which passes arrays, returns the logs of its step.
         is_fit = isinstance(function, ModelStep) and shared is args
-        if is_fit and not tf.executing_eagerly() and self._has_others():
+        has_others = self._strategy.extended.workers > 1
+        if is_fit and not tf.executing_eagerly() and has_others:
             reduction = Reduction(self._strategy, model, round_of_fit())
         metrics = metrics_of(model)
         return Step(step, kind, _weigh, metrics, *known, reduction), shared
-
-    def _has_others(self) -> bool:
-        """Return whether there are other workers."""
-        return self._strategy.extended.workers > 1
 
 
 class Step:
@@ -315,8 +313,8 @@ class Step:
 
     def _variables(self) -> list[keras.Variable]:
         """Return the variables of the metrics that the step returned."""
-        metrics = {id(metric): metric for metric, _ in self._found.values()}
-        return [v for metric in metrics.values() for v in metric.variables]
+        metrics = distinct(metric for metric, _ in self._found.values())
+        return [v for metric in metrics for v in metric.variables]
 
 
 def _weigh(weight: tf.Tensor, value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.batch_metadata import Counted, Rows
@@ -77,14 +78,14 @@ def share_of(
         rows: The rows of all parts. If None, replicas sum their rows.
         kept: The variables of this worker's replicas; see `make_kept`.
     """
-    rank = replicas_of().rank % len(kept)
+    own_kept = kept[replicas_of().rank % len(kept)]
     if rows is not None:
-        return Share(rows.own[rank], rows.total, kept[rank])
+        return Share(*_own_and_total(rows), own_kept)
     counted = rows_of_inputs(batch)
     own = tf.cast(1 if counted is None else counted, tf.float32)
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-    return Share(own, total, kept[rank])
+    return Share(own, total, own_kept)
 
 
 def rows_of_inputs(batch: Any) -> Any:
@@ -110,9 +111,7 @@ class Loop:
     def __init__(self, counted: Sequence[Counted], others: bool) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         # All tensors of a batch share one `Rows`.
-        self._rows = list(
-            {id(each.rows): each.rows for each in counted}.values()
-        )
+        self._rows = distinct(each.rows for each in counted)
         self.has_same_arguments = not counted and not others
 
     def rows_of_batch(self, rows: Any) -> tuple[Any, Any] | None:
