@@ -12,6 +12,7 @@ from tf_optimizers.codes.values import CODES
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.collectives.message import (
     ROUND_BYTES,
+    Content,
     is_gathered,
     layout,
     pack,
@@ -54,9 +55,12 @@ def gather(per_replica):
         tf.stack([tf.shape(p.indices)[0] for p in parts])
         for parts in zip(*slices, strict=True)
     ]
-    words = [pack(e, s, rows, []) for e, s in zip(entries, slices, strict=True)]
+    contents = [
+        Content(e, s, rows=rows) for e, s in zip(entries, slices, strict=True)
+    ]
+    words = list(map(pack, contents))
     gathered = tf.reshape(tf.stack(words), [-1])  # Equally many of each.
-    found = unpack(gathered, entries[0], slices[0], rows, [], len(per_replica))
+    found = unpack(gathered, contents[0], len(per_replica))
     return [*found[0], *found[1]]
 
 
@@ -102,7 +106,7 @@ def test_no_rows_on_any_replica_are_padded():
     )
     rows = [tf.constant([0, 0])]
     # A row and its index.
-    assert tf.size(pack([], [slices], rows, [])) == 3 + 1
+    assert tf.size(pack(Content(slices=[slices], rows=rows))) == 3 + 1
     (result,) = gather([[slices], [slices]])
     assert result.values.shape == [0, 3]
     assert result.indices.shape == [0]
@@ -173,9 +177,9 @@ def test_message_of_as_many_words_has_another_layout(other):
     """Its bits would be numbers of other variables."""
     own = [[tf.ones([3], tf.float16)], [tf.ones([2])]]
     groups = [[tensor] for tensor in other]
-    sizes = [tf.size(pack([], [], [], g)) for g in (own, groups)]
+    sizes = [tf.size(pack(Content(groups=g))) for g in (own, groups)]
     assert sizes == [4, 4]
-    assert layout([], [], own) != layout([], [], groups)
+    assert layout(Content(groups=own)) != layout(Content(groups=groups))
 
 
 def test_positions_that_int32_cannot_hold_are_kept():
@@ -291,8 +295,8 @@ def test_dense_values_are_summed_as_by_add_n(dtype):
         [tf.cast(100 * rng.standard_normal(s), dtype) for s in shapes]
         for _ in range(11)
     ]
-    words = tf.concat([pack([], [], [], [r]) for r in per_replica], 0)
-    _, _, (sums,) = unpack(words, [], [], [], [per_replica[3]], 11)
+    words = tf.concat([pack(Content(groups=[r])) for r in per_replica], 0)
+    _, _, (sums,) = unpack(words, Content(groups=[per_replica[3]]), 11)
     differs = False
     for found, *values in zip(sums, *per_replica, strict=True):
         expected = tf.add_n(values)

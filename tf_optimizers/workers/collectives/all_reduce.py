@@ -25,6 +25,7 @@ from tf_optimizers.codes.entries import Entries
 from tf_optimizers.workers._compat.distribution import CollectiveAllReduce
 from tf_optimizers.workers.collectives.launcher import KeyedLauncher
 from tf_optimizers.workers.collectives.message import (
+    Content,
     is_gathered,
     layout,
     pack,
@@ -166,11 +167,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
                 local = tf.stack([tf.shape(s.indices)[0] for s in slices])
                 every = self.all_gather(local[tf.newaxis], replica_id, options)
                 rows = tf.unstack(every, num=len(slices), axis=1)
-            dense = list(small.values())
-            own = entries, slices, rows, dense
-            kind = layout(entries, slices, dense)
-            words = self.all_gather(pack(*own), replica_id, options, kind)
-            gathered, joined, sums = unpack(words, *own, self.replicas)
+            own = Content(entries, slices, list(small.values()), rows)
+            words = self.all_gather(pack(own), replica_id, options, layout(own))
+            gathered, joined, sums = unpack(words, own, self.replicas)
             joined = list(map(sum_duplicates, joined))
         return gathered, {None: joined, **dict(zip(small, sums, strict=True))}
 

@@ -12,6 +12,7 @@ This saves dense values a separate round, but sends N - 1 times their bytes.
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -28,22 +29,28 @@ from tf_optimizers.kernels import sum_rows
 from tf_optimizers.workers.collectives.progress import DTYPES
 
 
-def pack(
-    entries: Sequence[Entries],
-    slices: Sequence[tf.IndexedSlices],
-    rows: Sequence[tf.Tensor],
-    groups: Sequence[Sequence[tf.Tensor]],
-) -> tf.Tensor:
+class Content(NamedTuple):
+    """The values in the message of one replica.
+
+    Attributes:
+        entries: Its entries.
+        slices: Its slices.
+        groups: Its dense values, grouped by dtype.
+        rows: For each `IndexedSlices`, its row count on every replica.
+    """
+
+    entries: Sequence[Entries] = ()
+    slices: Sequence[tf.IndexedSlices] = ()
+    groups: Sequence[Sequence[tf.Tensor]] = ()
+    rows: Sequence[tf.Tensor] = ()
+
+
+def pack(content: Content) -> tf.Tensor:
     """Return all values and positions as int32 words.
 
     Rows are padded to the largest row count of any replica.
-
-    Args:
-        entries: This replica's entries.
-        slices: This replica's slices.
-        rows: For each `IndexedSlices`, its row count on every replica.
-        groups: This replica's dense values, grouped by dtype.
     """
+    entries, slices, groups, rows = content
     words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
     words += [
         to_words(pad_rows(tensor, _most(counts)))
@@ -55,12 +62,7 @@ def pack(
 
 
 def unpack(
-    gathered: tf.Tensor,
-    entries: Sequence[Entries],
-    slices: Sequence[tf.IndexedSlices],
-    rows: Sequence[tf.Tensor],
-    groups: Sequence[Sequence[tf.Tensor]],
-    replicas: int,
+    gathered: tf.Tensor, content: Content, replicas: int
 ) -> tuple[list[Entries], list[tf.IndexedSlices], list[list[tf.Tensor]]]:
     """Return the entries and slices of all replicas, and the dense sums.
 
@@ -68,12 +70,10 @@ def unpack(
 
     Args:
         gathered: The messages of all replicas; int32 [replicas * words].
-        entries: This replica's entries, for dtypes and shapes.
-        slices: This replica's slices, for dtypes and shapes.
-        rows: For each `IndexedSlices`, its row count on every replica.
-        groups: This replica's dense values, for dtypes and shapes.
+        content: This replica's values, for dtypes and shapes.
         replicas: The number of replicas.
     """
+    entries, slices, groups, rows = content
     words = WordReader(gathered, replicas)
     every = []
     if entries:
@@ -92,29 +92,25 @@ def unpack(
     return every, joined, [sum_replicas(words, group) for group in groups]
 
 
-def layout(
-    entries: Sequence[Entries],
-    slices: Sequence[tf.IndexedSlices],
-    groups: Sequence[Sequence[tf.Tensor]],
-) -> int:
+def layout(content: Content) -> int:
     """Return a checksum of all dtypes and shapes except row counts, at least 1.
 
     Replicas exchange messages only if their checksums agree; otherwise, bits
     would be read as values of another dtype or shape.
     """
-    parts = [
-        [(e.code, e.values.shape[0], e.size) for e in entries],
+    described = [
+        [(e.code, e.values.shape[0], e.size) for e in content.entries],
         [
             (s.values.dtype.name, narrow_indices(s).dtype.name)
             + tuple(s.values.shape[1:])
-            for s in slices
+            for s in content.slices
         ],
         [
             (group[0].dtype.name, *(value.shape.as_list() for value in group))
-            for group in groups
+            for group in content.groups
         ],
     ]
-    return 1 + zlib.crc32(repr(parts).encode())
+    return 1 + zlib.crc32(repr(described).encode())
 
 
 def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

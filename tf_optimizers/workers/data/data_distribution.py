@@ -39,14 +39,13 @@ _TensorFlows = tf.distribute.Strategy
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     """Split the batches of a dataset among all replicas."""
     generator = take_generator()
+    distribute = functools.partial(
+        _TensorFlows.experimental_distribute_dataset, strategy, dataset, options
+    )
     if not _is_counted(strategy):
-        return _TensorFlows.experimental_distribute_dataset(
-            strategy, dataset, options
-        )
+        return distribute()
     if not is_shared(dataset):
-        distributed = _TensorFlows.experimental_distribute_dataset(
-            strategy, dataset, options
-        )
+        distributed = distribute()
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
             # When TensorFlow splits the batches of files, it adds empty ones.
@@ -172,13 +171,18 @@ def _distribute_own(
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
         own = make(context)
-        may_lack, count = _may_lack(own, replicas), batches
+        elements, count = _count(own), batches
         if count is None:
-            elements = _count(own)
             count = -(-elements // replicas) if elements > 0 else elements
+        # Replicas take elements in turn, so the last batch may lack a part.
+        may_lack = elements != tf.data.INFINITE_CARDINALITY and (
+            elements < 0 or elements % replicas > 0
+        )
         rows = None if may_lack else fixed_rows(own.element_spec)
         total = _agree(strategy, None, count, rows and rows * replicas)
-        noted = functools.partial(keep, own, replicas, total, may_lack=may_lack)
+        noted = functools.partial(
+            with_notes, own, replicas, total, may_lack=may_lack
+        )
         made.extend([count, noted(is_endless=True)])
         return noted()
 
@@ -190,19 +194,6 @@ def _distribute_own(
 
 def _has_rows(*element: Any) -> tf.Tensor:
     return has_rows(element)
-
-
-def _may_lack(own: tf.data.Dataset, replicas: int) -> bool:
-    """Return whether the last batch may lack a replica's part.
-
-    Args:
-        own: A dataset whose elements the replicas of this worker take in turn.
-        replicas: The number of replicas of this worker.
-    """
-    elements = _count(own)
-    if elements == tf.data.INFINITE_CARDINALITY:
-        return False
-    return elements < 0 or elements % replicas > 0
 
 
 def _is_counted(strategy: Any) -> bool:
@@ -258,7 +249,7 @@ def split_batches(
     )
 
 
-def keep(
+def with_notes(
     dataset: tf.data.Dataset,
     replicas: int,
     total: int | None = None,
