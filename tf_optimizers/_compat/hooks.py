@@ -115,7 +115,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
         object.__setattr__(self, _IS_ASKED, True)
         return original(self) and not is_refused(self)
 
-    def looking_again(jit_compile: Any) -> property:
+    def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
             if vars(self).pop(_IS_ASKED, False):  # First read, never assigned.
@@ -134,7 +134,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     # If Keras lacks the names, a step under XLA raises an error with advice.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
-        replace("Model.jit_compile", looking_again)
+        replace("Model.jit_compile", property_of)
 
 
 # Set once Keras has decided about "auto", until it assigns the result.

@@ -26,7 +26,7 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     strategy stays there.
     """
     strategy = _strategy_of(variables)
-    if strategy is _none() or is_adopted(optimizer):
+    if strategy is _default_strategy() or is_adopted(optimizer):
         return
     # Keras has no setter. Nothing has used it yet, as `build` comes first.
     optimizer._distribution_strategy = strategy
@@ -36,7 +36,7 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def is_adopted(optimizer: Any) -> bool:
     """Return whether an optimizer belongs to a strategy."""
-    return strategy_of(optimizer) is not _none()
+    return strategy_of(optimizer) is not _default_strategy()
 
 
 def bring_in(
@@ -109,7 +109,7 @@ def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
     return tf.distribute.get_strategy()
 
 
-def _none() -> tf.distribute.Strategy:
+def _default_strategy() -> tf.distribute.Strategy:
     """Return TensorFlow's default strategy, which has no public name."""
     return distribute_lib._get_default_replica_mode().strategy
 

@@ -107,11 +107,11 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
     slots = [prints[i::_SLOTS] for i in range(min(len(prints), _SLOTS))]
     if not slots:
         return tf.zeros([2 * _SLOTS], tf.int32)
-    says = tf.stack([_says_something(slot) for slot in slots])
+    informative = tf.stack([_is_informative(slot) for slot in slots])
     bits = tf.concat([_digest(slot) for slot in slots], 0)[:, :4]
     # 0 stands for an unused slot, so no digest may be 0.
     own = tf.bitwise.bitwise_or(tf.bitcast(bits, tf.int32), 1)
-    both = tf.stack([tf.cast(says, tf.int32), own])
+    both = tf.stack([tf.cast(informative, tf.int32), own])
     return tf.reshape(tf.pad(both, [[0, 0], [0, _SLOTS - len(slots)]]), [-1])
 
 
@@ -153,7 +153,7 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
     )
 
 
-def _says_something(slot: list[list[tf.Tensor]]) -> tf.Tensor:
+def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
     """Return whether the rows of a slot are not all the same."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
@@ -178,20 +178,20 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
-    says, digests = tf.split(notes[:, 3:], 2, axis=1)
+    informative, digests = tf.split(notes[:, 3:], 2, axis=1)
     same = tf.reduce_all(digests == digests[:1], 0)
     is_used = digests[0] != 0
-    told = before[4:] > 0
-    speaks = is_used & same & tf.reduce_all(says > 0, 0)
+    was_informative = before[4:] > 0
+    agrees = is_used & same & tf.reduce_all(informative > 0, 0)
     differs = ~same
-    is_open = tf.reduce_any(differs) & ~tf.reduce_any(speaks)
+    is_undecided = tf.reduce_any(differs) & ~tf.reduce_any(agrees)
     # Differing images with equal but uninformative labels are undecided. They
     # are an error if the slot that differs was informative before, if no slot
     # agrees, or if no batch has been decided for too long.
-    is_wrong = is_open & (
-        tf.reduce_any(differs & told)
+    is_wrong = is_undecided & (
+        tf.reduce_any(differs & was_informative)
         | ~tf.reduce_any(is_used & same)
-        | (~tf.reduce_any(told) & (before[3] >= _PATIENCE))
+        | (~tf.reduce_any(was_informative) & (before[3] >= _PATIENCE))
     )
     is_wrong |= tf.reduce_any(differs) & (comparison == Comparison.ALL)
     has_ended = (count > 0) & (count < tf.shape(notes)[0])
@@ -204,9 +204,9 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
             tf.where(is_wrong, int(Verdict.DIFFERENT), int(Verdict.SAME)),
         ),
     )
-    doubts = tf.where(is_open, before[3] + 1, 0)
-    head = tf.stack([count, rows, verdict, doubts])
-    return tf.concat([head, tf.cast(told | speaks, tf.int32)], 0)
+    undecided = tf.where(is_undecided, before[3] + 1, 0)
+    head = tf.stack([count, rows, verdict, undecided])
+    return tf.concat([head, tf.cast(was_informative | agrees, tf.int32)], 0)
 
 
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:

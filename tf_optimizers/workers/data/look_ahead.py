@@ -65,20 +65,20 @@ class AheadIterator(DistributedIterator):
                 "`next(iterator)` in a function that `strategy.run` calls. "
                 "Pass the batch to `strategy.run`."
             )
-        having, batch = self._draw()
+        count, batch = self._draw()
         if self._is_endless:
             return batch
-        return after(tf.cond(having > 0, lambda: 0, _raise_end), batch)
+        return after(tf.cond(count > 0, lambda: 0, _raise_end), batch)
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """Return the next batch, or an empty optional at the end."""
-        having, batch = self._draw()
+        count, batch = self._draw()
         optional = tf.experimental.Optional
         if self._is_endless:
             return optional.from_value(batch)
         spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
         return tf.cond(
-            having > 0,
+            count > 0,
             lambda: optional.from_value(batch),
             lambda: optional.empty(spec),
         )
@@ -137,22 +137,23 @@ class AheadIterator(DistributedIterator):
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
-            kept = tf.raw_ops.ReadVariableOp(
+            stored = tf.raw_ops.ReadVariableOp(
                 resource=self.known, dtype=tf.int32
             )
             size = len(batch_digests.UNKNOWN)
-            before, waiting = tf.ensure_shape(kept[:size], [size]), kept[size:]
+            before = tf.ensure_shape(stored[:size], [size])
+            waiting = stored[size:]
             known = tf.cond(
                 before[0] < 0,
-                lambda: ask(_exchanged(this), before),
+                lambda: ask(_without_total(this), before),
                 lambda: before,
                 name=FIRST_BATCH,
             )
 
         def summary_of_next() -> tf.Tensor:
             if current is None:
-                return ask(_exchanged(following), known)
-            return self._rely(known, waiting, following, current)
+                return ask(_without_total(following), known)
+            return self._in_round(known, waiting, following, current)
 
         def ask_for_next() -> None:
             # At the end of the data no worker may exchange: the error at the
@@ -174,7 +175,7 @@ class AheadIterator(DistributedIterator):
             extended.background.call(functools.partial(_or_abort, ask_for_next))
         return known
 
-    def _rely(
+    def _in_round(
         self,
         known: tf.Tensor,
         waiting: tf.Tensor,
@@ -212,16 +213,16 @@ class AheadIterator(DistributedIterator):
             filled = tf.ensure_shape(
                 tf.concat([notes, ends], 0), [current.batches, count, SIZE]
             )
-            heard = extended.ask_ahead(
+            summary = extended.ask_ahead(
                 batch_digests.summarize_all, tf.unstack(filled, axis=1), known
             )
             # Raise now if there may be no next draw: the step of a worker
             # waits for entries of a worker whose data have ended. Otherwise the
             # next draw raises the error, before its step begins.
-            is_last = (heard[2] == Verdict.ENDED) | (own[0] == 0)
-            verdict = tf.where(is_last, heard[2], Verdict.SAME)
+            is_last = (summary[2] == Verdict.ENDED) | (own[0] == 0)
+            verdict = tf.where(is_last, summary[2], Verdict.SAME)
             check = batch_digests.check(tf.stack([0, 0, verdict]))
-            return after(check, tf.concat([own[:2], heard[2:]], 0))
+            return after(check, tf.concat([own[:2], summary[2:]], 0))
 
         is_due = current.ends | (missing <= 0) | (own[0] == 0)
         return tf.cond(
@@ -284,7 +285,7 @@ class AheadIteratorSpec(DistributedIteratorSpec):
         return iterator
 
 
-def _exchanged(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return notes without the total of rows."""
     return [tf.ensure_shape(note[:SIZE], [SIZE]) for note in notes]
 

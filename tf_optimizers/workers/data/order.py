@@ -185,10 +185,10 @@ def agree_on_data(
     )
     lengths, shuffles, proposals, counts = zip(*received, strict=True)
     if len(set(lengths)) > 1:
-        told = [_BATCHES.get(length, length) for length in lengths]
+        shown = [_BATCHES.get(length, length) for length in lengths]
         raise_together(
             "All workers must have the same number of batches. "
-            f"Received: {_by_worker(told)}. Use `.take(n)` with the same n on "
+            f"Received: {_by_worker(shown)}. Use `.take(n)` with the same n on "
             "every worker; or `.repeat()`, with `steps_per_epoch` in `fit`."
         )
     if any(other != shuffles[0] for other in shuffles):

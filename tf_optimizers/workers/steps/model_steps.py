@@ -41,7 +41,7 @@ from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.share import (
     all_or_no_rows,
     empty_without_rows,
-    make_kept,
+    make_row_variables,
     rows_of_inputs,
     share_of,
     trace_with_rows,
@@ -60,7 +60,7 @@ class Steps:
 
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
-        self._kept: list[tf.Variable] = []
+        self._row_variables: list[tf.Variable] = []
         # The `seen` of `split_arguments`, for training and for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
@@ -79,14 +79,14 @@ class Steps:
             return None, args
         if kwargs or len(args) != 1:
             return None, args
-        if not self._kept:
+        if not self._row_variables:
             devices = self._strategy.extended.worker_devices
-            self._kept = make_kept(len(devices))
+            self._row_variables = make_row_variables(len(devices))
         model, step, kind = found
         is_predicting = kind == "predict_step"
         seen = self._seen.setdefault(model, ({}, {}))[is_predicting]
         shared = split_arguments(self._strategy, args, seen)
-        known = rows_of(shared), self._kept
+        known = rows_of(shared), self._row_variables
         reduction = Reduction(self._strategy)
         if is_predicting:
             take = _without_padding
@@ -111,7 +111,7 @@ class Step:
             is not the result of a metric. Returns the replica's result.
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
-        kept: See `share_of`.
+        row_variables: See `variables` of `share_of`.
         reduction: Reduces the results of replicas.
     """
 
@@ -122,7 +122,7 @@ class Step:
         as_returned: Callable[[tf.Tensor, Any], Any],
         metrics: Sequence[keras.metrics.Metric],
         rows: Rows | None,
-        kept: Sequence[tf.Variable],
+        row_variables: Sequence[tf.Variable],
         reduction: Reduction,
     ) -> None:
         method = getattr(function, "__func__", None)
@@ -130,7 +130,8 @@ class Step:
         self._kind = kind
         # AutoGraph converts only the user's function.
         self._function, self._as_returned = convert(function), as_returned
-        self._metrics, self._rows, self._kept = metrics, rows, kept
+        self._metrics, self._rows = metrics, rows
+        self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
         # By number of the output: a metric, and the place among its results.
@@ -147,7 +148,7 @@ class Step:
             Its outputs; the variables of metrics, to sum over replicas; and
             the weight of the replica.
         """
-        share = share_of(batch, self._rows, self._kept)
+        share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
         results: list[Any] = []
         updated: dict[int, keras.Variable] = {}

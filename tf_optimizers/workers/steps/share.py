@@ -27,22 +27,22 @@ class Share:
         own: The rows of the replica; 0 if it holds only a padding row.
         total: The rows of all replicas. If it is 0, as for an empty batch, all
             replicas count equally.
-        kept: The replica's variable, float32 [2], which keeps both numbers.
+        variable: The replica's variable, float32 [2], for both numbers.
     """
 
-    def __init__(self, own: Any, total: Any, kept: tf.Variable) -> None:
+    def __init__(self, own: Any, total: Any, variable: tf.Variable) -> None:
         own, total = tf.cast(own, tf.float32), tf.cast(total, tf.float32)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self._rows = tf.where(total > 0, [own, total], [1.0, replicas])
         self._graph = tf.compat.v1.get_default_graph()
-        self._kept = kept
-        kept.assign(self._rows)
+        self._variable = variable
+        variable.assign(self._rows)
 
     @property
     def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows of the replica and the rows of all replicas, float32."""
         is_here = tf.compat.v1.get_default_graph() is self._graph
-        return tuple(tf.unstack(self._rows if is_here else self._kept))
+        return tuple(tf.unstack(self._rows if is_here else self._variable))
 
     @property
     def has_rows(self) -> tf.Tensor:
@@ -62,30 +62,30 @@ class Share:
         return tf.math.divide_no_nan(total, own)
 
 
-def make_kept(devices: int) -> list[tf.Variable]:
-    """Return variables for the shares of this worker's replicas."""
+def make_row_variables(devices: int) -> list[tf.Variable]:
+    """Return the `variable` of a `Share`, for each of a worker's replicas."""
     with tf.init_scope(), tf.device("CPU:0"):
         return [plain_variable([0.0, 0.0]) for _ in range(devices)]
 
 
 def share_of(
-    batch: Any, rows: Rows | None, kept: Sequence[tf.Variable]
+    batch: Any, rows: Rows | None, variables: Sequence[tf.Variable]
 ) -> Share:
     """Return the share of the replica that calls this.
 
     Args:
         batch: The replica's part of the batch.
         rows: The rows of all parts. If None, replicas sum their rows.
-        kept: The variables of this worker's replicas; see `make_kept`.
+        variables: Variables of this worker's replicas, for their own `Share`.
     """
-    own_kept = kept[replicas_of().rank % len(kept)]
+    variable = variables[replicas_of().rank % len(variables)]
     if rows is not None:
-        return Share(*_own_and_total(rows), own_kept)
+        return Share(*_own_and_total(rows), variable)
     counted = rows_of_inputs(batch)
     own = tf.cast(1 if counted is None else counted, tf.float32)
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-    return Share(own, total, own_kept)
+    return Share(own, total, variable)
 
 
 def rows_of_inputs(batch: Any) -> Any:

@@ -50,7 +50,7 @@ def apply(
         grads = [
             gradient
             if is_overwritten(optimizer, variable)
-            else _counted(gradient, replica.share, is_scaled)
+            else _weighted(gradient, replica.share, is_scaled)
             for gradient, variable in zip(grads, variables, strict=True)
         ]
     with replica.set(is_applying=True):
@@ -102,7 +102,7 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
         )
 
 
-def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
+def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     """Return a gradient times the share; 0 without rows, even for NaN.
 
     The gradient of a scaled loss includes the share already.
@@ -110,17 +110,17 @@ def _counted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        values = _counted(gradient.values, share, is_scaled)
+        values = _weighted(gradient.values, share, is_scaled)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     gradient = tf.convert_to_tensor(gradient)
     if not is_scaled:
         weight = tf.cast(share.weight, gradient.dtype)
         return tf.math.multiply_no_nan(gradient, weight)
     # A multiplication would take another pass through memory.
-    counted = tf.cond(
+    weighted = tf.cond(
         share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
     )
-    return tf.ensure_shape(counted, gradient.shape)
+    return tf.ensure_shape(weighted, gradient.shape)
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:

@@ -121,18 +121,18 @@ def _reduce(
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
-    counted = _counted(sample_weight, mask, reduction)
-    if counted is None and share:
+    divisors = _divisors(sample_weight, mask, reduction)
+    if divisors is None and share:
         return loss
-    counted = tf.ones_like(values) if counted is None else counted
-    fraction = _fraction(tf.reduce_sum(tf.cast(counted, tf.float32)))
+    divisors = tf.ones_like(values) if divisors is None else divisors
+    fraction = _fraction(tf.reduce_sum(tf.cast(divisors, tf.float32)))
     # Without a share, Keras has divided by the number of replicas.
     return loss * _cast(
         fraction * (share.inverse if share else _replicas()), loss
     )
 
 
-def _counted(sample_weight: Any, mask: Any, reduction: str) -> Any:
+def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
     """Return the weights whose sum divides a mean.
 
     Returns:
