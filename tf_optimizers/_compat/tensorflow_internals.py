@@ -20,11 +20,6 @@ def in_xla() -> bool:
     )
 
 
-# The name of a variable that nothing else shares, and that TensorFlow deletes
-# with its last handle. There is no public equivalent.
-anonymous_name = context.anonymous_name
-
-
 def eager_context() -> Any:
     """Return the object that holds TensorFlow's devices and functions.
 
@@ -65,15 +60,22 @@ def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
     return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
 
 
-def temporary_variable(value: tf.Tensor) -> tf.Tensor:
+def temporary_variable(
+    value: tf.Tensor, shape: Sequence[int | None] | None = None
+) -> tf.Tensor:
     """Return the handle of a new variable, which lives as long as the handle.
 
     A kernel can update the value in place if nothing else refers to its memory.
+
+    Args:
+        value: The initial value.
+        shape: The shape of later values. Defaults to the shape of `value`.
     """
     handle = tf.raw_ops.VarHandleOp(
         dtype=value.dtype,
-        shape=value.shape,
-        shared_name=anonymous_name(),
+        shape=value.shape if shape is None else shape,
+        # Nothing else shares such a name, and it has no public equivalent.
+        shared_name=context.anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle

@@ -1,13 +1,13 @@
 """Makes distributed datasets with the iterator of `look_ahead.py`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import (
-    anonymous_name,
     plain_variable,
+    temporary_variable,
 )
 from tf_optimizers.workers._compat.distribution import (
     DistributedDatasetsFromFunction,
@@ -68,7 +68,8 @@ class AheadDataset(DistributedDatasetsFromFunction):
         """Return an iterator; drawing its first batch waits for an exchange."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
-            iterator.known = _variable_of_function(batch_digests.UNKNOWN)
+            unknown = tf.constant(batch_digests.UNKNOWN)
+            iterator.known = temporary_variable(unknown, [None])
             return iterator
         endless = None if self.endless is None else [self.endless]
         iterator = self.begin(lambda: self._iterate(endless or self._datasets))
@@ -181,15 +182,3 @@ def _leave_devices_untuned(iterator: Any) -> None:
         # Nothing was drawn yet, so a new iterator loses nothing.
         with tf.device(made._devices[i]):
             made._device_iterators[i] = iter(_untuned(each._dataset))
-
-
-def _variable_of_function(value: Sequence[int]) -> tf.Tensor:
-    """Return the handle of a variable that each call of a function creates."""
-    handle = tf.raw_ops.VarHandleOp(
-        dtype=tf.int32,
-        shape=[None],
-        # With this name, TensorFlow shares the variable with nothing else.
-        shared_name=anonymous_name(),
-    )
-    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
-    return handle
