@@ -90,14 +90,14 @@ class Entries(NamedTuple):
         )
 
 
-def narrow_indices(part: tf.IndexedSlices) -> tf.Tensor:
+def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
     """Return the indices, as int32 if the dense shape is known to fit."""
     shape = None
-    if part.dense_shape is not None:
-        shape = tf.get_static_value(part.dense_shape)
+    if slices.dense_shape is not None:
+        shape = tf.get_static_value(slices.dense_shape)
     if shape is not None and shape[0] <= tf.int32.max:
-        return tf.cast(part.indices, tf.int32)
-    return part.indices
+        return tf.cast(slices.indices, tf.int32)
+    return slices.indices
 
 
 def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:

@@ -21,7 +21,7 @@ from tf_optimizers.callbacks.backup.backup_checks import (
     gather,
 )
 from tf_optimizers.callbacks.backup.files import DamagedError, Folder
-from tf_optimizers.callbacks.backup.resuming import Reader
+from tf_optimizers.callbacks.backup.resuming import BackupReader
 from tf_optimizers.callbacks.backup.state import State, Values, redistribute
 from tf_optimizers.replicas import ReplicaGroup
 
@@ -150,7 +150,7 @@ class Archive:
         count, local = self._group.workers, self._local_replicas
         first = self._group.worker * local
         with ExitStack() as files:
-            reader = Reader(self._folder, content, files)
+            reader = BackupReader(self._folder, content, files)
             for i, variable in enumerate(self._state.sections[section]):
                 values = redistribute(
                     self._state.is_summed(variable),

@@ -14,7 +14,7 @@ from tf_optimizers.callbacks.backup.files import Folder, with_zeros
 from tf_optimizers.callbacks.backup.state import State
 
 
-class Reader:
+class BackupReader:
     """Reads the values of a backup.
 
     Args:

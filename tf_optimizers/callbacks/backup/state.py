@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.owned import array_of
-from tf_optimizers.base.components import backend_variable
+from tf_optimizers.replicas import local_copies
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import (
     every_optimizer,
@@ -58,9 +58,7 @@ class State:
 
         There is one per replica, or one for all if the host keeps it.
         """
-        return self._model.distribute_strategy.experimental_local_results(
-            backend_variable(variable)
-        )
+        return local_copies(self._model.distribute_strategy, variable)
 
     def values(self) -> Values:
         """Return the values that this process has, by variable name."""

@@ -57,11 +57,12 @@ class VariablesExtended(CollectiveAllReduceExtended):
         own = replica_id, device, primary_var
         method = super()._get_variable_creator_initial_value
         make = functools.partial(method, *own)
-        is_shared = replica_id == 0 and self._num_workers > 1
-        return _share(make, device, kwargs) if is_shared else make(**kwargs)
+        if replica_id > 0 or self._num_workers == 1:
+            return make(**kwargs)
+        return _of_first_worker(make, device, kwargs)
 
 
-def _share(
+def _of_first_worker(
     make: Callable[..., Any], device: str, arguments: dict[str, Any]
 ) -> Callable[[], tf.Tensor]:
     """Return a function that returns the first worker's initial value.

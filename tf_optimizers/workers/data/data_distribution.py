@@ -80,7 +80,7 @@ def split_arguments(
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        args: The arguments of a Keras model's step.
+        args: The argument of a Keras model's step, in a sequence.
         seen: For each number of tensors in a batch: the summary of the model's
             last such batch, and the number of batches so far.
 
@@ -88,10 +88,8 @@ def split_arguments(
         tf.errors.InvalidArgumentError: If batches differ between workers. A
             function raises it when it runs.
     """
-    leaves = tf.nest.flatten(args)
-    if len(args) != 1 or any(
-        isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves
-    ):
+    distributed = tf.distribute.DistributedValues
+    if any(isinstance(leaf, distributed) for leaf in tf.nest.flatten(args)):
         return args
     (batch,) = tf.nest.map_structure(_as_tensor, args)
     if not counts_of_rows(batch):

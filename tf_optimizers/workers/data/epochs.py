@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.workers.agreement.statements import gather_statements
-from tf_optimizers.workers.data.generators import SharedGenerator
+from tf_optimizers.workers.data.generators import SynchronizedGenerator
 from tf_optimizers.workers.data.order import (
     align_generators,
     generators_of_host,
@@ -37,7 +37,7 @@ class EpochStart:
         self,
         strategy: Any,
         dataset: tf.data.Dataset,
-        generator: SharedGenerator | None = None,
+        generator: SynchronizedGenerator | None = None,
     ) -> None:
         self._strategy = strategy
         self._generator = generator

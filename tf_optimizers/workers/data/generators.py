@@ -34,7 +34,7 @@ class _State:
 _states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
 
 
-class SharedGenerator:
+class SynchronizedGenerator:
     """A generator from which only the latest iterator may draw.
 
     Attributes:
@@ -102,7 +102,7 @@ class SharedGenerator:
 class _Made(threading.local):
     """The generator of the dataset that Keras is about to distribute."""
 
-    generator: SharedGenerator | None = None
+    generator: SynchronizedGenerator | None = None
 
 
 _made = _Made()
@@ -115,19 +115,19 @@ def watch_generators() -> None:
 
 
 def peek_at_generator(peek: Callable, generator: Generator) -> Any:
-    """Peek at a generator through a `SharedGenerator`.
+    """Peek at a generator through a `SynchronizedGenerator`.
 
     Args:
         peek: Keras's own function.
         generator: The generator that the user has passed.
     """
-    shared = _made.generator = SharedGenerator(generator)
+    shared = _made.generator = SynchronizedGenerator(generator)
     found = peek(shared)
     shared.peeked = found[0]
     return found
 
 
-def take_generator() -> SharedGenerator | None:
+def take_generator() -> SynchronizedGenerator | None:
     """Return the generator of the data now being distributed, and forget it."""
     found, _made.generator = _made.generator, None
     return found

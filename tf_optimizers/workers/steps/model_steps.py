@@ -75,9 +75,8 @@ class Steps:
         the arguments are split among replicas, unless they already are.
         """
         found = step_of(function)
-        if not found or self._strategy.num_replicas_in_sync == 1:
-            return None, args
-        if kwargs or len(args) != 1:
+        is_alone = self._strategy.num_replicas_in_sync == 1
+        if not found or is_alone or kwargs or len(args) != 1:
             return None, args
         if not self._row_variables:
             devices = self._strategy.extended.worker_devices
