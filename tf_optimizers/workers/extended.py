@@ -187,7 +187,7 @@ class SparseExtended(VariablesExtended):
         return self._gather(self.channel, [note] * len(self.worker_devices))
 
     def _gather(self, channel: Any, copies: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Stack small tensors of all replicas; `parts` are this worker's."""
+        """Stack small tensors of all replicas; `copies` are this worker's."""
 
         def gather(rank: int) -> tf.Tensor:
             row = copies[rank][tf.newaxis]

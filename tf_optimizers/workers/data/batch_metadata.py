@@ -20,7 +20,6 @@ from tf_optimizers.workers._compat.distribution import (
     PerReplica,
     PerReplicaSpec,
 )
-from tf_optimizers.workers._compat.distribution import regroup as regroup_values
 from tf_optimizers.workers.data.batch_splits import (
     blank,
     counts_of_rows,
@@ -194,8 +193,6 @@ class Counted(PerReplica):
     one row.
     """
 
-    may_lack = False  # Whether a fixed-size part may hold only padding.
-
     def __init__(
         self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
     ) -> None:
@@ -205,7 +202,7 @@ class Counted(PerReplica):
     @property
     def is_full(self) -> bool:
         """Whether every part is known to have no padding."""
-        if self._spec is None or self.may_lack:
+        if self._spec is None or isinstance(self._spec, LackingSpec):
             return False
         return all(rows_of_type(spec) for spec in self._spec._value_specs)
 
@@ -232,19 +229,11 @@ class CountedSpec(PerReplicaSpec):
     def _from_components(self, components: Any) -> Counted:
         count = len(components) // 2
         parts, (total, *own) = components[:count], components[count:]
-        return self.value_type(parts, Rows(total, tuple(own)), self)
-
-
-class Lacking(Counted):
-    """Parts of data that may end earlier on some replicas."""
-
-    may_lack = True
+        return Counted(parts, Rows(total, tuple(own)), self)
 
 
 class LackingSpec(CountedSpec):
-    """The type of a `Lacking`."""
-
-    value_type = property(lambda self: Lacking)
+    """The type of a `Counted` whose parts of fixed size may be padding."""
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
@@ -260,9 +249,7 @@ def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
         found = [Counted(leaf.values, rows) for leaf in leaves]
     else:
         pairs = zip(leaves, tf.nest.flatten(spec), strict=True)
-        found = [
-            each.value_type(leaf.values, rows, each) for leaf, each in pairs
-        ]
+        found = [Counted(leaf.values, rows, each) for leaf, each in pairs]
     return tf.nest.pack_sequence_as(element, found)
 
 
@@ -276,11 +263,6 @@ def spec_with_rows(spec: Any) -> Any:
     kind = LackingSpec if isinstance(note, Ending) else CountedSpec
     found = [kind(*leaf._value_specs) for leaf in tf.nest.flatten(parts)]
     return tf.nest.pack_sequence_as(parts, found)
-
-
-def regroup(parts: Sequence[Any], rows: Rows) -> Any:
-    """Return a batch made of a part for each replica of this worker."""
-    return with_rows(regroup_values(parts, always_wrap=True), rows)
 
 
 def rows_of(arguments: Any) -> Rows | None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.workers._compat.distribution import regroup
 from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.ahead_dataset import dataset_of, look_ahead
 from tf_optimizers.workers.data.batch_digests import Comparison
@@ -15,7 +16,7 @@ from tf_optimizers.workers.data.batch_metadata import (
     Rows,
     has_rows,
     note_next,
-    regroup,
+    with_rows,
 )
 from tf_optimizers.workers.data.batch_splits import (
     counts_of_rows,
@@ -101,7 +102,8 @@ def split_arguments(
         *split(batch, _places(extended), extended.replicas), strict=True
     )
     counts = tuple(tf.cast(rows, tf.int32) for rows in own)
-    return (regroup(parts, Rows(_rows_of_all(batch), counts)),)
+    batch_rows = Rows(_rows_of_all(batch), counts)
+    return (with_rows(regroup(parts, always_wrap=True), batch_rows),)
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
