@@ -57,7 +57,7 @@ from tf_optimizers._compat.tensorflow_internals import (
     lazy_zeros,
     plain_variable,
 )
-from tf_optimizers.workers._compat.batches import step_of
+from tf_optimizers.workers._compat.step_functions import step_of
 
 PACKAGE = pathlib.Path(tfo.__file__).parent
 METHODS = [

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
 from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
-from tf_optimizers.workers._compat.batches import (
+from tf_optimizers.workers._compat.step_functions import (
     asks_for_xla,
     mark_steps,
     traced_by,

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
-from tf_optimizers.workers._compat.batches import ModelStep, step_of
+from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
 from tf_optimizers.workers.data.batch_metadata import Rows, rows_of
 from tf_optimizers.workers.data.data_distribution import split_arguments
 from tf_optimizers.workers.data.local_rounds import round_of_fit

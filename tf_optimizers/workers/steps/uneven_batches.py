@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.patches import NAMES, hook
-from tf_optimizers.workers._compat.batches import merge_mask
+from tf_optimizers.workers._compat.step_functions import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.worker_replicas import is_ours
