@@ -150,7 +150,7 @@ class SparseExtended(VariablesExtended):
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
         )
 
-    def ask_ahead(
+    def summarize_notes(
         self,
         summarize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         notes: Sequence[tf.Tensor],
@@ -163,15 +163,16 @@ class SparseExtended(VariablesExtended):
             notes: The notes of this worker's replicas.
             before: The summary for the previous batch.
         """
-        ask = self._ask_in_function if tf.executing_eagerly() else self._ask
-        return ask(summarize, list(notes), before)
+        if tf.executing_eagerly():
+            return self._summarize_in_function(summarize, list(notes), before)
+        return self._summarize(summarize, list(notes), before)
 
     @functools.cached_property
-    def _ask_in_function(self) -> Callable:
-        """Runs `_ask` as one function, which never waits for Python."""
-        return tf.function(self._ask, autograph=False)
+    def _summarize_in_function(self) -> Callable:
+        """Runs `_summarize` as one function, which never waits for Python."""
+        return tf.function(self._summarize, autograph=False)
 
-    def _ask(
+    def _summarize(
         self, summarize: Callable, notes: list[tf.Tensor], before: tf.Tensor
     ) -> tf.Tensor:
         if self.workers == 1:
@@ -179,7 +180,7 @@ class SparseExtended(VariablesExtended):
         # Not the side channel, where a step reduces its scalars at its end.
         return summarize(self._gather(self._input_channel, notes), before)
 
-    def ask(self, note: tf.Tensor) -> tf.Tensor:
+    def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
         """Stack the notes of all workers, each once per replica of the worker.
 
         They use the main channel, since the step waits for the result.

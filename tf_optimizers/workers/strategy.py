@@ -232,7 +232,7 @@ class SparseMultiWorkerMirroredStrategy(
         else:
             run_step = functools.partial(self._run, run, kwargs=kwargs)
             reduction = step.reduction
-            with step.noted():
+            with step.noting_results():
                 outputs = run_step(step, args)
                 of_rows = step.arrays_of_rows(run_step, args)
             outputs, identical = step.finish(self, outputs, of_rows)

@@ -76,7 +76,7 @@ def test_gathered_notes_wait_for_all_replicas_of_the_worker(
     # Unlike a `tf.function`, this graph runs only what its result needs, and
     # in no other order.
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        session.run(noting("check", extended.ask(tf.constant([1]))))
+        session.run(noting("check", extended.gather_notes(tf.constant([1]))))
     assert ended == [0, 1, "check"]
 
 

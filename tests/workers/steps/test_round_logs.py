@@ -12,7 +12,7 @@ from tf_optimizers.wrapped import LocalRound
 def traced(ours, model):
     @tf.function
     def step(value, ends):
-        each = tf.distribute.Strategy.run(ours, lambda: value)
+        each = tf.distribute.Strategy.run(ours, lambda: tf.identity(value))
         current = LocalRound(ends, batches=3)
         reduction = round_logs.Reduction(ours, model, current)
         return reduction.by("SUM")(each)

@@ -121,7 +121,9 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
         # Augmentation may make equal rows differ between workers.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
-        notes = extended.ask(batch_digests.note(rows, comparison, digests))
+        notes = extended.gather_notes(
+            batch_digests.note(rows, comparison, digests)
+        )
         known = batch_digests.summarize(notes, *before)
         seen[size].assign(tf.concat([known, number + 1], 0))
         check = batch_digests.check(known, *batch_digests.BY_HAND)

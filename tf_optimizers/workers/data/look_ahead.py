@@ -131,7 +131,9 @@ class AheadIterator(DistributedIterator):
             following: The notes of this worker's replicas on the next batch.
         """
         extended = self._strategy.extended
-        ask = functools.partial(extended.ask_ahead, batch_digests.summarize)
+        summarize = functools.partial(
+            extended.summarize_notes, batch_digests.summarize
+        )
         self.wait()
         # A function that draws from data with and without totals has no size.
         has_total = (following[0].shape[0] or 0) > SIZE
@@ -145,17 +147,17 @@ class AheadIterator(DistributedIterator):
             waiting = stored[size:]
             known = tf.cond(
                 before[0] < 0,
-                lambda: ask(_without_total(this), before),
+                lambda: summarize(_without_total(this), before),
                 lambda: before,
                 name=FIRST_BATCH,
             )
 
         def summary_of_next() -> tf.Tensor:
             if current is None:
-                return ask(_without_total(following), known)
+                return summarize(_without_total(following), known)
             return self._in_round(known, waiting, following, current)
 
-        def ask_for_next() -> None:
+        def summarize_next() -> None:
             # At the end of the data no worker may exchange: the error at the
             # end cancels pending ops, and messages already sent would be taken
             # for part of a later exchange.
@@ -168,11 +170,13 @@ class AheadIterator(DistributedIterator):
                 tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
 
         if not tf.executing_eagerly():
-            ask_for_next()
+            summarize_next()
         elif current is None:
-            extended.background.call(ask_for_next)
+            extended.background.call(summarize_next)
         else:
-            extended.background.call(functools.partial(_or_abort, ask_for_next))
+            extended.background.call(
+                functools.partial(_or_abort, summarize_next)
+            )
         return known
 
     def _in_round(
@@ -213,7 +217,7 @@ class AheadIterator(DistributedIterator):
             filled = tf.ensure_shape(
                 tf.concat([notes, ends], 0), [current.batches, count, SIZE]
             )
-            summary = extended.ask_ahead(
+            summary = extended.summarize_notes(
                 batch_digests.summarize_all, tf.unstack(filled, axis=1), known
             )
             # Raise now if there may be no next draw: the step of a worker

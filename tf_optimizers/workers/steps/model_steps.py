@@ -202,7 +202,7 @@ class Step:
         )
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noting_results(self) -> Iterator[None]:
         """Record, in this context, which tensors are results of metrics."""
         with self._undo:
             for metric in self._metrics:
