@@ -71,11 +71,11 @@ def __dir__() -> list[str]:
 
 
 def _runs_command() -> bool:
-    """Return whether this is `python -m` with a command of ours.
+    """Return whether Python runs one of our commands by `-m`.
 
-    The launcher imports this package too, and must not load TensorFlow
-    needlessly; the demo loads it later, once it shows its progress. While
-    Python looks for the module of `-m`, `sys.argv` begins with "-m".
+    The launcher must not load TensorFlow, and the demo loads it later, once it
+    shows its progress. While Python looks for the module of `-m`, `sys.argv`
+    begins with "-m".
     """
     commands = ("tf_optimizers.launch", "tf_optimizers.demo")
     return sys.argv[:1] == ["-m"] and any(

@@ -108,7 +108,7 @@ class AdamOffload(HostOptimizer):
             `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If an argument is outside its range.
 
     Example:
@@ -158,7 +158,7 @@ class AdamOffload(HostOptimizer):
         )
 
     def memory_summary(self) -> Summary:
-        """Return the bytes on the host and on devices, and Keras's Adam's.
+        """Return the bytes on the host and on devices, next to Keras's Adam.
 
         These are the bytes of weights, state and master weights of all replicas
         of this worker process, without scalars.
@@ -264,10 +264,10 @@ def _move_master(
     gradient: tf.Tensor,
     master: tf.Tensor,
 ) -> tf.Tensor:
-    """Update the master weight; return the variable's new, rounded value.
+    """Update the master weight; return the rounded value for the variable.
 
-    `value` is the variable's value, and `gradient` may have its dtype. `m`, `v`
-    and `master` are handles.
+    `value` is the variable's value; `gradient` may have the variable's dtype.
+    `m`, `v` and `master` are handles.
     """
     gradient = tf.cast(gradient, tf.float32)
     old = refreshed(read(master, gradient), value)

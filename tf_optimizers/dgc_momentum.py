@@ -40,7 +40,8 @@ _UNUSED = {
 }
 # In a saved file, this marks that u and v contain the learning rate.
 _MARK = "rate_in_momentum"
-# The names of the variables in checkpoints, and whether these contain it.
+# The names of the variables in checkpoints, and whether u and v there contain
+# the learning rate.
 _NAMES = {VARIABLES: False, "variables_with_rate": True}
 
 
@@ -102,12 +103,12 @@ class DGCMomentum(CompressedOptimizer):
     embedding takes no memory until a dense gradient needs it; files hold its
     zeros. The devices of a worker hold equal fractions of both. Outside of
     replicas, and in checkpoints, u and v are the sums over i.
-    Traffic: from every worker to every other, for each sent entry, a value of
-    `value_dtype` and a position: 12 bits at 99.9 %, 8 at 98.4 %, and 1 / (1 -
-    sparsity) bits at 75 % or less; 4 bytes under TensorFlow's own strategies.
-    If N times these bytes exceed twice the dense tensor, as they may at the
-    start of the warm-up, the entries are sent as a dense tensor, with the same
-    sum. See `communication_summary`.
+    Traffic: every worker sends every other a value of `value_dtype` and a
+    position for each selected entry. A position takes 12 bits at 99.9 %, 8 at
+    98.4 %, and 1 / (1 - sparsity) bits at 75 % or less; under TensorFlow's own
+    strategies, 4 bytes. If N times these bytes exceed twice the dense tensor,
+    as they may at the start of the warm-up, the entries are sent as a dense
+    tensor; the sum is the same. See `communication_summary`.
     Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
     that halves this traffic, counting 32 KiB per message. Each replica sums a
     shard, an N-th of every variable, and sends its k / N largest sums to all.
@@ -115,7 +116,7 @@ class DGCMomentum(CompressedOptimizer):
     for 20 million. Entries outside of these sums stay in v_i and u_i.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
-    "int2", other values of the same 64 are sent in a later step.
+    "int2", the other values in the same group of 64 are sent in a later step.
     Differs from the paper and from
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is computed in exact
     decimal arithmetic. The selection is exact, not by a sampled threshold. With
@@ -164,7 +165,7 @@ class DGCMomentum(CompressedOptimizer):
             with the other. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             First step of the stages in reverse. Defaults to `None`.
-        rampdown_step: int >= 1. Steps of the cool-down, from there to dense
+        rampdown_step: int >= 1. Steps from `rampdown_begin_step` to dense
             exchange. Defaults to `1`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
@@ -172,8 +173,8 @@ class DGCMomentum(CompressedOptimizer):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is outside its range, or not supported; if
-            state is loaded that was saved with another `rate_in_momentum`.
+        ValueError: If an argument is outside its range, or not supported, or if
+            loaded state was saved with another `rate_in_momentum`.
         RuntimeError: If a step is compiled by XLA.
 
     Example:
@@ -237,10 +238,10 @@ class DGCMomentum(CompressedOptimizer):
 
         The stages are those of the paper's warm-up without the first: 0.9375,
         0.984375, 0.996 and 0.999, each for a sixteenth of the steps. The last
-        stage is the highest that lets a replica send every entry twice, steps
-        (1 - sparsity) >= 2; 0.999 does from 2,000 steps on. In fewer than 32
-        steps, the only stage is 0.75. At the end the stages return in reverse,
-        and the last step sends all residuals. Values have 4 bits:
+        stage is the highest at which a replica can send every entry twice:
+        steps (1 - sparsity) >= 2. For 0.999, that takes 2,000 steps. In fewer
+        than 32 steps, the only stage is 0.75. At the end the stages return in
+        reverse, and the last step sends all residuals. Values have 4 bits:
         `value_dtype="int4"`.
 
         With 0.999, a run of T steps sends as much as 0.0038 T + 1 dense steps.
@@ -355,8 +356,8 @@ class DGCMomentum(CompressedOptimizer):
     ) -> tf.Tensor:
         """Add the mean gradient to u; return the update.
 
-        All replicas have the same u. The update is the sum that they would
-        send.
+        All replicas have the same u. The update is the sum of the changes that
+        they would send.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
         u = own_component(self._compressor.momentums[index])

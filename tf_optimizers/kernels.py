@@ -1,4 +1,4 @@
-"""Compiles pure functions of tensors, once per shape; norms, sums and moments.
+"""Compiles functions once per shape, and computes norms, sums and moments.
 
 Norms do not overflow, underflow, or lose digits: elements are squared and
 summed in float64, so the norm of finite elements is finite and as accurate as
@@ -19,7 +19,7 @@ from tf_optimizers._compat.tensorflow_internals import eager_context, in_xla
 def compiled(
     function: Callable, like: Any, *constants: Any, xla: bool = True
 ) -> Callable:
-    """Return `function` of `constants` and tensors as a `tf.function`.
+    """Return a `tf.function` of tensors that calls `function`.
 
     All optimizers share one `tf.function` per signature, even if their numbers
     differ, as in a sweep. Each is traced only once: TensorFlow would warn about
@@ -37,7 +37,7 @@ def compiled(
         xla: Whether to compile it into one XLA kernel.
     """
     places, numbers = _without_numbers(constants)
-    # Another context does not know the functions of this one.
+    # An eager context cannot call the functions of another one.
     signature = eager_context(), function, like.shape, like.dtype
     kernel = _cached_function(*signature, *places, xla=xla)
     if not numbers:
@@ -107,8 +107,8 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-# Elements in a block, at most. The sums of a block stay in the cache, and a
-# block is enough work for all threads.
+# Largest number of elements in a block. The sums of a block stay in the cache,
+# and a block is enough work for all threads.
 _BLOCK = 1 << 20
 # XLA adds _ROWS vectors of _LANES elements by vector instructions, in an
 # unrolled loop.
@@ -116,7 +116,7 @@ _LANES = 16
 _ROWS = 8
 # Below this length, a loop costs more than vector instructions save.
 _SMALL = 4096
-# A power of two well above float32's smallest, so multiplying by it is exact.
+# A power of two far above the smallest float32, so multiplying by it is exact.
 _TINY = 2.0**-100
 
 
@@ -215,7 +215,7 @@ def sum_rows(
         rows: int [n], in [0, count), with repetitions.
         count: The number of rows.
     """
-    if in_xla():  # It cannot compile the sums below, and has one replica.
+    if in_xla():  # XLA cannot compile the sums below, and runs on one replica.
         return tf.math.unsorted_segment_sum(values, rows, count)
     order = tf.argsort(rows, stable=True)
     return tf.sparse.segment_sum(
@@ -229,7 +229,7 @@ def _add_blocks(
     count: int,
     sums: tf.Tensor,
 ) -> tf.Tensor:
-    """Return `sums` with the squares of the first `count` blocks added."""
+    """Add the squares of the first `count` blocks to `sums`."""
     size = sums.shape.num_elements() * _ROWS
 
     def add(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -35,7 +35,7 @@ class Lamb(LayerwiseOptimizer):
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
     weights, 4 bytes more.
-    Traffic: as the strategy's all-reduce of the gradients.
+    Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
@@ -59,9 +59,9 @@ class Lamb(LayerwiseOptimizer):
             searched in `variable.path`, with and without the model's name,
             such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
-        exclude_from_layer_adaptation: As `exclude_from_weight_decay`. None
-            excludes the variables that are not decayed, `[]` excludes none.
-            Defaults to `None`.
+        exclude_from_layer_adaptation: Patterns, as in
+            `exclude_from_weight_decay`. None excludes the variables that are
+            not decayed, `[]` excludes none. Defaults to `None`.
         lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
         upper_bound: float > 0 or None. Upper bound of phi.
@@ -70,7 +70,7 @@ class Lamb(LayerwiseOptimizer):
             `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If an argument is outside its range.
 
     Example:
@@ -161,7 +161,7 @@ def lamb(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return u from w, m and v; `corrections` turn these into m^ and v^."""
+    """Return u from w, m and v; `corrections` make m^ and v^."""
     # Each root is taken separately, since the quotient itself can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))

@@ -31,7 +31,7 @@ class LANS(LayerwiseOptimizer):
 
     For variable w with gradient g at step t, counted from 1:
 
-        g~ <- g / |g|, elementwise in [-clip_normalized_gradient, +...]
+        g~ <- g / |g|, each element clipped to +-clip_normalized_gradient
         m <- beta_1 m + (1 - beta_1) g~
         v <- beta_2 v + (1 - beta_2) g~^2
         d <- sqrt(v^) + epsilon
@@ -51,14 +51,15 @@ class LANS(LayerwiseOptimizer):
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
     weights, 4 bytes more.
-    Traffic: as the strategy's all-reduce of the gradients.
+    Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
     Differs from the paper: only in clipping g~ and in the bounds of phi.
     Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
     instead of turning weights and state into NaN; tiny and huge gradients
-    neither underflow nor overflow. Other steps equal its fused ones.
+    neither underflow nor overflow. Otherwise, steps equal those of MXNet's
+    fused implementation.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -74,9 +75,9 @@ class LANS(LayerwiseOptimizer):
             searched in `variable.path`, with and without the model's name,
             such as `tfo.BIAS_AND_NORM`.
             Defaults to `None`.
-        exclude_from_layer_adaptation: As `exclude_from_weight_decay`. None
-            excludes the variables that are not decayed, `[]` excludes none.
-            Defaults to `None`.
+        exclude_from_layer_adaptation: Patterns, as in
+            `exclude_from_weight_decay`. None excludes the variables that are
+            not decayed, `[]` excludes none. Defaults to `None`.
         lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
         upper_bound: float > 0 or None. Upper bound of phi.
@@ -87,7 +88,7 @@ class LANS(LayerwiseOptimizer):
             `keras.optimizers.Optimizer`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If an argument is outside its range.
 
     Example:
@@ -160,7 +161,7 @@ def lans_step(
     learning_rate: tf.Tensor,
     step: tf.Tensor,
 ) -> None:
-    """Update w, m and v in place, with the arguments of `lamb_step`."""
+    """Update w, m and v in place; takes the arguments of `lamb_step`."""
     w, m, v = (read(handle, gradient) for handle in handles)
     # Computing two norms together takes hardly longer than computing one.
     g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
@@ -188,10 +189,10 @@ def lans_step(
 def normalized(
     norm: tf.Tensor, limit: float | tf.Tensor | None = None
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function that divides blocks of a gradient by `norm`.
+    """Return a function that divides a gradient, or a block of it, by `norm`.
 
-    It also clips their elements to [-limit, limit]. If the norm is 0, the
-    result is 0.
+    It also clips the elements to [-limit, limit]. If the norm is 0, the result
+    is 0.
     """
     # The inverse of a subnormal norm is not finite. NaN stays NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
@@ -211,7 +212,7 @@ def lans(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> list[tf.Tensor]:
-    """Return a and c from w, g~, m and v; `corrections` give m^ and v^."""
+    """Return a and c from w, g~, m and v; `corrections` make m^ and v^."""
     # Each root is taken separately, since the quotient itself can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
@@ -226,5 +227,5 @@ def _along_momentum(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return a, which does not depend on the gradient once m and v are new."""
+    """Return a from the updated m and v; it needs no gradient."""
     return lans(hyperparameters, weight, m, m, v, corrections)[0]

@@ -29,13 +29,14 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     t counts updates of the weights: the optimizers of this package make one
     update for every `gradient_accumulation_steps` batches. Keras's own
-    optimizers count batches, so multiply all numbers of steps for them.
+    optimizers count batches, so multiply the step counts by
+    `gradient_accumulation_steps` for them.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher one.
 
     Args:
-        learning_rate: float > 0. The highest rate, which the constant part has.
+        learning_rate: float > 0. The highest rate, used in the constant part.
         warmup_steps: int >= 0. Updates of the warm-up.
         constant_steps: int >= 0. Updates at the highest rate.
         decay_steps: int >= 1. Updates of the decay.
@@ -46,7 +47,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         name: str or None. Defaults to `None`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If an argument is outside its range.
 
     Example:
@@ -85,8 +86,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Return the rate of the update after `step` updates, a scalar."""
-        # Float16 ends at 65,504, and bfloat16 counts only to 256.
+        """Return the rate of update `step` + 1, a scalar."""
+        # Float16 holds numbers up to 65,504; bfloat16, integers up to 256.
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps

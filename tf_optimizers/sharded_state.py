@@ -62,17 +62,17 @@ class ShardedState(Wrapper):
     and factored moments are exact. With one replica, `ShardedState` does the
     same as the inner optimizer.
 
-    Sums of gradients are clipped; `global_clipnorm` counts the sums of all
+    Sums of gradients are clipped; `global_clipnorm` limits the norm over all
     owners. Weight decay, schedules, `loss_scale_factor` and constraints work as
     in the inner optimizer. `use_ema` keeps averages at the owners. With
     `gradient_accumulation_steps`, each replica accumulates its own gradients, 4
     bytes per parameter, and exchanges them only when it makes a step. Runs
     under `MirroredStrategy` and `tfo.SparseMultiWorkerMirroredStrategy`.
 
-    State: on each replica, the inner optimizer's state of about 1 / N of the
-    parameters; if variables are not split, at least that of the largest.
-    Outside of replicas, and in files, the state is whole, as the inner
-    optimizer alone would save it: all workers must save together.
+    State: on each replica, the inner optimizer's state for about 1 / N of the
+    parameters; if variables are not split, at least the state of the largest
+    variable. Outside of replicas, and in files, the state is whole, as the
+    inner optimizer alone would save it: all workers must save together.
     Traffic: under our strategy, an all-to-all of gradients and an all-gather of
     weights for every 16 MiB; together the bytes of a dense sum if all replicas
     own the same number of bytes. `global_clipnorm` takes one more round trip,
@@ -87,8 +87,8 @@ class ShardedState(Wrapper):
             Optimizers that exchange gradients themselves (`tfo.DGCMomentum`,
             `tfo.SparseLoCo`), and wrappers (`LossScaleOptimizer`,
             `MultiOptimizer`), which belong outside, raise an error. With
-            several replicas, so does `gradient_accumulation_steps` of
-            `tfo.AdamOffload`, and of Keras's optimizers if combined with
+            several replicas, `gradient_accumulation_steps` of `tfo.AdamOffload`
+            raises an error too, as does that of Keras's optimizers with
             `use_ema`.
         name: str. The optimizer's name. Defaults to `None`.
 
@@ -113,7 +113,8 @@ class ShardedState(Wrapper):
     ) -> None:
         check_inner(inner_optimizer, ShardedState)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides by it before the exchange, as it would inside.
+        # Keras divides gradients by this before the exchange, as it would in
+        # the inner optimizer.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
@@ -239,17 +240,17 @@ class ShardedState(Wrapper):
             )
         else:
             update(gradients)
-        # Also on a replica that owns nothing.
+        # A replica that owns nothing counts steps, too.
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:
         """Return how the state is distributed among replicas, in bytes.
 
         Returns:
-            A dict of `"owned"`, a list with the bytes that each replica alone
+            A dict of `"owned"`, a list of the bytes that only that replica
             holds; `"shared"`, the bytes that every replica holds; and
-            `"whole"`, the bytes that each would hold without `ShardedState`.
-            It is the same on all workers.
+            `"whole"`, the bytes that each replica would hold without
+            `ShardedState`. The dict is the same on all workers.
 
         Raises:
             RuntimeError: If the optimizer is not built.

@@ -34,12 +34,12 @@ def assert_replicas_agree(found):
 
 
 IN_ONE = [n + kind for n in additions.OURS for kind in ("", additions.DENSE)]
-TELLING = ["lamb", "dgc", "loco of 4 steps"]
+REPRESENTATIVE = ["lamb", "dgc", "loco of 4 steps"]
 
 
 @pytest.mark.parametrize(
     "name",
-    cases.with_long(IN_ONE, [n for n in IN_ONE if n not in TELLING]),
+    cases.with_long(IN_ONE, [n for n in IN_ONE if n not in REPRESENTATIVE]),
 )
 def test_replicas_of_one_process_agree(mirrored, name):
     with permuted_additions():

@@ -31,17 +31,21 @@ HALF = ["half", "half eager", "half dgc", "half offload"]
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Of two workers, whatever has a way of its own through the strategy; what
 # combines these is for `-m long`. Several are DGCMomentum's.
-TELLING = ["loco", "uneven adam", "normalized", "custom_loop"]
+REPRESENTATIVE = ["loco", "uneven adam", "normalized", "custom_loop"]
 # Workers, devices of each, and what they do.
 GROUPS = [
-    pytest.param((2, 1, TELLING), id="2 workers"),
+    pytest.param((2, 1, REPRESENTATIVE), id="2 workers"),
     pytest.param(
         (1, 1, ["half", "compiled", "dgc"]),
         id="1 worker",
         marks=pytest.mark.long,
     ),
     pytest.param(
-        (2, 1, [name for name in training.SCENARIOS if name not in TELLING]),
+        (
+            2,
+            1,
+            [name for name in training.SCENARIOS if name not in REPRESENTATIVE],
+        ),
         id="2 workers, the rest",
         marks=pytest.mark.long,
     ),

@@ -141,7 +141,7 @@ class Averages:
             with tf.device(mean.device):
                 value = tf.cast(mean, variable.dtype)
                 if master is not None:
-                    # The variable gets the rounded value.
+                    # Only the variable itself gets the rounded value.
                     local_component(master, variable).assign(mean)
             variable.assign(value)
 

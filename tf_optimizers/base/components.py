@@ -96,7 +96,7 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the means of the accumulated gradients and the last ones.
+        """Return the mean gradients, including those of this call.
 
         If a variable has several gradients in this call, the accumulated sum
         is added only to the first.
@@ -111,7 +111,7 @@ class Accumulators:
         return means
 
     def clear(self) -> None:
-        """Reset all accumulators, even of variables without a gradient now."""
+        """Reset all accumulators, even those that got no gradient now."""
         self._placement.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

@@ -6,11 +6,11 @@ and layers that the user did not name get other numbers.
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel
 
-Loading keeps the variables' order, their own names and their shapes. So the
-config of a built optimizer holds the positions of excluded variables, and the
-own names and shapes of all variables, to detect a different model. Before the
-optimizer is built, the config holds the paths of the variables that the user
-chose.
+Loading keeps the order of the variables, the last part of each path, and the
+shapes. So the config of a built optimizer holds the positions of the excluded
+variables. It also holds the last part of the path and the shape of every
+variable, to detect a different model. Before the optimizer is built, the config
+holds the paths of the variables that the user chose.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 # The purposes of exclusions.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
-# The config's entry, and the keys in it.
+# The key of the exclusions in a config, and the keys inside them.
 ENTRY = "excluded_variables"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
 
 
-def names_apart(variables: Sequence[Any]) -> list[str]:
+def unique_paths(variables: Sequence[Any]) -> list[str]:
     """Return the variables' paths, with numbers appended to duplicates."""
     names: list[str] = []
     seen: Counter[str] = Counter()
@@ -157,9 +157,9 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions that patterns match, or matched when saved."""
+        """Return the positions that patterns match, or did when saved."""
         saved_patterns, found = self.saved.get(purpose, (None, ()))
-        if saved_patterns == list(patterns) and self._is_of(variables):
+        if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
         paths = list(map(path_of, variables))
         # Loading drops the model's name, so patterns may match with or without.
@@ -183,12 +183,12 @@ class Exclusions:
                 _find(path, shape, variables)
                 for path, shape in saved.get(_PATHS, ())
             }
-        if self._is_of(variables):
+        if self._was_saved_with(variables):
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(f"{expected} among {saved[_ALL]}", _labels(variables))
 
-    def _is_of(self, variables: Sequence[Any]) -> bool:
+    def _was_saved_with(self, variables: Sequence[Any]) -> bool:
         """Return whether a config was saved with these variables."""
         return self.saved.get(_ALL) == _labels(variables)
 
@@ -250,7 +250,7 @@ def _description(variable: Any) -> tuple[str, str]:
 
 
 def _labels(variables: Sequence[Any]) -> list[str]:
-    """Return the variables' own names, without numbers, and their shapes."""
+    """Return the last part of each path, without its number, and the shape."""
     return [
         f"{re.sub(r'_[0-9]+$', '', path.rpartition('/')[2])} {shape}"
         for path, shape in map(_description, variables)
@@ -261,13 +261,13 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Return paths without the model's name, if all begin with it."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # If only the variables' own names follow, the first name is a layer's.
+    # If only the name of a variable follows, the first name is a layer's.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable that had a path when saved.
+    """Return the position of the variable that was saved with a path.
 
     Raises:
         ValueError: If no variable fits, or if several do.
@@ -279,14 +279,14 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
         if described == (path, shape)
         or path not in paths
         and shape == described[1]
-        and _may_be(path, described[0])
+        and _differ_by_model(path, described[0])
     ]
     if len(found) != 1:
         raise _not_found(f"{path!r} of shape {shape}", paths)
     return found[0]
 
 
-def _may_be(path: str, other: str) -> bool:
+def _differ_by_model(path: str, other: str) -> bool:
     """Return whether two paths differ only by the names of models."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
@@ -297,6 +297,6 @@ def _not_found(received: str, there: Sequence[str]) -> ValueError:
         "Variables passed to `exclude_from_weight_decay(var_list)` must be in "
         "the model that the optimizer's config is used for. Received: "
         f"{received}, for a model with {there}. Use the model that the config "
-        "was saved with, build the optimizer before saving with "
-        "`optimizer.build(model.trainable_variables)`, or create a new one."
+        "was saved with, call `optimizer.build(model.trainable_variables)` "
+        "before saving, or create a new optimizer."
     )

@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Convert arrays to tensors, also those inside of `tf.IndexedSlices`."""
+    """Convert arrays to tensors, including those in `tf.IndexedSlices`."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):

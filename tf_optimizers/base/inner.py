@@ -74,7 +74,7 @@ class Wrapper(Optimizer):
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
-    """Raise if `value` is not a new optimizer; `check` it and its parts."""
+    """Raise if `value` is not a new optimizer; `check` all that it wraps."""
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be a Keras optimizer, such as "
@@ -87,7 +87,7 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
         name = type(value).__name__
         raise ValueError(
             f"`inner_optimizer` must be new. Received: `{name}`, which is "
-            f"built. Pass `{name}.from_config(optimizer.get_config())`."
+            f"already built. Pass `{name}.from_config(optimizer.get_config())`."
         )
 
 
@@ -100,7 +100,7 @@ def check_part(
         part: The inner optimizer, or an optimizer that it wraps.
         outer: The name of the outer optimizer's class.
         refused: Classes that exchange gradients themselves.
-        instead: The optimizer to suggest in their place.
+        instead: The optimizer that the error suggests.
     """
     name = type(part).__name__
     if isinstance(part, keras.optimizers.LossScaleOptimizer):
@@ -161,7 +161,7 @@ class InnerSteps:
         shown = [
             variable
             if isinstance(variable, keras.Variable)
-            and variable.shape == weight.shape  # Not a few rows.
+            and variable.shape == weight.shape  # False for some of its rows.
             else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]

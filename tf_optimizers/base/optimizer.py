@@ -173,16 +173,16 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If there is no gradient, if the shapes of a gradient and
-                its variable differ, or if a variable is unknown. Nothing has
-                changed then.
+                its variable differ, or if a variable is unknown. No variable
+                has been changed then.
             TypeError: If a gradient is not of a floating dtype.
             RuntimeError: If called outside of `strategy.run`.
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context()
-        # At the end of data of unknown length no gradient is computed, and
-        # nothing may change, not even `iterations`. So everything depends on
+        # When a dataset of unknown length ends, no gradient is computed, and
+        # nothing may change, not even `iterations`. So the update depends on
         # the last gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
@@ -273,7 +273,7 @@ class Optimizer(keras.optimizers.Optimizer):
         self._ema.update()
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
-        """Return a variable, or its component's up-to-date master weight."""
+        """Return the up-to-date master weight, or else the variable itself."""
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 

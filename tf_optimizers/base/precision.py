@@ -40,11 +40,13 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return the up-to-date master weight of a variable with this value.
 
-    A master weight holds more bits than its variable, and rounds to it. Where
-    it does not, the variable was assigned to (by `set_weights`, a constraint, a
-    restored checkpoint), and its value is returned.
+    A master weight holds more bits than its variable, and rounds to the
+    variable's value. An element that does not was assigned to (by
+    `set_weights`, a constraint, a restored checkpoint); there, the variable's
+    value is returned.
     """
-    # As bits, because XLA may skip rounding to half precision and back.
+    # Bits are compared, because XLA may skip rounding to half precision and
+    # back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
     is_stale = rounded != tf.bitcast(value, tf.uint16)
     return tf.where(is_stale, tf.cast(value, master.dtype), master)
@@ -68,14 +70,14 @@ class MasterWeights:
         return (master.value for master in self._weights if master is not None)
 
     def in_place_of(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the variables, replaced by their master weights if any."""
+        """Return the variables' master weights, or else the variables."""
         return [
             variable if master is None else master
             for variable, master in zip(variables, self._weights, strict=True)
         ]
 
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
-        """Return a variable, or its component's up-to-date master weight.
+        """Return the up-to-date master weight, or else the variable itself.
 
         After you assign to the result, call `store_weight`, which rounds it
         into a half-precision variable.

@@ -12,7 +12,7 @@ from tf_optimizers._compat.keras_internals import (
     strategy_of,
 )
 from tf_optimizers.base.components import backend_variable, own_component
-from tf_optimizers.base.exclusions import names_apart
+from tf_optimizers.base.exclusions import unique_paths
 from tf_optimizers.callbacks.monitors import Monitor
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.kernels import norm
@@ -179,7 +179,7 @@ class TrustRatioMonitor(Monitor):
 
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
         """Return summaries for the logs, and each variable's figures."""
-        variables = names_apart(self._variables())
+        variables = unique_paths(self._variables())
         rows = self._measure(before).numpy()
         names = ("trust_ratio", "weight_norm", "update_norm")
         columns = dict(zip(names, rows, strict=True))

@@ -1,6 +1,6 @@
 """Packs tensors of any dtype, and entries, into 32-bit words.
 
-Every collective sends such words.
+All collectives send such words.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class WordReader:
 
     Args:
         words: int32, the words of all replicas, one replica after another.
-        replicas: int >= 1. They all wrote the same number of words.
+        replicas: int >= 1. All of them wrote the same number of words.
     """
 
     def __init__(self, words: tf.Tensor, replicas: int) -> None:
@@ -71,8 +71,8 @@ class Entries(NamedTuple):
         code: The encoding of values, a key of `CODES`. `values` are already
             rounded to it.
             Defaults to `"float32"`.
-        ends: The ends of the tensors that were joined into this one. Tensors
-            share no chunk. Empty for a single tensor.
+        ends: If several tensors were joined into this one, the position where
+            each ends; they share no chunk. Empty for a single tensor.
     """
 
     values: tf.Tensor
@@ -101,7 +101,7 @@ def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
 
 
 def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
-    """Return the bits of `count` entries of `size` elements, packed."""
+    """Return the number of bits that `count` packed entries take."""
     values = 8 * CODES[code].byte_size(count, tensors)
     return values + position_bits(size, count)
 
@@ -109,7 +109,7 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 def whole_bytes(bits: Sequence[int]) -> list[int]:
     """Return how many bytes consecutive parts take, given their bits.
 
-    A byte counts for the part that begins it. The sum is a whole number of
+    A byte counts for the part in which it begins. The sum is a whole number of
     words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
@@ -118,7 +118,7 @@ def whole_bytes(bits: Sequence[int]) -> list[int]:
 
 
 def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
-    """Return the words of each row of `pack_entries`."""
+    """Return the number of words in each row of `pack_entries`."""
     bits = [
         packed_bits(e.size, e.values.shape[0] // rows, e.code, len(e.ends) or 1)
         for e in entries
@@ -127,7 +127,7 @@ def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
 
 
 def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
-    """Return the words of entries of one code, int32 [rows, words].
+    """Pack entries with the same code into words, int32 [rows, words].
 
     Args:
         entries: Entries of each tensor, the same number in each row, row by

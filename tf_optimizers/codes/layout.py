@@ -1,8 +1,8 @@
 """Groups the entries of tensors into chunks that share a scale.
 
 A chunk holds entries of one tensor. If several tensors are joined into one, the
-positions decide how many entries belong to each. The layout then has as many
-chunks as they can take at most, and leaves the last ones empty:
+positions decide how many entries belong to each. The layout then has the
+largest number of chunks that they may need, and leaves the last ones empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
@@ -17,10 +17,10 @@ CHUNK = 64
 
 
 def chunk_count(count: int, tensors: int = 1) -> int:
-    """Return the most chunks that `count` entries of some tensors can take.
+    """Return the most chunks that `count` entries of `tensors` tensors need.
 
-    The first entry of each tensor begins a chunk; every 64 others may fill one
-    more.
+    The first entry of each tensor begins a chunk; every 64 other entries may
+    fill another one.
     """
     return min(count, tensors + max(count - tensors, 0) // CHUNK)
 
@@ -102,7 +102,7 @@ class _Joined:
         tensor = tf.searchsorted(inner, tf.reshape(positions, [-1]), "right")
         tensor = tf.reshape(tensor, [rows, count])
         first = _first(tensor, len(ends))
-        # The number of each entry within its tensor.
+        # The index of each entry within its tensor.
         number = tf.range(count) - tf.gather(first, tensor, batch_dims=1)
         begins = tf.cast(number % CHUNK == 0, tf.int32)
         chunk = tf.cumsum(begins, axis=1) - 1

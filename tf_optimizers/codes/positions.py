@@ -74,7 +74,7 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
     """
     rows = where.shape[0]
     flat = tf.reshape(where + _first(rows, size), [-1])
-    # Ten times as fast as a scatter. Its check would reject repeated indices.
+    # Ten times as fast as a scatter. Validation would reject repeated indices.
     bits = tf.raw_ops.SparseToDense(
         sparse_indices=flat,
         output_shape=tf.constant([rows * size], tf.int64),
@@ -118,7 +118,7 @@ def _eights(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _first(rows: int, size: int) -> np.ndarray:
-    """Return where each row begins when all rows are joined."""
+    """Return the first index of each row in all rows, joined."""
     return size * np.arange(rows, dtype="int64")[:, np.newaxis]
 
 
@@ -130,7 +130,7 @@ def _weights(width: int) -> tf.Tensor:
 
 
 def position_bits(size: int, count: int) -> int:
-    """Return the bits of the positions of `count` of `size` elements."""
+    """Return the number of bits that encode `count` positions in `size`."""
     low = _low_bits(size, count)
     return size if low is None else _split_bits(size, count, low)
 
@@ -187,7 +187,7 @@ class _Plain(NamedTuple):
         return [set_bits(addresses[0], self.size + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
-        # Bits in front make the number of 1 bits the same in each row.
+        # Added bits make the number of 1 bits the same in each row.
         count = count_set(bits)
         places = tf.range(self.entries, dtype=count.dtype)
         missing = places < self.entries - count
@@ -240,7 +240,7 @@ class _Split(NamedTuple):
 def _groups(
     sizes: Sequence[int], counts: Sequence[int]
 ) -> list[_Plain | _Split]:
-    """Return groups of tensors, in an order that is the same on all workers."""
+    """Return groups of tensors, in the same order on all workers."""
     by_low: dict[Any, list[tuple[int, int, int]]] = {}
     for i, (size, count) in enumerate(zip(sizes, counts, strict=True)):
         by_low.setdefault(_low_bits(size, count), []).append((i, size, count))

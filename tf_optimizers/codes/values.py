@@ -81,7 +81,7 @@ class Chunked(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, chunks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the uint8 codes and the [chunks, scales] of chunks."""
+        """Return uint8 codes, and scales of shape [chunks, scales]."""
 
     @abc.abstractmethod
     def decode(
@@ -100,8 +100,8 @@ class Chunked(abc.ABC):
     ) -> list[tf.Tensor]:
         """Return the float32 values that a receiver reads.
 
-        Rounding again changes nothing: the largest magnitude of a chunk, and
-        the mean of equal magnitudes, are its scales.
+        Rounding twice changes nothing: the largest magnitude of a chunk, and
+        the mean of equal magnitudes, stay the same.
         """
         codes, scales = self._encode(layout.fill(values))
         return self._decode(codes, scales, layout)
@@ -136,7 +136,7 @@ class Chunked(abc.ABC):
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:
-        """Pack codes into bytes, one from each part of a row."""
+        """Pack codes into bytes: a byte takes one from each part of a row."""
         parts = tf.split(codes, 8 // self.width, axis=1)
         # The bits do not overlap, so adding joins them.
         return tf.add_n(

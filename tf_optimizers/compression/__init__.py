@@ -1,1 +1,1 @@
-"""Selects which part of a gradient is sent, and keeps the rest."""
+"""Selects the entries of a gradient to send, and keeps the rest."""

@@ -20,8 +20,8 @@ from tf_optimizers.compression.traffic import traffic_summary
 class CompressedOptimizer(Optimizer):
     """An optimizer whose replicas send the largest entries, and keep the rest.
 
-    The `_update` of a subclass calls `_send`. That calls `_accumulate_residual`
-    for every compressed variable, and `_dense_update` for every other one.
+    A subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
+    every compressed variable, and `_dense_update` for every other one.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -145,17 +145,17 @@ class CompressedOptimizer(Optimizer):
         self._store_weight(variable, weight)
 
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
-        """Return the bytes that one replica sends at a step that exchanges.
+        """Return the bytes that one replica sends in a step with an exchange.
 
-        Each byte counts once, as the replica contributes it. In a ring of N
-        devices, entries are passed on N - 1 times, and dense tensors, which are
-        summed, 2 (N - 1) / N times.
-        A sparse gradient counts as in the last step of `DGCMomentum`, for every
-        `step`; before the first step it counts as dense. `SparseLoCo` makes
-        sparse gradients dense.
+        Each byte counts once, when the replica contributes it. A ring of N
+        devices then forwards entries N - 1 times. It sums dense tensors, and
+        forwards them 2 (N - 1) / N times.
+        For sparse gradients, `DGCMomentum` returns the bytes of its last step,
+        whatever `step` is; before the first step, those of dense gradients.
+        `SparseLoCo` makes sparse gradients dense.
 
         Args:
-            step: int >= 0, from 0. Defaults to `None`, the next step.
+            step: int >= 0, counted from 0. Defaults to `None`, the next step.
 
         Returns:
             A dict of `"step"`; `"sparsity"`, the fraction of entries that are

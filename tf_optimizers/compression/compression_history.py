@@ -1,4 +1,4 @@
-"""Tracks which variables were compressed, and sends old residuals."""
+"""Tracks which variables were compressed, and sends loaded residuals."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,12 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # The step, after the cool-down, that begins to send old residuals.
+        # The step that starts to send loaded residuals, if the cool-down is
+        # already over.
         self._late: int | None = None
 
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
-        """Before the first step, find the residuals of a loaded state.
+        """Find nonzero residuals of a loaded state, before the first step.
 
         They must be sent even if the gradient of their variable has since
         become sparse, or if the cool-down is over.
@@ -46,20 +47,20 @@ class CompressionHistory:
             return
         with tf.init_scope():
             if tf.executing_eagerly():
-                waiting = self._waiting(residuals)
-                self._indices.update(waiting)
+                nonzero = self._nonzero(residuals)
+                self._indices.update(nonzero)
                 step = int(tf.convert_to_tensor(optimizer.iterations))
-                if waiting and self._schedule.is_over(step):
+                if nonzero and self._schedule.is_over(step):
                     self._late = step
         self._is_begun = True
 
-    def _waiting(self, residuals: Mapping[int, Residual]) -> list[int]:
+    def _nonzero(self, residuals: Mapping[int, Residual]) -> list[int]:
         """Return the indices of residuals that are not 0 on some replica.
 
         Under TensorFlow's strategies, this process's replicas are enough:
         loading divides a sum evenly among all replicas.
         """
-        own = [i for i, each in residuals.items() if each.is_waiting()]
+        own = [i for i, each in residuals.items() if each.is_nonzero()]
         every = replicas_of(self._strategy).agree("the residuals to send", own)
         return sorted(set(itertools.chain(*every)))
 
@@ -84,8 +85,8 @@ class CompressionHistory:
     ) -> list[Gradient]:
         """Make sparse gradients dense if their variable has been compressed.
 
-        Its accumulators differ between replicas, so updates by rows would
-        differ, too.
+        The residual of such a variable differs between replicas, so updates of
+        single rows would differ as well.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient

@@ -87,7 +87,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare to add variables of a strategy."""
+        """Prepare for variables of a strategy; see `add`."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
@@ -102,16 +102,16 @@ class Compressor:
         momentum: keras.Variable | None = None,
         masking: bool = True,
     ) -> None:
-        """Create the residual of a variable if it may be compressed.
+        """Create a variable's residual, if the variable may be compressed.
 
         Args:
             optimizer: The optimizer of the variable.
             variable: The variable.
-            momentum: Its u, one per replica. Defaults to `None`.
-            masking: Whether u becomes 0 wherever v is sent. If not, u is
-                summed when all of v is sent, and every replica gets an N-th
-                of the sum, since u must be equal on all replicas once
-                gradients are dense again. Defaults to `True`.
+            momentum: The variable's u, one per replica. Defaults to `None`.
+            masking: Whether u becomes 0 wherever v is sent. If not, a step that
+                sends all of v also sums u and gives every replica an N-th of
+                the sum, since u must be equal on all replicas once gradients
+                are dense again. Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -140,7 +140,7 @@ class Compressor:
     def compressed(self) -> list[int]:
         """The indices of compressed variables.
 
-        A variable is no longer compressed once its gradient was sparse.
+        Variables that have had a sparse gradient are not compressed.
         """
         return [i for i in self._residuals if i not in self.rows]
 
@@ -267,7 +267,7 @@ class Compressor:
     ) -> list[Gradient]:
         """Send whole residuals, and set them to 0.
 
-        Nothing is selected or rounded. Momentums without masking are summed as
+        Nothing is selected or rounded. Without masking, momentums are summed as
         well, and every replica keeps an N-th of the sum.
         """
         residuals = [self._residuals[i] for i in compressed]
@@ -287,7 +287,7 @@ class Compressor:
         return [*sums[:count], *sums[end:]]
 
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
-        """Return the bytes that a replica sends of variables, by index.
+        """Return the bytes that a replica sends, by index of the variable.
 
         Variables that are sent as dense tensors are left out.
         """

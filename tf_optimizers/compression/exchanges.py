@@ -2,9 +2,9 @@
 
 Replicas gather entries, or sum them as a dense tensor. In a ring of N replicas,
 each passes on the entries of all others, N - 1 times S bytes. Summing a dense
-tensor of D bytes costs each replica 2 D (N - 1) / N, however many entries are
-not 0. So entries are sent as a dense tensor if N S > 2 D. All replicas compute
-the same N, S and D, so they choose the same.
+tensor of D bytes costs each replica 2 D (N - 1) / N, regardless of zeros. So
+entries are sent as a dense tensor if N S > 2 D. All replicas know the same N, S
+and D, so they make the same choice.
 """
 
 from collections.abc import Sequence
@@ -93,9 +93,9 @@ class GatheredExchange(Exchange):
 
 # Sharding must divide the bytes by this factor to be worth it.
 _WORTH = 2
-# A message counts as 32 KiB: 100 Mbit/s carry that in the 2.5 ms that a message
-# was measured to take. This is per other replica; `ROUND_BYTES` in message.py
-# counts a whole round, as four of these.
+# A message counts as 32 KiB: it was measured to take 2.5 ms, in which 100
+# Mbit/s carry 32 KiB. This counts per receiving replica; `ROUND_BYTES` in
+# message.py counts a whole round, as four of these.
 _MESSAGE = 1 << 15
 
 
@@ -110,15 +110,15 @@ def choose_exchange(
     `GatheredExchange` sends each replica's K entries to all others, so its cost
     grows with N. `ShardedExchange` sends each of the others K / N entries, and
     then K / N sums, so its cost does not. But it takes two messages instead of
-    one, and drops the smaller sums, so it must save half of the bytes. With M =
-    32,768 bytes for a message, it is chosen if
+    one, and leaves smaller sums for later, so it must save half of the bytes.
+    With M = 32,768 bytes for a message, it is chosen if
 
         (all entries) + M > 2 (entries for one replica + its sums + 2 M)
 
     Args:
         wire: How entries are sent.
         sizes: Number of elements of each variable.
-        counts: Number of selected entries of each.
+        counts: Number of selected entries of each variable.
         kind: "gathered" or "sharded" forces that kind. Only our strategy
             supports shards. Defaults to `None`, the cheaper one.
     """

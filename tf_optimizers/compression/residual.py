@@ -18,8 +18,7 @@ from tf_optimizers.kernels import assign, compiled, on_gpu, read
 class Residual:
     """The residual v of one variable; every replica has its own.
 
-    If the replicas of a worker share a residual, their copies are equal, and
-    sum to the residual of a single replica.
+    Replicas of a worker that share a residual hold equal fractions of it.
 
     Args:
         variable: v. Until `allocate` it has no memory, and reads as zeros.
@@ -44,13 +43,13 @@ class Residual:
         return self._like.shape.num_elements()
 
     def allocate(self) -> None:
-        """Give this replica's v memory, before the step runs."""
+        """Allocate this replica's v, before the step runs."""
         own = own_component(self.variable)
         if isinstance(own, LazyZeros):
             with tf.init_scope():
                 own.allocate()
 
-    def is_waiting(self) -> bool:
+    def is_nonzero(self) -> bool:
         """Return whether v is not 0 on some replica of this process."""
         return any(
             not (isinstance(part, LazyZeros) and not part.has_value())
@@ -66,7 +65,7 @@ class Residual:
         Args:
             count: int in [1, size].
             seed: int32 [2], see `top_k`.
-            unit: Values are returned as multiples of it.
+            unit: The returned values are divided by this number.
         """
         with tf.device(own_component(self.variable).device):
             gpu = on_gpu()
@@ -96,7 +95,7 @@ class Residual:
         Rounding errors stay in v, unless they are not finite.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
-        # After all reads of v, so that it is changed in place.
+        # Change v after all reads of it, so that TensorFlow needs no copy.
         with tf.control_dependencies([selection.values]):
             self._call(
                 *(clear, *selection[:2], sent, unit), *self._masked_handles()
@@ -125,7 +124,8 @@ def _select(
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
-    # The devices of a worker have equal copies, but send each entry once.
+    # Each device of a worker holds a fraction of v, and one of them sends the
+    # whole entry.
     values = devices * values / unit
     return values, tf.cast(found, position_dtype(v.shape[0]))
 
@@ -182,8 +182,8 @@ def _subtract(
     changes = tf.reshape(rate * tf.cast(values, rate.dtype), [replicas, -1])
     positions = tf.reshape(positions, [replicas, -1, 1])
     subtract_at = tf.tensor_scatter_nd_sub
-    # One replica after another: a GPU adds several changes at the same position
-    # in any order, which may differ between replicas.
+    # One replica's entries at a time: a GPU would add several changes at the
+    # same position in any order, which may differ between replicas.
     _, flat = tf.while_loop(
         lambda i, _: i < replicas,
         lambda i, flat: (i + 1, subtract_at(flat, positions[i], changes[i])),
@@ -200,8 +200,8 @@ def _set(
 ) -> None:
     """Set entries of a flattened variable; drop positions beyond its end.
 
-    TensorFlow's own `ResourceScatterNd...` ops would make every later read of
-    the variable a copy.
+    After one of TensorFlow's `ResourceScatterNd...` ops, every read would copy
+    the variable.
     """
     flat = tf.reshape(read(handle, like), [-1])
     flat = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], values)

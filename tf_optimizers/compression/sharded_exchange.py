@@ -39,7 +39,7 @@ from tf_optimizers.replicas import replicas_of
 class ShardedExchange(Exchange):
     """Each replica sums a shard of all entries, and sends on the largest sums.
 
-    An entry counts as sent if it fitted, and its sum came back.
+    An entry counts as sent if it fitted into its shard, and its sum came back.
     """
 
     @property
@@ -51,7 +51,7 @@ class ShardedExchange(Exchange):
 
     @property
     def capacity(self) -> int:
-        """The most entries of a residual that a shard takes.
+        """The largest number of entries that a shard accepts from a residual.
 
         This is the mean for random addresses, plus three standard deviations.
         """
@@ -61,14 +61,14 @@ class ShardedExchange(Exchange):
 
     @property
     def bytes_for_one(self) -> int:
-        """The bytes that a replica sends to any other: entries and sums."""
+        """The bytes that a replica sends to each other replica."""
         return sum(self._bytes)
 
     def sent_bytes(self) -> list[int]:
         """Return the bytes that a replica sends of each variable."""
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
-        # All variables share the rows, in proportion to their entries.
+        # Rows hold entries of all variables: divide the bytes in proportion.
         ends = [
             total * end // sum(self.counts)
             for end in itertools.accumulate(self.counts, initial=0)
@@ -77,7 +77,7 @@ class ShardedExchange(Exchange):
 
     @property
     def _bytes(self) -> tuple[int, int]:
-        """The bytes of entries for one shard, and of a shard's sums."""
+        """The bytes of the entries for one shard, and of that shard's sums."""
         shards, code = self.shards, self.wire.value_dtype
         capacity = self.capacity // self.wire.devices
         row = packed_bits(shards.span, capacity, code, len(self.sizes))
@@ -124,10 +124,10 @@ class ShardedExchange(Exchange):
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor
     ) -> tuple[Entries, tf.Tensor]:
-        """Return this replica's entries, and the selected values that arrive.
+        """Return this replica's entries, and the selected values as received.
 
-        All devices of a worker round the entries of all of them, since they
-        share the residual. An entry that does not fit becomes 0.
+        The devices of a worker share the residual, so each rounds the entries
+        of all of them. An entry that does not fit becomes 0.
         """
         order = rising(addresses)
         inner = tf.gather(addresses, order)
@@ -139,7 +139,7 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        # Variables follow one another in a row, and share no scale.
+        # A row joins all variables. They share no scale.
         ends = tuple(self.shards.first_groups[1:].tolist())
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))
@@ -152,7 +152,7 @@ class ShardedExchange(Exchange):
         ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return this replica's part of its worker's rows, flat."""
+        """Return this replica's part of its worker's rows, flattened."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
         return tf.reshape(rows[:, replicas_of().rank % devices], [-1])

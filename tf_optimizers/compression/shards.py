@@ -31,7 +31,7 @@ class Shards(NamedTuple):
 
     Args:
         sizes: Number of elements of each tensor.
-        sums: How many sums of each tensor a shard sends on.
+        sums: Number of sums that each shard returns for each tensor.
         replicas: Number of replicas, N. Each sums one shard.
     """
 
@@ -86,15 +86,16 @@ class Shards(NamedTuple):
         return [tf.reshape(part, [-1]) for part in parts]
 
     def largest_sums(self, received: Entries) -> list[Entries]:
-        """Return the sums that a shard sends on.
+        """Return the largest sums of a shard, to be sent to all replicas.
 
         Args:
-            received: Entries of the shard from all replicas, by group. Several
-                may have the same group.
+            received: Entries of the shard from all replicas; their positions
+                are groups. Several may have the same group.
 
         Returns:
-            The largest sums of each tensor, by group, counted from the
-            tensor's first. Zeros at -1 come first if there are too few.
+            The largest sums of each tensor. Their positions are groups, counted
+            from the tensor's first one. If there are too few sums, zeros at
+            position -1 come first.
         """
         values = tf.cast(received.values, tf.float32)
         sums, groups = _sums(values, received.positions)
@@ -132,9 +133,9 @@ def _rotation(group: tf.Tensor) -> tf.Tensor:
 
 
 def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return sums and increasing groups.
+    """Return the sum of each group, and the groups in increasing order.
 
-    The last of several equal groups has their sum, the others have 0.
+    A repeated group has its sum at the last occurrence, and 0 at the others.
     """
     order = rising(groups)
     values, groups = tf.gather(values, order), tf.gather(groups, order)
@@ -149,9 +150,9 @@ def slots_of(
 ) -> tf.Tensor:
     """Return the slot of each entry, int32 [n].
 
-    The largest entries of a bin get its last slots, in their order. NaN counts
-    as larger than infinity. Zeros, and entries that do not fit, get the slot
-    beyond the last one.
+    The largest entries of a bin fill its last slots, in their original order.
+    NaN counts as larger than infinity. Zeros, and entries that do not fit, get
+    the slot beyond the last one.
 
     Args:
         values: float32 [n].
@@ -161,7 +162,7 @@ def slots_of(
     magnitude = tf.bitwise.bitwise_and(
         tf.bitcast(values, tf.int32), tf.int32.max
     )
-    # Bin and magnitude make one key, so that sorting keeps bins together.
+    # Bin and magnitude make one key, so that sorting does not mix bins.
     order = rising(
         tf.cast(bins, tf.int64) * (1 << 31)
         + tf.cast(tf.int32.max - magnitude, tf.int64)

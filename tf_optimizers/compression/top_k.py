@@ -26,12 +26,12 @@ from tf_optimizers.kernels import compiled
 # entries, still gives the exact result.
 _SAMPLED = 128
 _DEVIATIONS = 4
-# The largest stride. A larger sample gives fewer needless candidates; each
-# candidate costs as much as sampling 4 elements.
+# The largest stride. A smaller one samples more elements, for fewer needless
+# candidates. A candidate costs as much as sampling 4 elements.
 _STRIDE = 128
 
-# Entries of a block: a cache line. Searching a block takes as long as passing
-# over 128 entries.
+# Entries per block, one cache line. Searching a block takes as long as skipping
+# 128 entries.
 _BLOCK = 16
 _PASSED_OVER = 128
 # Below this k, if entries are rare, sorting maxima is faster than sampling.
@@ -117,7 +117,7 @@ def _find(values: tf.Tensor, threshold: tf.Tensor | int) -> tf.Tensor:
 
 
 def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Do the same as `_find`, faster if there are few positions."""
+    """Do the same as `_find`, faster if few magnitudes reach the threshold."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
     maxima = compiled(_row_maxima, rows, False)(rows)
@@ -147,7 +147,7 @@ def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
-    """Return a magnitude that k entries should reach, and not many more."""
+    """Return a magnitude that slightly more than k entries should reach."""
     stride = _stride(values.shape[0], k)
     start = tf.random.stateless_uniform([], seed, 0, stride, tf.int32)
     expected = k / stride
@@ -170,7 +170,7 @@ def _stride(size: int, k: int) -> int:
 
 
 def _largest(values: tf.Tensor, rank: int) -> tf.Tensor:
-    """Return the value at a rank, counted from 1, the largest."""
+    """Return the `rank`-th largest value, counted from 1."""
     return tf.raw_ops.NthElement(input=values, n=rank - 1, reverse=True)
 
 
@@ -188,6 +188,6 @@ def _cut(candidates: tf.Tensor, magnitude: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def _last_of(ties: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Return a mask of the last `count` that are True."""
+    """Return a mask of the last `count` True elements."""
     rank = tf.cumsum(tf.cast(ties, tf.int32), reverse=True)
     return ties & (rank <= count)

@@ -10,7 +10,7 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras_internals import built_variables
 from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.base.components import components, own_component
-from tf_optimizers.base.exclusions import names_apart
+from tf_optimizers.base.exclusions import unique_paths
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.checks import check_integer
 from tf_optimizers.compression.wire import Wire
@@ -21,8 +21,8 @@ def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:
     """Return the result of `CompressedOptimizer.communication_summary`."""
     if not optimizer.built:
         raise RuntimeError(
-            "`communication_summary()` needs the variables. Received: an "
-            "optimizer that is not built. Call `build` or `fit` first."
+            "`communication_summary()` needs a built optimizer. Received: an "
+            "optimizer without variables. Call `build` or `fit` first."
         )
     if step is None:
         step = int(tf.convert_to_tensor(optimizer.iterations))
@@ -33,7 +33,7 @@ def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:
     variables = built_variables(optimizer)
     dense = list(map(_dense_bytes, variables))
     taken = [sent.get(i, size) for i, size in enumerate(dense)]
-    names = names_apart(variables)
+    names = unique_paths(variables)
     return {
         "step": step,
         "sparsity": sparsity or 0.0,
@@ -91,7 +91,7 @@ class SentRows:
         return isinstance(gradient, tf.IndexedSlices) or index in self._bytes
 
     def __contains__(self, index: int) -> bool:
-        """Return whether a variable's gradient was sparse when traced."""
+        """Return whether a variable's gradient is known to be sparse."""
         return index in self._bytes or index in self._expected
 
     @property
@@ -102,7 +102,7 @@ class SentRows:
         return sorted(self._expected.union(self._bytes))
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Count gradients as sparse until a step is traced."""
+        """Treat the gradients of variables as sparse until a step is traced."""
         self._expected.update(indices)
         self._is_known = True
 

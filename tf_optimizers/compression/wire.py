@@ -1,7 +1,7 @@
 """Describes how entries are sent, and counts their bytes.
 
-The devices of a worker share one residual; each device has a copy. They sum
-their gradients before compression, and each sends a portion of the entries:
+The devices of a worker share one residual; each holds an equal fraction. They
+sum their gradients before compression, and each sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
         k entries of the same v           k entries
@@ -59,11 +59,11 @@ class Wire(NamedTuple):
         return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return the unit of values that scale with a rate; None for 1.
+        """Return the unit of values that are proportional to `rate`, or None.
 
         The unit is the largest power of two up to the rate, or 1 if there is
-        none, so dividing by it is exact, and all replicas know it. Only
-        half-precision values need one: they would vanish at a low rate.
+        none. Dividing by it is exact, and all replicas compute the same unit.
+        Only half-precision values need one: they would vanish at a low rate.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None
@@ -93,7 +93,7 @@ class Wire(NamedTuple):
         return portions[replicas_of().rank % self.devices]
 
     def joined(self, portions: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the `count` selected values that `portions` was made from."""
+        """Return the `count` selected values of all portions."""
         flat = tf.reshape(portions, [-1])
         return flat if self.devices == 1 else flat[-count:]
 
@@ -119,10 +119,11 @@ class Wire(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The entries of one residual that are to be sent, by increasing position.
+    """The entries of one residual to send, by increasing position.
 
     Args:
-        values: float32 [k], in units; sums over the devices of the worker.
+        values: float32 [k], divided by the unit; sums over the worker's
+            devices.
         positions: int [k], in the flattened variable; the first ones may be -1.
         shape: Shape of the variable.
     """
@@ -136,7 +137,7 @@ class Selection(NamedTuple):
 class Exchange:
     """A way to sum the selections of some variables over all replicas.
 
-    Subclasses have:
+    Subclasses define:
         sum(selections, others): Sums selected entries, and other gradients.
             Returns the sent values of each selection, float32 [k], 0 where
             nothing was sent; and the sums of the entries, dense or as
@@ -146,7 +147,7 @@ class Exchange:
     Args:
         wire: How entries are sent.
         sizes: Number of elements of each variable.
-        counts: Number of selected entries of each.
+        counts: Number of selected entries of each variable.
     """
 
     wire: Wire

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if "gradient-compression" in options.parts:
             check_loopback()
-        # Slow, so bad arguments do not wait for it.
+        # This is slow, so arguments are checked first.
         parts = load_parts(dict.fromkeys(options.parts))
         run(parts, options)
     except (LoopbackError, WorkersError) as error:
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seeds",
         type=_seeds,
-        help="networks behind each test accuracy "
+        help="networks to train for each test accuracy "
         f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); "
         "gradient-compression uses at most 5, and 2 with --quick",
     )
@@ -124,7 +124,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _folder(text: str) -> Path:
-    """Create the folder now, so that minutes of work are not lost later."""
+    """Create the folder now, so that a bad path costs no work later."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
         digits = load_digits()
         images = digits.images.astype(np.uint8)[..., np.newaxis]
         for row in rows:
-            # The row is the key, so a key names one image in every split.
+            # The row is the key, so that keys are unique over all splits.
             yield (
                 int(row),
                 {"image": images[row], "label": int(digits.target[row])},
@@ -60,7 +60,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
 
 def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Assign every row to one split, with equal shares of classes in each."""
+    """Assign every row to a split; each split has the same share of classes."""
     train, rest = train_test_split(
         np.arange(len(labels)),
         train_size=SPLIT_SIZES["train"],
@@ -89,7 +89,7 @@ def prepare(data_dir: Path) -> SklearnDigits:
             # Another process may have written the complete folder first.
             if not builder.data_path.exists():
                 raise
-    # A builder knows the contents only if they existed when it was created.
+    # A builder reads the contents only when it is created.
     return SklearnDigits(data_dir=data_dir)
 
 
@@ -134,8 +134,8 @@ def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
     """Return endless batches in an order that only `seed` decides."""
-    # The thread that tunes tf.data sleeps longer and longer. It can delay the
-    # end of a run by as long as the run itself takes.
+    # The thread that tunes tf.data sleeps for longer and longer. It can double
+    # the time of a run, which waits for it at the end.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (

@@ -1,4 +1,4 @@
-"""Images for the notebooks: MNIST if it can be downloaded, or digits."""
+"""Images for the notebooks: MNIST, or digits if it cannot be downloaded."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from tf_optimizers.demo.data import load_splits, prepare, read_splits, whole
 
-# Only a part, so that a notebook takes minutes.
+# Only a part, so that a notebook runs within minutes.
 MNIST_PARTS = {
     "train": "train[:10240]",
     "validation": "train[50000:]",
@@ -17,7 +17,7 @@ MNIST_PARTS = {
 }
 MNIST_MAX_PIXEL = 255
 
-# Without internet access, tfds tries for minutes; urlopen fails at once.
+# Without internet access, tfds retries for minutes; urlopen fails at once.
 _DOWNLOAD = """
 import sys
 import urllib.request
@@ -39,7 +39,7 @@ def fetch(data_dir: Path, limit: float = 120.0) -> str:
         "mnist" or "digits".
     """
     try:
-        # In a process of its own, which can be ended if the download hangs.
+        # In a separate process, which can be ended if the download hangs.
         subprocess.run(
             [sys.executable, "-c", _DOWNLOAD, str(data_dir)],
             stdout=subprocess.DEVNULL,

@@ -4,17 +4,17 @@
 
 A worker listens at its own address, and reaches the other workers through the
 ports of its own forwarder. In each direction, the forwarder delays bytes by
-half a round trip and sends them at the link's rate, in order. They wait in
-memory, so TCP windows slow nothing down further. All connections of a forwarder
-share one link, as behind a host's cable.
+half a round trip and sends them at the link's rate, in order. Bytes wait in
+memory, so TCP windows do not slow the link further. All connections of a
+forwarder share one link, as they share a host's cable.
 
-The forwarder is this file, run by path, so that it imports nothing else:
+The forwarder is this file, run as a script, so that it imports nothing else:
 
     python link.py '[["HOST", PORT], ...]'
 
-It prints a port for each address. Each line of standard input sets the link:
-bytes per second, and seconds of a round trip. The answer is an empty line. The
-forwarder ends when its standard input does.
+It prints a port for each address. Each line of standard input sets the link, by
+bytes per second and seconds of a round trip; the forwarder answers with an
+empty line. It ends when its standard input does.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
-GRAIN = 0.002  # Seconds of the link in a piece.
+GRAIN = 0.002  # Seconds that the link takes for a piece.
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]
@@ -66,7 +66,7 @@ NONE = Link()
 
 
 def parse_link(text: str) -> Link:
-    """Return the link that a text such as "100 Mbit/s, 20 ms" describes."""
+    """Return the link for a text such as "100 Mbit/s, 20 ms"."""
     if text == "none":
         return NONE
     number = r"(\d+(?:\.\d+)?)"
@@ -86,8 +86,9 @@ class Forwarder:
     It ends when this process ends, even if that is killed.
 
     Args:
-        targets: An address for each of its ports.
-        enter: Command that runs it elsewhere, such as in a network namespace.
+        targets: The address to forward to, for each port.
+        enter: Prefix of the command, such as one that enters a network
+            namespace.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Forwarder:
             raise RuntimeError(
                 "A simulated link needs ports of the loopback interface. "
                 "Received: none, see above. Check that `ping 127.0.0.1` works, "
-                "or do without the link."
+                "or use no link."
             )
         return line
 
@@ -126,7 +127,7 @@ class Forwarder:
 def detour(
     config: dict[str, Any], enter: Sequence[str] = ()
 ) -> tuple[Forwarder, dict[str, Any]]:
-    """Start a worker's forwarder; also return a `TF_CONFIG` that uses it.
+    """Start a worker's forwarder; return it and a `TF_CONFIG` that uses it.
 
     Args:
         config: The worker's `TF_CONFIG`, with the addresses of all workers.
@@ -161,7 +162,7 @@ class Direction:
         self._free = 0.0
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """Cut bytes into pieces, which arrive one after another."""
+        """Cut bytes into pieces that arrive one after another."""
         size = max(1, int(min(GRAIN * self.bytes_per_second, len(data))))
         return [data[i : i + size] for i in range(0, len(data), size)] or [data]
 
@@ -196,7 +197,7 @@ class End(asyncio.Protocol):
             self.send()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Close the other end after everything was sent."""
+        """Close the other end once everything is sent."""
         self.data_received(b"")
 
     def send(self) -> None:

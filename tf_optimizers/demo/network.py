@@ -31,5 +31,5 @@ def build_model(
 def initial_weights(
     seed: int, hidden_units: tuple[int, ...] = HIDDEN_UNITS
 ) -> list[np.ndarray]:
-    """Return the weights that every optimizer starts from under `seed`."""
+    """Return the initial weights of `seed`, the same for every optimizer."""
     return build_model(seed, hidden_units).get_weights()

@@ -33,8 +33,8 @@ class Settings:
     """The settings from the command line.
 
     Args:
-        seeds: int >= 2. Networks trained per cell for the test accuracy;
-            a slow part uses fewer.
+        seeds: int >= 2. Networks to train for each test accuracy; a slow part
+            trains fewer.
         first_seed: int >= 0. The first of consecutive seeds.
         link: The simulated link between workers.
         quick: Whether to run at a reduced size.
@@ -51,7 +51,7 @@ class Settings:
 
 
 def load_part(name: str) -> tuple[ModuleType, ModuleType]:
-    """Import a part's two modules, which takes long."""
+    """Import a part's two modules, which is slow."""
     modules = f"tf_optimizers.demo.{PARTS[name]}"
     study, report = (
         importlib.import_module(f"{modules}_{module}")

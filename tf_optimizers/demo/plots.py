@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which every kind of colour vision can distinguish.
-# In grey, markers and line styles distinguish the lines.
+# Okabe and Ito's colours, which can be distinguished with every kind of colour
+# vision. In grey, markers and line styles distinguish the lines.
 COLOURS = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"),
     "#0072B2",
@@ -22,7 +22,7 @@ STYLE: Any = {"font.size": 12, "axes.grid": True, "grid.alpha": 0.3}
 
 
 def line_style(number: int, name: str) -> dict[str, Any]:
-    """Return how to draw the line of the optimizer with this number."""
+    """Return the style of the line of the optimizer with this number."""
     return {
         "label": name,
         "color": COLOURS[number],

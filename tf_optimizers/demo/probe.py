@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from tf_optimizers.demo.link import LOCALHOST, Forwarder, Link
 
 ROUND_TRIPS = 20
-SECONDS = 0.5  # of sending
+SECONDS = 0.5  # Of data at the link's rate.
 CHUNK = 1 << 16
 
 
@@ -18,7 +18,7 @@ class LoopbackError(RuntimeError):
 
 
 def check_loopback() -> None:
-    """Raise an error if workers could not find each other."""
+    """Raise an error if workers cannot reach each other."""
     try:
         with socket.create_server((LOCALHOST, 0)) as server:
             socket.create_connection(server.getsockname(), 5).close()
@@ -26,13 +26,13 @@ def check_loopback() -> None:
         raise LoopbackError(
             "The workers of the demo need ports of the loopback interface. "
             f"Received: {error}. Enable the interface (`ip link set lo up`), "
-            "free some ports, or leave the part out: "
+            "free some ports, or run the other parts: "
             "`--parts large-batch offload`."
         ) from error
 
 
 def measure(link: Link) -> Link:
-    """Return rate and round trip of data that a forwarder sends both ways."""
+    """Return the measured rate and round trip of a forwarder's link."""
     with socket.create_server((LOCALHOST, 0)) as server:
         threading.Thread(target=_echo, args=[server], daemon=True).start()
         forwarder = Forwarder([server.getsockname()])
@@ -53,7 +53,7 @@ def _seconds(connection: socket.socket, size: int) -> float:
     sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
     start, left = time.perf_counter(), size
     if size > CHUNK:
-        sender.start()  # Otherwise both ends would wait for a reader.
+        sender.start()  # Read while sending, or both ends would block.
     else:
         sender.run()
     while left:

@@ -1,4 +1,4 @@
-"""Starts the worker processes of a part of the demo, and follows them."""
+"""Starts the worker processes of a part of the demo, and shows progress."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# The first worker writes these, followed by a run's name, to move the bar.
+# The first worker prints these, followed by a run's name, for the bar.
 BEGIN = "begin run: "
 END = "end run: "
 
@@ -31,14 +31,14 @@ def run_workers(
         command: Module and arguments.
         workers: The number of processes.
         limit: Seconds until the workers are stopped.
-        progress: The bar, moved by lines of the first worker.
+        progress: The bar, which moves with lines of the first worker.
 
     Raises:
         WorkersError: If a worker fails, or the limit is exceeded.
     """
     process = subprocess.Popen(
         [*LAUNCHER, "--workers", str(workers), "-m", *command],
-        # A GPU cannot be shared by several workers.
+        # Several workers cannot share a GPU.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -59,7 +59,7 @@ def run_workers(
             code = process.wait()
         finally:
             timer.cancel()
-            # If it still runs, the launcher ends its workers.
+            # If the launcher still runs, it now ends its workers.
             process.terminate()
     if code == 0:
         return
@@ -73,7 +73,7 @@ def run_workers(
 
 
 def follow(lines: Iterable[str], progress: tqdm) -> deque[str]:
-    """Move the progress bar; return the last of the other lines."""
+    """Move the progress bar by marked lines; return the last other lines."""
     others: deque[str] = deque(maxlen=_SHOWN_LINES)
     for line in lines:
         text = line.removeprefix(_FIRST_WORKER).rstrip("\n")

@@ -1,4 +1,4 @@
-"""How many bytes this process has sent to others."""
+"""Counts the bytes that this process has sent to others."""
 
 import contextlib
 import os
@@ -12,15 +12,15 @@ FILES = "/proc/self/fd"
 # `tcpi_bytes_sent` at byte 200, since Linux 4.19, then `tcpi_bytes_retrans`.
 _INFO = struct.Struct("=200x2Q")
 
-# Bytes sent by each TCP socket; for closed ones, the last count.
+# Bytes that each TCP socket has sent; for closed sockets, the last count.
 _sent_by_socket: dict[str, int] = {}
 
 
 def sent_bytes() -> int | None:
     """Return how many bytes the TCP sockets of this process have sent.
 
-    Packet headers and retransmissions do not count. Sockets that have closed
-    count with the bytes of the previous call.
+    Packet headers and retransmissions do not count. A closed socket counts with
+    its bytes at the previous call.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux
@@ -29,7 +29,7 @@ def sent_bytes() -> int | None:
     if not _is_counted():
         return None
     for file in os.listdir(FILES):
-        # The file may be another kind of socket, or be closed by now.
+        # The file may be another kind of socket, or already closed.
         with contextlib.suppress(OSError):
             name = os.readlink(f"{FILES}/{file}")  # "socket:[number]"
             if name.startswith("socket:"):
@@ -45,7 +45,7 @@ def _is_counted() -> bool:
 
 
 def _sent(file: int) -> int:
-    # A duplicate: closing it leaves the socket open.
+    # This is a duplicate: closing it leaves the socket open.
     with socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM) as own:
         sent, sent_again = _INFO.unpack(_info(own))
     return sent - sent_again

@@ -1,4 +1,4 @@
-"""Starts TensorFlow without its messages about the machine."""
+"""Starts TensorFlow, and hides its messages about the machine."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ Parts = dict[str, tuple[ModuleType, ModuleType]]
 
 def load_parts(names: Iterable[str]) -> Parts:
     """Import TensorFlow and parts of the demo; start TensorFlow's devices."""
-    # Later messages of TensorFlow: errors only.
+    # Later, TensorFlow prints only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with hidden_unless_it_fails():
         parts = {name: load_part(name) for name in names}
@@ -29,8 +29,8 @@ def load_parts(names: Iterable[str]) -> Parts:
 def hidden_unless_it_fails() -> Iterator[None]:
     """Hide stderr, and show it if an exception is raised.
 
-    TensorFlow's libraries write there directly, partly before a log level is
-    in force.
+    TensorFlow's libraries write there directly, in part before they have read a
+    log level.
     """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:

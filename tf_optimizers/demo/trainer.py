@@ -23,7 +23,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self) -> None:
-        """Create the schedule; `set` fills it in."""
+        """Create the schedule; `set` chooses its numbers."""
         self.peak = keras.Variable(0.0, trainable=False)
         self.steps = keras.Variable(1.0, trainable=False)
 
@@ -33,14 +33,14 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.steps.assign(steps)
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate of the step after `step` finished ones."""
+        """Return the rate of step `step` + 1."""
         t = keras.ops.cast(step, "float32") + 1.0
         warmup = keras.ops.maximum(1.0, WARMUP_SHARE * self.steps)
         decay = (self.steps + 1.0 - t) / (self.steps + 1.0 - warmup)
         return self.peak * keras.ops.minimum(t / warmup, decay)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments; there are none."""
+        """Return an empty config: the constructor has no arguments."""
         return {}
 
 
@@ -49,7 +49,7 @@ class Trainer:
 
     Args:
         model: The network, which returns logits.
-        make_optimizer: Takes the schedule, returns an unbuilt optimizer.
+        make_optimizer: Takes the schedule, and returns an unbuilt optimizer.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Trainer:
     ) -> None:
         """Reset weights and optimizer for a run of `steps` steps."""
         # A new `compile` would trace again, which takes as long as hundreds of
-        # steps. A run changes nothing but variables.
+        # steps. Resetting variables is enough: a run changes nothing else.
         self.model.set_weights(weights)
         for variable, first in zip(
             self.optimizer.variables, self._first_state, strict=True

@@ -14,9 +14,10 @@ def tune(
     """Return the rate with the best mean validation accuracy, and all trials.
 
     Args:
-        rates: The grid, in ascending order; among equals, the lowest wins.
+        rates: The grid, in ascending order; of equally good rates, the lowest
+            is chosen.
         seeds: One network per seed is trained at each rate.
-        validate: Takes a rate and a seed, returns a validation accuracy.
+        validate: Takes a rate and a seed, and returns a validation accuracy.
     """
     reached = {rate: [validate(rate, seed) for seed in seeds] for rate in rates}
     best = max(rates, key=lambda rate: float(np.mean(reached[rate])))

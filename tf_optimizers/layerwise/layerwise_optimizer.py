@@ -31,9 +31,9 @@ from tf_optimizers.layerwise.layerwise_step import (
     step_each,
 )
 
-# Limits on the variables in a launch and, if there are several, on their
-# elements. Larger launches would save little time, and need all their gradients
-# in memory at the same time.
+# Limits on the number of variables in a launch and, if there are several, on
+# their elements. Larger launches would save little time, and need all their
+# gradients in memory at the same time.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -114,7 +114,7 @@ class LayerwiseOptimizer(Optimizer):
         raise NotImplementedError
 
     def _direction(self) -> Callable:
-        """Return the function that computes u from m^, such as `lamb`."""
+        """Return the function that computes the direction u, such as `lamb`."""
         raise NotImplementedError
 
     def _hyperparameters(self, index: int) -> LayerwiseHyperparameters:
@@ -141,7 +141,7 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Step components; on a GPU, one launch steps those of one shape."""
+        """Step components; on a GPU, those of one shape in one launch."""
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
             indices = [variable_index(self, row[0]) for row in rows]
@@ -206,8 +206,8 @@ def launches(
 
     A launch takes as long as stepping a few million parameters, so small
     variables share one. Variables in a launch have the same shape, so that a
-    model needs few kernels. If a variable occurs several times, each
-    occurrence is in a later launch.
+    model needs few kernels. If a variable occurs several times, each occurrence
+    goes into a later launch than the previous one.
 
     Args:
         variables: The index of each variable.

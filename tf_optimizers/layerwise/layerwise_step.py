@@ -1,4 +1,4 @@
-"""The parts that the kernels of Lamb and LANS have in common."""
+"""Shared parts of the kernels of Lamb and LANS."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -78,7 +78,7 @@ def momentum_ratio(
     v: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Return the trust ratio of the direction of m^."""
+    """Return the trust ratio of the direction that `direction` computes."""
     corrections = corrections_at(hyperparameters.betas, step, weight.dtype)
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:

@@ -27,8 +27,8 @@ HOST = "/CPU:0"
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale. It would divide a plain tensor on
-    the model's device, into a second tensor of the gradient's size.
+    Keras divides gradients by the loss scale. If this were a plain tensor, it
+    would do so on the model's device, and allocate a second gradient there.
     """
 
     def __init__(self, tensor: tf.Tensor) -> None:
@@ -45,8 +45,8 @@ class OnHost:
     """Keeps state once per worker, for all of its replicas.
 
     Under strategies that merge replicas to update variables, one thread does
-    the work. Under others every replica runs the same code, one after another,
-    into the same graph: the first replica does the work, and the others get its
+    the work. Under others, replicas trace the same code into one graph, one
+    after another: the first replica does the work, and the others get its
     tensors.
     """
 
@@ -69,7 +69,7 @@ class OnHost:
                 function(variable, *values)
 
     def shown(self, optimizer: Any, averages: Any) -> Any:
-        """Return moving averages for Keras's callbacks, if they can swap them.
+        """Return moving averages for Keras's callbacks; raise under a strategy.
 
         The callbacks need an average on every replica.
         """
@@ -137,7 +137,7 @@ def is_host(device: str) -> bool:
 
 
 def is_on_host(variable: tf.Variable) -> bool:
-    """Return whether a step on the host can update the variable itself."""
+    """Return whether a step on the host can update the variable in place."""
     copies = components(variable)
     return (
         len(copies) == 1
@@ -160,7 +160,7 @@ def replaced(
     `old` was copied from another device, so TensorFlow has allocated it in
     pinned memory. From other memory, a copy to a GPU takes five times as long.
     """
-    # Under XLA, everything is on this device, and XLA chooses the memory.
+    # Under XLA, all tensors are on this device, and XLA chooses the memory.
     if in_xla():
         return compiled(kernel, old, constants)(old, *args)
     like = tf.TensorSpec(old.shape, old.dtype)

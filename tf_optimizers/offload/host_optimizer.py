@@ -48,9 +48,9 @@ _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 class HostOptimizer(Optimizer):
     """An optimizer that steps on the host, once per worker process.
 
-    All state (slots, master weights, moving averages, gradient accumulators) is
-    one plain variable per process, on the host. One accumulator serves all
-    replicas, so these are the stages of a step:
+    Every piece of state (slots, master weights, moving averages, gradient
+    accumulators) is one plain variable per process, on the host. One
+    accumulator serves all replicas, so a step has these stages:
 
         `_cast` ─ (Keras: unscale) ─ `_exchange`
         ─> host: accumulate ─ clip ─ `update_step`
@@ -58,7 +58,7 @@ class HostOptimizer(Optimizer):
 
     The last layer steps first, since its gradient is known first.
 
-    A subclass has `_rate(learning_rate, step)`, which returns the rate for
+    A subclass defines `_rate(learning_rate, step)`, which returns the rate for
     `update_step`. If a variable `is_on_host`, `update_step` updates it and
     returns None. Otherwise it returns the change to subtract or, for a
     half-precision variable, the new value.
@@ -72,7 +72,7 @@ class HostOptimizer(Optimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
-        # A replica reads the whole value, not its share of a sum.
+        # Each replica reads the whole value, not a part of a sum.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
@@ -139,7 +139,8 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # A step returns these dtypes. XLA needs the same shapes, too.
+                # The same dtypes as a step returns; XLA also needs the same
+                # shapes.
                 with tf.device(HOST):
                     return [
                         tf.zeros(v.shape if in_xla() else [0], v.dtype)
@@ -151,7 +152,7 @@ class HostOptimizer(Optimizer):
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
-        # Called here, since replicas enter separate graphs below.
+        # Called before `tf.cond`, where replicas have separate graphs.
         changes = self._placement.once("step", work)
         with tf.device(HOST):
             tf.cond(

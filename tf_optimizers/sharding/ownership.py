@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Return whether stepping rows separately gives the same result."""
+    """Return whether an optimizer may step rows of a variable separately."""
     known = type(optimizer) in _ELEMENTWISE
     return bool(getattr(optimizer, "is_elementwise", known))
 
@@ -53,10 +53,10 @@ def assign_owners(
 ) -> list[Piece]:
     """Return the pieces of variables and their owners.
 
-    The result is the same on all replicas. The largest variable comes first,
-    and goes to the replica with the least load so far. If `may_split`, a
-    variable larger than half of the mean load is split. No replica gets two
-    pieces of one variable.
+    The result is the same on all replicas. Variables are assigned from the
+    largest to the smallest, each to the replica with the least load so far. If
+    `may_split`, a variable larger than half of the mean load is split. No
+    replica gets two pieces of one variable.
     """
     sizes = list(map(bytes_of, variables))
     large = (_UNEVEN - 1) * sum(sizes) / replicas

@@ -46,8 +46,8 @@ def check_distributed(
         raise ValueError(
             "`inner_optimizer` must keep gradients on the devices. Received: "
             f"`{type(inner).__name__}` with gradient_accumulation_steps="
-            f"{given}, which keeps them on the host. Leave it out, or pass "
-            "`keras.optimizers.Adam`."
+            f"{given}, which keeps them on the host. Leave out "
+            "`gradient_accumulation_steps`, or pass `keras.optimizers.Adam`."
         )
     if given and inner.use_ema and not isinstance(inner, Optimizer):
         raise ValueError(

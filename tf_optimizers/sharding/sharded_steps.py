@@ -26,13 +26,17 @@ from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
 # Settings of the inner optimizer that are applied outside of it.
-_DONE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
-_CHANGES = ("assign", "assign_add", "assign_sub")
+_APPLIED_OUTSIDE = (
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+    "use_ema",
+)
+_ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum over replicas of a gradient, for a piece of this replica."""
+    """The sum of a gradient over replicas, for a piece that this one owns."""
 
     piece: Piece
     group: int  # The index of the gradient.
@@ -126,7 +130,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the weight that this replica steps, or a copy of its rows."""
+        """Return the weight that this replica steps, or a copy of some rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -142,7 +146,9 @@ class ShardedSteps:
         updates: tf.Tensor,
     ) -> None:
         inner = self._optimizer
-        settings: list[Attribute] = [(inner, name, None) for name in _DONE]
+        settings: list[Attribute] = [
+            (inner, name, None) for name in _APPLIED_OUTSIDE
+        ]
         if inner.gradient_accumulation_steps:
             # Schedules count micro-batches; steps count updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
@@ -181,12 +187,12 @@ class ShardedSteps:
         with replaced(
             (component, name, _refuse_change)
             for component in others
-            for name in _CHANGES
+            for name in _ASSIGNMENTS
         ):
             return step(gradient, variable, *args, **kwargs)
 
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
-        """Clip each gradient, or all of them, by norms over all replicas."""
+        """Clip gradients by norms, or by the global norm, over all replicas."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
@@ -247,7 +253,7 @@ class ShardedSteps:
         weights: Mapping[Piece, tf.Variable],
         stepped: int,
     ) -> None:
-        """Give all replicas the owners' weights and replicated state.
+        """Send the owners' weights and replicated state to all replicas.
 
         `stepped` is the position of any variable that was stepped.
         """
@@ -261,7 +267,7 @@ class ShardedSteps:
         ]
         values += [variable.read_value() for variable in state]
         owners = [piece.owner for piece in pieces]
-        # All owners of the rows of a variable made the same changes.
+        # All owners of a variable's rows made the same changes to this state.
         owners += [
             self._pieces_of[stepped if position is None else position][0].owner
             for _, position in self._replicated
@@ -269,7 +275,8 @@ class ShardedSteps:
         news = self._group.gather_from_owners(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
-            # An owner has stepped its own weight, unless it stepped a copy.
+            # An owner's weight is already new, unless it stepped a copy of
+            # rows.
             if piece not in weights or not piece.is_whole:
                 parts.setdefault(piece.position, []).append(new)
         for position, rows in parts.items():
@@ -304,8 +311,8 @@ def _total_squares(
 def _refuse_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
         "The step of a variable must change only that variable's state. "
-        "Received: a step that changes replicated state, of another variable "
-        "or of none. Create the state of each variable by "
+        "Received: a step that changes replicated state of another variable "
+        "or of no variable. Create the state of each variable by "
         "`self.add_variable_from_reference(variable, name)`, or use the inner "
         "optimizer without `ShardedState`."
     )

@@ -32,10 +32,10 @@ class Slots:
         devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: The slots of each piece.
-        replicated: State that is the same on every replica, with the position
-            of its variable, which is then split by rows. The position is None
-            if the state belongs to no variable.
+        owned: Pairs of a slot, and a piece that it belongs to.
+        replicated: Pairs of state that is the same on every replica, and the
+            position of its variable, which is split by rows. The position is
+            None if the state belongs to no variable.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Slots:
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        # The position of the loop over the variables.
+        # The position of a loop over the variables, and that of the variable
+        # that `add_variable_from_reference` refers to.
         self._looped: int | None = None
         self._referred: int | None = None
 
@@ -112,7 +113,7 @@ class Slots:
         return variable
 
     def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
-        """Raise if state seems to belong to a variable that is not known."""
+        """Raise if state has a variable's shape, but no known variable."""
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "

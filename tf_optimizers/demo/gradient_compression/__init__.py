@@ -1,1 +1,1 @@
-"""Trains on two workers with and without gradient compression."""
+"""Trains on two workers, with and without gradient compression."""

@@ -1,4 +1,4 @@
-"""The seconds of an optimizer's steps: measured, and modelled for other links.
+"""The seconds of an optimizer's steps: measured, or modelled for other links.
 
 A step is modelled as
 
@@ -23,11 +23,11 @@ def summary(runs: list[Row], measured: Link) -> Row:
     """Return an optimizer's measurements, as lists with an entry per mark.
 
     Seconds and bytes are since the previous mark; accuracies are per seed.
-    Steps that did not go over the link count with the median of those that did.
+    Steps without the link are given the median time of the steps over it.
 
     Args:
         runs: The first worker's report of each seed.
-        measured: The link as it was measured, or `NONE` if there was none.
+        measured: The measured rate and round trip of the link, or `NONE`.
     """
     alone = [run["seconds"] for run in runs if not run["over_link"]]
     linked = [run for run in runs if run["over_link"]]
@@ -50,7 +50,7 @@ def summary(runs: list[Row], measured: Link) -> Row:
 
 
 def _round_trips(row: Row, measured: Link) -> float:
-    """Return the round trips of a step, the median over the marks."""
+    """Return the number of round trips in a step: the median over the marks."""
     rest = np.subtract(row["seconds"], row["seconds_alone"])
     rest -= 8 * np.array(row["bytes"]) / measured.rate
     each = rest / (np.array(row["steps"]) * measured.round_trip)
@@ -58,7 +58,7 @@ def _round_trips(row: Row, measured: Link) -> float:
 
 
 def clock(row: Row, link: Link | None = None) -> np.ndarray:
-    """Return the seconds until each mark; over `link`, by the model."""
+    """Return the seconds until each mark; with `link`, from the model."""
     if link is None:
         return np.cumsum(row["seconds"])
     trips = row["round_trips"] * link.round_trip
@@ -69,7 +69,7 @@ def clock(row: Row, link: Link | None = None) -> np.ndarray:
 
 def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
     """Return the seconds until the mean accuracy reaches a level, or None."""
-    # A mean of equal numbers may be rounded down.
+    # The mean of equal numbers may be rounded down.
     reached = np.mean(row["accuracy"], axis=0) > level - 1e-9
     return float(seconds[np.argmax(reached)]) if reached.any() else None
 
@@ -77,7 +77,7 @@ def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
     """Return the final gap in points, with its 95 % interval.
 
-    It is Student's interval of the differences seed by seed.
+    This is Student's interval of the differences, seed by seed.
     """
     ends = [np.array(row["accuracy"])[:, -1] for row in (dense, sparse)]
     gaps = 100 * (ends[0] - ends[1])

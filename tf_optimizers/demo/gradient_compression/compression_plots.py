@@ -18,7 +18,7 @@ from tf_optimizers.demo.gradient_compression.clock import clock
 from tf_optimizers.demo.plots import STYLE, draw_runs
 
 FILE = "gradient_compression.png"
-LOWEST = 0.75  # of the accuracies that are shown
+LOWEST = 0.75  # The lowest accuracy that is shown.
 
 
 def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:

@@ -15,8 +15,8 @@ from tf_optimizers.demo.link import NONE, Link, parse_link
 from tf_optimizers.demo.tables import markdown_table, terminal_table
 
 LEVELS = (0.9, 0.95, 0.97)
-TELLING = 0.95
-RATES = (1e9, 1e8, 1e7)  # of the links that are modelled
+FINDING_LEVEL = 0.95
+RATES = (1e9, 1e8, 1e7)  # Bits per second of the modelled links.
 _NOT_COUNTED = "not counted"
 _NEVER = "never"
 
@@ -74,7 +74,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def rows_by_link(result: dict[str, Any]) -> list[list[str]]:
-    """Return a heading and one row per link and optimizer, by the model."""
+    """Return a heading and one modelled row per link and optimizer."""
     levels = [f"{100 * level:.0f} %" for level in LEVELS]
     return [
         ["link and optimizer", *levels, "end"],
@@ -102,7 +102,7 @@ def finding(pair: dict[str, Any]) -> str:
     mean, low, high = behind(dense, sparse)
     side = "ahead of" if mean < 0 else "behind"
     known = low > 0 or high < 0
-    verdict = "is more than chance" if known else "cannot be told from 0"
+    verdict = "is significant" if known else "is not significant"
     return (
         f"{_speed(dense, sparse)} {_traffic(dense, sparse)}At the end, "
         f"{names[1]} is {abs(mean):.1f} points {side} {names[0]} (points "
@@ -112,9 +112,9 @@ def finding(pair: dict[str, Any]) -> str:
 
 def _speed(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
     names = [row["optimizer"] for row in (dense, sparse)]
-    level = f"{100 * TELLING:.0f} %"
+    level = f"{100 * FINDING_LEVEL:.0f} %"
     slow, fast = (
-        seconds_to(TELLING, row, clock(row)) for row in (dense, sparse)
+        seconds_to(FINDING_LEVEL, row, clock(row)) for row in (dense, sparse)
     )
     if slow is None or fast is None:
         never = [
@@ -146,15 +146,15 @@ def _columns(result: dict[str, Any]) -> str:
     if any(not row["bytes"] for row in _optimizers(result)):
         counted = (
             "MB: not counted, since this kernel does not count the bytes of a "
-            "socket (Linux does since 4.19, macOS does not)."
+            "socket (Linux 4.19 and newer do, macOS does not)."
         )
     return (
         "An accuracy is reached when the mean over "
-        f"{len(result['settings']['seeds'])} seeds reaches it. It is measured "
-        f"every {result['settings']['measured_every']} steps, while the clock "
-        f"is stopped. {counted} Points behind: the test accuracy of the dense "
-        "optimizer at the end minus that of the compressed one, seed by seed, "
-        "with Student's interval."
+        f"{len(result['settings']['seeds'])} seeds reaches it. Accuracy is "
+        f"measured every {result['settings']['measured_every']} steps, while "
+        f"the clock is stopped. {counted} Points behind: the test accuracy of "
+        "the dense optimizer at the end minus that of the compressed one, seed "
+        "by seed, with Student's interval."
     )
 
 
@@ -183,7 +183,7 @@ def _other_links(result: dict[str, Any]) -> list[str]:
         "The same over other links, **calculated, not measured**: the seconds "
         "of a step without a link, plus its bytes divided by the link's rate, "
         f"plus round trips. Their number is fitted to this run: {trips}. For "
-        "the measured link, the calculated ends of the runs are "
+        "the measured link, the calculated total seconds are "
         f"{min(errors):+.0f} to {max(errors):+.0f} % off.",
         markdown_table(rows_by_link(result)),
     ]
@@ -209,8 +209,8 @@ def _set_up(result: dict[str, Any]) -> str:
         "AdamW, as `for_steps` recommends, with "
         f'`value_dtype="{settings["value_dtype"]}"`: sparsity '
         f"{', '.join(shares)} %, in reverse at the end; the last step sends "
-        "all that is left. As in the paper, the compressed optimizer uses the "
-        "learning rate of the dense one, untuned. "
+        "the whole residual. As in the paper, the compressed optimizer uses "
+        "the learning rate of the dense one, without tuning. "
         + " ".join(_rate_note(pair, settings) for pair in result["pairs"])
     )
 
@@ -224,12 +224,12 @@ def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
         f"on {splits} validation splits, with a seed each."
     )
     if pair["at_edge_of_grid"]:
-        note += " It is at an edge of the grid."
+        note += " This rate is at an edge of the grid."
     return note
 
 
 def _links(result: dict[str, Any]) -> str:
-    """Describe the link, and the runs that went over it."""
+    """Describe the link, and the runs over it."""
     settings = result["settings"]
     count = len(settings["seeds"])
     if parse_link(settings["link"]) == NONE:
@@ -246,10 +246,10 @@ def _links(result: dict[str, Any]) -> str:
         f"{1e3 * measured.round_trip:.1f} ms. With the first seed, compressed "
         "runs went over the link from the first step to the last, and dense "
         f"runs for {settings['timed_steps']} steps. The table shows these "
-        "seconds; later dense steps, which send as many bytes, count with the "
-        f"median of the first. With the other {count - 1} seeds the forwarders "
-        "delayed nothing, since a link changes no number; they give the time "
-        "of a step alone. Accuracies are over all seeds."
+        "seconds. Later dense steps send as many bytes, so they are given the "
+        f"median time of the first ones. With the other {count - 1} seeds the "
+        "forwarders delayed nothing, since a link changes no result; these "
+        "runs give the time of a step alone. Accuracies are over all seeds."
     )
 
 
@@ -258,8 +258,8 @@ def _limits(result: dict[str, Any]) -> str:
     return (
         f"Seeds from {first} on decide initial weights and the order of the "
         "data, the same for all optimizers on every machine (`--first-seed` "
-        "chooses others). Seconds differ between machines, and accuracies a "
-        "little, since the processor and its threads decide how sums are "
-        "rounded. Both workers share one machine's cores. Another network, "
-        "another task or more workers may behave differently."
+        "chooses others). Seconds differ between machines. Accuracies differ a "
+        "little, since rounding depends on the processor and its threads. Both "
+        "workers share one machine's cores. Another network, another task or "
+        "more workers may behave differently."
     )

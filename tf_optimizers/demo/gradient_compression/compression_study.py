@@ -3,9 +3,9 @@
 Momentum SGD and AdamW train dense and compressed. This process chooses the
 learning rate of each dense optimizer, on several splits. Two worker processes
 (`compression_worker.py`) then train with all four optimizers at these rates,
-with fresh seeds. Only the run of the first seed goes over a simulated link,
-and is timed. A dense run needs the link for its first steps only,
-since all its steps take the same time. Only these networks see the test split.
+with fresh seeds. Only the runs of the first seed go over a simulated link, and
+are timed. A dense run needs the link for its first steps only, since all its
+steps take the same time. Only the networks of the workers see the test split.
 """
 
 import json
@@ -48,7 +48,7 @@ MOMENTUM = 0.9
 # Dense -> compressed. Both use the learning rate of the dense one.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Several times as long as two slow cores need without a link.
+# Several times the seconds that two slow cores need without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 
@@ -64,8 +64,8 @@ class Plan:
     batch_size: int = 96
     hidden_units: tuple[int, ...] = (1280, 1600, 64)
     workers: int = 2
-    measured_every: int = 4  # steps
-    timed_steps: int = 16  # of a dense run, over the link
+    measured_every: int = 4  # Steps.
+    timed_steps: int = 16  # Steps of a dense run over the link.
 
     @property
     def schedule(self) -> SparsitySchedule:
@@ -163,7 +163,8 @@ def choose_rates(
 ) -> dict[str, dict[str, Any]]:
     """Return the learning rate of each dense optimizer, and all trials.
 
-    Without compression, one process computes the same as several workers.
+    One process is enough: without compression, several workers compute the
+    same.
     """
     keras.utils.set_random_seed(0)
     data = load_splits(settings.data_dir)
@@ -187,7 +188,7 @@ def _validator(
     labels: np.ndarray,
     progress: tqdm,
 ) -> Callable[[float, int], float]:
-    """Return a function that trains on one split of a seed, and validates."""
+    """Return a function that trains on the split of a seed, and validates."""
 
     def validate(rate: float, seed: int) -> float:
         progress.set_description_str(f"{name}, learning rate {rate:.3g}")

@@ -5,7 +5,7 @@ The study starts two of them with the launcher:
     python -m tf_optimizers.launch --workers 2 \
         -m tf_optimizers.demo.gradient_compression.compression_worker task.json
 
-All workers do everything below together; the first one reports.
+All workers run everything below together; the first one reports.
 """
 
 import json
@@ -35,18 +35,18 @@ from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 
-PACE = 8  # steps until the remaining seconds are shown
+PACE = 8  # Steps until the remaining seconds are shown.
 
 
 def main(task_path: str) -> None:
     """Run the task; write its outcome on the first worker."""
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     link = parse_link(task["link"])
-    # It must precede the strategy, which must precede any tensor.
+    # Create it before the strategy, and the strategy before any tensor.
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    # Only once, since it discards all compiled kernels. TensorFlow mixes this
-    # seed with those of each run's weights and shuffles.
+    # Called only once, since it discards all compiled kernels. TensorFlow
+    # combines this seed with the seeds of each run's weights and shuffles.
     keras.utils.set_random_seed(0)
     plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
@@ -58,7 +58,7 @@ def main(task_path: str) -> None:
 
 
 class SharedStudy:
-    """The study, which all workers run together, with a model per optimizer.
+    """The study that all workers run together, with a model per optimizer.
 
     Args:
         strategy: The strategy of all workers.
@@ -83,7 +83,7 @@ class SharedStudy:
         self.train_data = data["train"]
         images, labels = whole(data["test"])
         self.test_size = len(labels)
-        # Each worker has all weights, and classifies some of the images.
+        # Each worker has all weights, and classifies a part of the images.
         own = slice(strategy.cluster_resolver.task_id, None, plan.workers)
         self.test = images[own], labels[own]
         with strategy.scope():
@@ -114,7 +114,7 @@ class SharedStudy:
         where = "no link" if link == NONE else str(link)
         title = f"{where}: {name}, seed {seed}"
         self._say(BEGIN + title)
-        # Dense steps are long, and all take the same time.
+        # Dense steps are slow, and all take the same time: a few are enough.
         steps, over_link = self.plan.steps, 0
         if link != NONE:
             over_link = self.plan.timed_steps if name in PAIRS else steps
@@ -187,12 +187,12 @@ class SharedStudy:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Records steps, seconds and bytes every few steps, with the clock stopped.
+    """Records steps, seconds and bytes every few steps; stops the clock then.
 
     Args:
         every: Steps between two marks.
         measure: Returns how many test images are classified correctly.
-        at_mark: Takes the number of finished steps, and seconds per step.
+        at_mark: Called with the number of finished steps, and seconds per step.
     """
 
     def __init__(

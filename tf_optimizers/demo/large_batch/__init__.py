@@ -1,1 +1,1 @@
-"""Compares optimizers in a few large steps."""
+"""Compares optimizers over a few large steps."""

@@ -27,7 +27,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
         f"{len(result['settings']['seeds'])} seeds:",
         markdown_table(accuracy_rows(result)),
         "\n".join(f"- {line}" for line in findings(result)),
-        "The learning rates that the validation split chose:",
+        "The learning rates with the best validation accuracy:",
         markdown_table(rate_rows(result)),
         edge_note(result["cells"]),
     ]
@@ -50,7 +50,7 @@ def rate_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Return a sentence per budget: the best mean, and those close to it."""
+    """Return a sentence per budget: the best optimizer, and any close to it."""
     lines = []
     for heading, cells in _budgets(result["cells"]).items():
         best = max(cells, key=lambda cell: cell["mean"])
@@ -77,9 +77,9 @@ def edge_note(cells: Cells) -> str:
         if cell["at_edge_of_grid"]
     ]
     if not at_edge:
-        return "None of them is at an edge of the grid."
+        return "None of these rates is at an edge of the grid."
     return (
-        "At an edge of the grid, so that a better one may lie outside: "
+        "At an edge of the grid, so that a better rate may lie outside: "
         f"{'; '.join(at_edge)}."
     )
 
@@ -93,14 +93,14 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"scikit-learn's digits, {sizes['train']:,} images to train on, "
         f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
         f"to test. Network: hidden layers of {widths} units (ReLU, He initial "
-        "weights; a seed gives every optimizer the same ones). Schedule: "
+        "weights; a seed gives all optimizers the same weights). Schedule: "
         f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
         "decay. Learning rate: per cell, the best mean validation accuracy of "
         f"{len(settings['tuning_seeds'])} tuning seeds among {len(rates)} "
         f"rates from {rates[0]:.3g} to {rates[-1]:.3g}, the same for all; the "
         "test runs use other seeds. Weight decay "
         f"{settings['weight_decay']} (SGD: none). `tfo` is this package. One "
-        "dataset and one small network: another one may order the optimizers "
+        "dataset and one small network: with others, the optimizers may rank "
         "differently."
     )
 

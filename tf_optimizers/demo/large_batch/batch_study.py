@@ -32,7 +32,7 @@ from tf_optimizers.demo.tuning import tune
 
 WEIGHT_DECAY = 0.01
 
-# One row per optimizer; other arguments have their defaults.
+# One row per optimizer; all other arguments have their defaults.
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
     "AdamW": lambda rate: keras.optimizers.AdamW(
@@ -63,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of the study; the last budget is the one drawn by step."""
+    """The size of the study; the last budget is drawn step by step."""
 
     budgets: tuple[Budget, ...]
     rates: tuple[float, ...]
@@ -97,7 +97,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     seeds = tuple(range(settings.seeds))
     runs = len(plan.rates) * len(plan.tuning_seeds) + len(seeds)
     progress.reset(len(OPTIMIZERS) * len(plan.budgets) * runs)
-    # TensorFlow mixes this seed with those of the shuffles.
+    # TensorFlow combines this seed with the seeds of the shuffles.
     keras.utils.set_random_seed(0)
     study = Study(plan, seeds, load_splits(settings.data_dir), progress)
     return {
@@ -147,7 +147,7 @@ class Study:
         data: dict[str, tf.data.Dataset],
         progress: tqdm,
     ) -> None:
-        """Take the splits as `load_splits` returns them."""
+        """Keep the splits that `load_splits` returns."""
         self.plan = plan
         self.seeds = seeds
         self.progress = progress
@@ -192,7 +192,7 @@ class Study:
         curves: dict[str, list[list[float]]] = {"loss": [], "accuracy": []}
         for seed in self.seeds:
             recorder = StepRecorder(measure)
-            # Measuring at every step is slow, so only one budget has curves.
+            # Measuring after every step is slow, so only one budget has curves.
             recorded = budget == self.plan.curve_budget
             callbacks = [recorder] if recorded else []
             self._train(trainer, budget, rate, seed, callbacks)

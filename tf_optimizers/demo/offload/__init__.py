@@ -1,1 +1,1 @@
-"""The same training with Adam's state on the device, and on the host."""
+"""Trains twice: with Adam's state on the device, and on the host."""

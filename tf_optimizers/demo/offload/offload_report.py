@@ -1,4 +1,4 @@
-"""Shows the offload part: bytes per location, and equal losses."""
+"""Shows the offload study: the bytes on each device, and equal losses."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def table(result: dict[str, Any]) -> Table:
 
 def section(result: dict[str, Any], folder: Path) -> str:
     """Return the section's Markdown."""
-    del folder  # there is nothing to draw
+    del folder  # There is nothing to draw.
     return "\n\n".join(
         [
             "## Offload",
@@ -33,8 +33,8 @@ def section(result: dict[str, Any], folder: Path) -> str:
             "Training loss:",
             markdown_table(loss_rows(result["losses"])),
             f"Over all steps, {agreement(result)}. Both round to float32, and "
-            "Keras's bias corrections in the first steps are off by some 6e-6; "
-            "training makes such differences grow.",
+            "Keras's bias corrections in the first steps are off by about "
+            "6e-6; training makes such differences grow.",
         ]
     )
 
@@ -79,8 +79,7 @@ def _set_up(result: dict[str, Any]) -> str:
     if result["device"].startswith("CPU"):
         stand_in = (
             " There was no GPU, so a second logical CPU device stands in for "
-            "it. The bytes are those that a GPU would hold; times would mean "
-            "nothing."
+            "it. A GPU would hold the same bytes; times would mean nothing."
         )
     return (
         "The same network, weights and batches as above, once with "

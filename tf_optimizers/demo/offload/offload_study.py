@@ -1,4 +1,4 @@
-"""The same training with Adam's state on the device, and on the host."""
+"""Trains twice: with Adam's state on the device, and on the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# Both formulas have epsilon in the same place.
+# Both formulas add epsilon in the same place.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -28,8 +28,8 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 def choose_device() -> str:
     """Return a GPU or, without one, a second CPU device.
 
-    TensorFlow can add a CPU device only before it first runs. So this is called
-    when the module is imported, before any part of the demo runs.
+    TensorFlow can add a CPU device only before its first operation. So this is
+    called when the module is imported, before any part of the demo runs.
     """
     if tf.config.list_physical_devices("GPU"):
         return "GPU:0"
