@@ -1,4 +1,4 @@
-"""Does DGC learn what dense momentum SGD learns?
+"""Does DGC reach the accuracy of dense momentum SGD?
 
     python benchmarks/accuracy.py [--models digits text] [--seeds 8]
         [--variants "DGC, 2 workers"]
@@ -41,7 +41,7 @@ ABLATION_SEEDS = 3
 
 
 def dgc(workers: int, **kwargs: int) -> Variant:
-    """Return DGC with the settings we recommend, but perhaps other stages."""
+    """Return DGC with the recommended settings; `kwargs` change its stages."""
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum.for_steps(
@@ -54,12 +54,12 @@ def dgc(workers: int, **kwargs: int) -> Variant:
 
 
 def papers_stages(steps: int) -> dict[str, Any]:
-    """Return a schedule of all the paper's stages."""
+    """Return a schedule with all stages of the paper."""
     return recommended_schedule(steps, sparsities=PAPERS, stages=STAGES)
 
 
 def from_75(workers: int, **kwargs: Any) -> Variant:
-    """Return DGC of all the paper's stages, but for some settings."""
+    """Return DGC with all stages of the paper; `kwargs` override settings."""
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum(
@@ -69,7 +69,7 @@ def from_75(workers: int, **kwargs: Any) -> Variant:
 
 
 def longer_cool_down(workers: int, share: int) -> Variant:
-    """Return the same with a cool-down of 1 / `share` of the run."""
+    """Return `from_75` with a cool-down of 1 / `share` of the run."""
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum(
@@ -85,7 +85,7 @@ def longer_cool_down(workers: int, share: int) -> Variant:
 
 
 def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
-    """Return the same with all stages, though the steps be too few."""
+    """Return DGC with all stages, even if the run is too short for the last."""
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum(
@@ -103,7 +103,7 @@ def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
 def paddles(
     workers: int, sparsity: tuple[float, ...] = PAPERS, **kwargs: bool | str
 ) -> Variant:
-    """Return DGC by Paddle's rule, which stays at its last sparsity."""
+    """Return DGC by Paddle's rule, without a cool-down."""
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum(
@@ -160,7 +160,7 @@ VARIANTS = MAIN | {
     name: variant._replace(seeds=ABLATION_SEEDS)
     for name, variant in ABLATIONS.items()
 }
-# In 640 steps, 99.6 % is the last stage otherwise.
+# By default, the last stage of 640 steps is 99.6 %.
 TO_999 = "from 75 to 99.9 %"
 ONLY_DIGITS = {
     f"{TO_999}, 2 workers": up_to_the_last_stage(2),

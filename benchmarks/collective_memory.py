@@ -2,10 +2,10 @@
 
     python benchmarks/collective_memory.py [--workers 2] [--steps 20000]
 
-TensorFlow keeps a record of every collective that it meets under a new number.
-Each contender trains a small model in processes of its own on loopback. The
-resident memory is the first worker's; what grows is the slope of the line
-through what was seen, without the first fifth, in which buffers are made.
+TensorFlow keeps a record of every collective with a new instance key. Each
+contender trains a small model in separate processes on loopback. The resident
+memory is the first worker's. Its growth is the slope of a line that is fitted
+to the measurements, without the first fifth, in which buffers are allocated.
 """
 
 import argparse
@@ -31,13 +31,13 @@ MEASURED = (
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in use."""
+    """Return the resident memory of this process, in bytes."""
     pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def work(contender: str, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first writes what it has seen."""
+    """Train as one worker; the first one writes the memory after some steps."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind()
     is_first = strategy.cluster_resolver.task_id == 0
@@ -54,7 +54,7 @@ def work(contender: str, steps: int, path: pathlib.Path) -> None:
 
 
 def measure(contender: str, workers: int, steps: int) -> dict:
-    """Run a contender's workers; return what the first has seen."""
+    """Run a contender's workers; return the memory of the first one."""
     seen = launched.run(
         __file__, workers, "--work", contender, "--steps", str(steps)
     )
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def line(name: str, result: dict) -> str:
-    """Return what a contender grows by."""
+    """Return a line with the growth of a contender."""
     growth = result["bytes_per_step"]
     return (
         f"{name}: {growth:.0f} bytes a step, "

@@ -8,13 +8,13 @@ A step is computation, as measured without an exchange, and
         + bytes / (share of the link's speed) + handling x bytes
         + selection x parameters (DGC only) + fixed
 
-`messages` and `bytes` are those that a worker sends; the messages of a round
-leave together. The round trip is the link's, 0 where it was measured. What a
-message takes was measured as well, by messages.py. Messages, handling and
-selection take a processor: hosts that share one wait for each other. The other
-five coefficients are fitted to results/shaped_network.json, all but what is
-held back, by non-negative least squares of relative errors, and tried on what
-is held back. The prediction has cores of its own for every worker.
+`messages` and `bytes` count those of one worker; the messages of a round leave
+together. The round trip is that of the link, 0 in the measurements. The time of
+a message was measured by messages.py. Messages, handling and selection take
+processor time: hosts that share cores wait for each other. The other five
+coefficients are fitted to results/shaped_network.json by non-negative least
+squares of relative errors, and validated on the models in HELD_OUT, which are
+not fitted. Predictions assume separate cores for every worker.
 """
 
 import json
@@ -30,7 +30,7 @@ from traffic import Exchange, all_gather, dense, reduce_scatter
 
 from tf_optimizers.demo.results import write_json
 
-HELD_BACK = ("4 M, 3 hosts", "4 M, 8 hosts")
+HELD_OUT = ("4 M, 3 hosts", "4 M, 8 hosts")
 CORES = 2
 
 SPEEDS = {
@@ -84,20 +84,20 @@ class Observation(NamedTuple):
 def features(
     exchange: Exchange, n: int, density: float, workers: int, speed: float
 ) -> np.ndarray:
-    """Return what each coefficient is multiplied by, for a core per worker."""
+    """Return the factor of each coefficient, for a core per worker."""
     messages, count, rounds = exchange.traffic(n, density, workers)
     selection = n if exchange.selects else 0
     return np.array([messages, rounds, count / speed, count, selection, 1.0])
 
 
 def crowded(row: np.ndarray, workers: int) -> np.ndarray:
-    """Return the features where workers share the cores of one machine."""
+    """Return the features of workers that share the cores of one machine."""
     shared = max(1.0, workers / CORES)
     return row * np.array([shared, 1, 1, shared, shared, shared])
 
 
 def observations(models: dict) -> list[Observation]:
-    """Return a median step of every link, number of hosts and contender."""
+    """Return the median step of each link, number of hosts and contender."""
     return [
         Observation(
             model,
@@ -125,9 +125,9 @@ def observations(models: dict) -> list[Observation]:
 
 
 def fit(seen: list[Observation], message: float) -> np.ndarray:
-    """Return the coefficients of the least relative errors of steps.
+    """Return the coefficients with the smallest relative errors of steps.
 
-    The first is known: seconds of a processor for a message.
+    The first one is known: processor seconds per message.
     """
     steps = np.array([one.step for one in seen])
     known = np.array([message, *np.zeros(len(COEFFICIENTS) - 1)])
@@ -138,7 +138,7 @@ def fit(seen: list[Observation], message: float) -> np.ndarray:
 
 
 def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
-    """Return what was measured, and what the model says."""
+    """Return measured steps next to those of the model."""
     return [
         {
             "model": one.model,
@@ -153,14 +153,14 @@ def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
 
 
 class Link(NamedTuple):
-    """A link that steps are predicted for."""
+    """A link to predict steps for."""
 
-    speed: float  # Bytes a second.
+    speed: float  # Bytes per second.
     round_trip: float  # Seconds.
 
 
 def links(round_trip: float) -> dict[str, Link]:
-    """Return those that were measured, and one that is far, in ms."""
+    """Return the measured links, and one with a round trip of so many ms."""
     near = {name: Link(speed, 0.0) for name, speed in SPEEDS.items()}
     far = Link(SPEEDS[FAR], round_trip / 1e3)
     return near | {f"{FAR}, {round_trip:g} ms": far}
@@ -174,7 +174,7 @@ def predict(
     links: dict[str, Link],
     exchanges: dict[str, Exchange] = PREDICTED,
 ) -> dict:
-    """Return milliseconds a step by link, exchange and number of workers."""
+    """Return milliseconds per step, by link, exchange and number of workers."""
 
     def step(exchange: Exchange, workers: int, link: Link) -> float:
         row = features(exchange, parameters, density, workers, link.speed)
@@ -223,8 +223,8 @@ def main() -> None:
     arguments = parser.parse_args()
     models = json.loads(arguments.input.read_text())["models"]
     seen = observations(models)
-    fitted = [one for one in seen if one.model not in HELD_BACK]
-    held_back = [one for one in seen if one.model in HELD_BACK]
+    fitted = [one for one in seen if one.model not in HELD_OUT]
+    held_out = [one for one in seen if one.model in HELD_OUT]
     message = results.read("messages")["models"]["4 M"]["message_ms"] / 1e3
     coefficients = fit(fitted, message)
     predicted = links(arguments.round_trip)
@@ -233,7 +233,7 @@ def main() -> None:
         "workers": WORKERS,
         "models": {
             "fitted": compare(fitted, coefficients),
-            "held back": compare(held_back, coefficients),
+            "held out": compare(held_out, coefficients),
         },
         "densities": DENSITIES,
         "winners": winners(
@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def computation_alone(seen: list[Observation], model: str) -> float:
-    """Return seconds of a step without exchange, a core per worker."""
+    """Return the seconds of a step without exchange, for a core per worker."""
     return statistics.median(o.computation for o in seen if o.model == model)
 
 

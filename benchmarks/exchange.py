@@ -1,11 +1,11 @@
-"""What does a training step of two workers cost, by how they exchange?
+"""What does a training step of two workers cost, with each exchange?
 
     python benchmarks/exchange.py [--workers 2] [--rounds 3] [--steps 20]
 
-Every contender trains the same model on the same batches, in processes of its
-own on loopback; they take turns, round by round. Times are the first worker's.
-Bytes are those that the kernel says a worker's TCP sockets have sent in a step,
-the mean of all workers. Headers of packets are no part of them.
+Every contender trains the same model on the same batches, in separate processes
+on loopback; contenders take turns, round by round. Times are the first
+worker's. Bytes are the kernel's count of the bytes that a worker's TCP sockets
+send in a step, without packet headers, as the mean over workers.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def make_step(
 
 
 def mean(strategy: tf.distribute.Strategy, value: float) -> float:
-    """Return the mean of what all workers say."""
+    """Return the mean of a value over all workers."""
 
     def replica() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
@@ -101,7 +101,7 @@ def mean(strategy: tf.distribute.Strategy, value: float) -> float:
 
 
 def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first writes its times and the mean bytes."""
+    """Train as one worker; the first one writes its times and mean bytes."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind() if kind else tf.distribute.get_strategy()
     step = make_step(strategy, OPTIMIZERS[optimizer], *MODELS[model])
@@ -120,7 +120,7 @@ def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
 
 
 def run_group(contender: str, model: str, workers: int, steps: int) -> dict:
-    """Run the workers of a contender to their end; return the result."""
+    """Run the workers of a contender; return the result of the first one."""
     own = ["--work", contender, "--model", model, "--steps", str(steps)]
     count = workers if CONTENDERS[contender][0] else 1
     return launched.run(__file__, count, *own)

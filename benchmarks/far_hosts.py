@@ -1,10 +1,10 @@
-"""Workers that are a chosen round trip apart.
+"""Workers with a chosen round trip between them.
 
     worker 0 ─ forwarder ── worker 1      worker 1 ─ forwarder ── worker 0
 
-A worker listens at its own address, and knows of the others the ports of a
-forwarder beside it; see tf_optimizers/demo/link.py. On a `hosts.Network` links
-have a rate, too; on `Loopback` no rights are needed.
+A worker listens at its own address, and reaches the others through the ports of
+its forwarder; see tf_optimizers/demo/link.py. On a `hosts.Network`, links have
+a rate, too. `Loopback` needs no root.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ class Loopback:
         self.addresses = [LOCALHOST] * count
 
     def enter(self, name: str) -> list[str]:
-        """Return what starts a command on a host."""
+        """Return a prefix for commands that run on a host."""
         return []
 
 
 class FarGroup(hosts.Group):
-    """One process of this script on every host, far from each other.
+    """One process of this script per host, with a round trip between hosts.
 
     Args:
         net: `Loopback`, or the network with the hosts.
-        arguments: Of the script.
+        arguments: Arguments of the script.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FarGroup(hosts.Group):
             )
 
     def set_round_trip(self, milliseconds: float) -> None:
-        """Move the workers apart, from now on."""
+        """Set the round trip between workers from now on."""
         for forwarder in self.forwarders:
             forwarder.set(Link(round_trip=milliseconds / 1e3))
 
@@ -79,7 +79,7 @@ class FarGroup(hosts.Group):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at."""
+    """Return free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -91,7 +91,7 @@ def free_ports(count: int) -> list[int]:
 def far_groups(
     net: hosts.Network | Loopback, commands: list[list[str]]
 ) -> Iterator[list[FarGroup]]:
-    """Start a group for each command line; end them whatever happens."""
+    """Start a group per command line; end all groups when the context ends."""
     with contextlib.ExitStack() as stack:
         started = []
         for arguments in commands:

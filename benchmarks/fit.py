@@ -1,14 +1,14 @@
-"""What does `fit` cost on several workers, above the steps themselves?
+"""What does `fit` cost on several workers, in addition to the steps?
 
     python benchmarks/fit.py [--workers 2] [--rounds 5] [--steps 100]
 
 `model.fit` and a custom loop train the same small model on the same batches,
 under the same strategy in the same processes, and take turns. Both keep the
-same metrics: `fit` reduces them over the workers in every step, for its logs,
-the custom loop once a round. A third contender is `fit` whose workers do not
-compare what they draw. Times are the first worker's, from the end of one step
-to the end of the next, callbacks included; what `fit` does once per call and
-epoch is not. Batches are of vectors, or of images of 38 MB in all.
+same metrics: `fit` reduces them over the workers in every step, for its logs;
+the custom loop, once per round. A third contender is `fit` without the
+comparison of drawn batches between workers. Times are the first worker's, from
+the end of one step to the end of the next. They include callbacks, but not the
+work of `fit` per call or per epoch. A batch has vectors, or images of 38 MB.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Clock(keras.callbacks.Callback):
         self._last = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time since the last."""
+        """Record the time since the previous step."""
         now = time.perf_counter()
         if batch:
             self.times.append(1e3 * (now - self._last))
@@ -129,7 +129,7 @@ class CustomLoop:
 
 
 def make_data(image: tuple[int, ...], steps: int) -> tf.data.Dataset:
-    """Return batches in memory; there is one of images, which is large."""
+    """Return batches in memory; of images, one large batch."""
     rng = np.random.default_rng(0)
     rows = BATCH if image else BATCH * steps
     x = rng.standard_normal((rows, *(image or (WIDTH,))), "float32")
@@ -139,7 +139,7 @@ def make_data(image: tuple[int, ...], steps: int) -> tf.data.Dataset:
 
 
 def work(rounds: int, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first writes the times."""
+    """Train as one worker; the first one writes the times."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     models = {}
     for name, (image, optimizer) in TASKS.items():

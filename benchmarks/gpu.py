@@ -3,11 +3,11 @@
     python benchmarks/gpu.py [--models offload ...] [--rounds 10]
 
 Contenders take turns, round by round. `offload` trains eight dense layers, and
-`batches` does so with other batches; `largest` finds the largest model that
-trains in 8 GiB; `trace` says when the GPU, the copies and the host work in a
-step of `AdamOffload`. `layers` steps the variables of BERT-base, `compression`
+`batches` does so with other batch sizes. `largest` finds the largest model that
+trains in 8 GiB. `trace` records when the GPU, the copies and the host work in a
+step of `AdamOffload`. `layers` steps the variables of BERT-base; `compression`,
 four variables of 25 M on one replica. The memory of a contender is the peak of
-its steps less what was there before it was made.
+its steps minus the memory before it was created.
 """
 
 import collections
@@ -40,16 +40,16 @@ Step = Callable[[], Any]
 WIDTH, LAYERS = 7040, 8
 GPU = "GPU:0"
 LIMIT = 8 << 30
-# Of a layer in the search for the largest model: 16.8 M parameters.
+# Width of a layer in the search for the largest model: 16.8 M parameters.
 NARROW = 4096
-# The longest break that a plot would not show.
+# Shorter breaks would not be visible in a plot.
 BREAK_MS = 0.02
-# The name of a run of an XLA kernel in a trace of the host.
+# The name, in a trace of the host, of a call of an XLA kernel.
 HOST_STEP = "CpuExecutable::ExecuteAsyncOnStream"
 
 
 def timed(step: Step) -> float:
-    """Return the milliseconds of a step, until the GPU has ended it."""
+    """Return the milliseconds of a step, until the GPU has finished."""
     tf.test.experimental.sync_devices()
     start = time.perf_counter()
     step()
@@ -66,7 +66,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return step times, first calls and memory of contenders."""
     steps, first, memory = {}, {}, {}
-    gc.collect()  # Earlier models would be freed in the middle.
+    gc.collect()  # Free earlier models before the measurement.
     for key, make in makers.items():
         before = used("current")
         tf.config.experimental.reset_memory_stats(GPU)
@@ -95,7 +95,7 @@ def dense_layers(
     width: int = WIDTH,
     layers: int = LAYERS,
 ) -> Step:
-    """Return a training step of dense layers with an optimizer."""
+    """Return a training step of dense layers."""
     start = keras.initializers.RandomNormal(stddev=width**-0.5, seed=1)
     weights = [
         keras.Variable(start((width, width)), dtype=dtype)
@@ -123,7 +123,7 @@ def dense_layers(
 def only_step(
     make: Callable[[], Any], shapes: list[tuple[int, ...]], xla: bool = False
 ) -> Step:
-    """Return an optimizer's step with gradients that do not change."""
+    """Return a step of an optimizer alone, with constant gradients."""
     normal = tf.random.stateless_normal
     variables = [
         keras.Variable(0.02 * normal(shape, [1, i]))
@@ -209,10 +209,10 @@ def compression(rounds: int) -> Iterator[tuple[str, dict]]:
 
 
 def kind_of(plane: str, line: str, event: str) -> str | None:
-    """Return what works in an event of a trace, or None if it is of no use."""
+    """Return the kind of an event in a trace; None if it does not count."""
     if plane.startswith("/device:GPU"):
         if not line.startswith("Stream"):
-            return None  # The same, in other words.
+            return None  # These lines repeat the events of streams.
         for copy in ("MemcpyD2H", "MemcpyH2D"):
             if copy in event:
                 return copy
@@ -221,7 +221,7 @@ def kind_of(plane: str, line: str, event: str) -> str | None:
 
 
 def traced(step: Step) -> dict[str, list[list[float]]]:
-    """Return by kind when it works, as pairs of ms from the first."""
+    """Return the working times of each kind: pairs of ms from the start."""
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder):
             timed(step)
@@ -241,7 +241,7 @@ def traced(step: Step) -> dict[str, list[list[float]]]:
 
 
 def joined(spans: list[tuple[float, float]], first: float) -> list[list[float]]:
-    """Return spans from `first`; those that overlap, or nearly so, as one."""
+    """Return spans relative to `first`; join spans that nearly touch."""
     rows: list[list[float]] = []
     for start, end in sorted(spans):
         if rows and start < rows[-1][1] + BREAK_MS:
@@ -260,7 +260,7 @@ def trace(rounds: int) -> Iterator[tuple[str, dict]]:
 
 
 def fits(name: str, layers: int) -> bool:
-    """Return whether a model trains in `LIMIT`, in a process of its own."""
+    """Return whether a model trains in `LIMIT`, tried in a separate process."""
     script = [sys.executable, __file__, "--try", name, str(layers)]
     done = subprocess.run(script, capture_output=True, text=True)
     if done.returncode and "ResourceExhausted" not in done.stderr:
@@ -281,13 +281,13 @@ def try_layers(name: str, layers: int) -> None:
 def largest(rounds: int) -> Iterator[tuple[str, dict]]:
     del rounds
     found = {}
-    # Around what the bytes of a parameter let expect.
+    # Around the numbers expected from the bytes per parameter.
     for name, layers in (
         ("keras Adam", range(22, 34)),
         ("tfo.AdamOffload", range(46, 66)),
     ):
-        # At a time, since a process needs most of its time to start, and to
-        # wait for memory.
+        # Tried in parallel, since processes spend most of the time on starting,
+        # and on waiting for memory.
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             fit = list(pool.map(functools.partial(fits, name), layers))
         if not fit[0] or fit[-1]:

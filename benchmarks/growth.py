@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py [--rounds 11]
 
-As step_time.py, over lists of square variables: ever more of them that share
-4 M parameters, and one of ever more parameters.
+Works like step_time.py, for square variables: 4 M parameters in more and more
+variables, and one variable with more and more parameters.
 """
 
 import results
@@ -12,7 +12,7 @@ import tables
 
 import tf_optimizers as tfo
 
-SHARED = 2048  # squared, it is the parameters that variables share
+SHARED = 2048  # Its square is the total number of parameters.
 MODELS = {
     f"variables, {count**2}": count**2 * [(SHARED // count, SHARED // count)]
     for count in (1, 4, 8, 16)

@@ -4,9 +4,10 @@
     host 1 ── link ─┼─ switch
     host 2 ── link ─┘
 
-A host is a network namespace with a process of its own; its link is a pair of
-virtual interfaces, whose both ends send at most at the link's rate (`tc tbf`).
-Linux only, as root, with iproute2. All of it is gone when the context ends.
+A host is a network namespace with one process. Its link is a pair of virtual
+interfaces; both ends send at most at the link's rate (`tc tbf`). This needs
+Linux, root and iproute2. The context manager `network` removes everything when
+it ends.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# tc's rate and burst: a burst holds what a tick of the kernel's clock sends.
+# The rate and burst for tc. A burst is at least the bytes that are sent in a
+# tick of the kernel's clock.
 LINKS = {
     "10 Mbit/s": ("10mbit", "16kb"),
     "100 Mbit/s": ("100mbit", "64kb"),
@@ -27,29 +29,29 @@ LINKS = {
     "10 Gbit/s": ("10gbit", "4mb"),
 }
 INTERFACE = "eth0"
-# Of the namespace, where nobody else is: headers of packets are part of it.
+# Counts all bytes from a namespace, with packet headers.
 COUNTER = pathlib.Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
 PORT = 2222
 
 
 def run(*command: str) -> None:
-    """Run a command of the system; show what it says if it fails."""
+    """Run a shell command; raise an error with its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
 
 
 class Network:
-    """The namespaces, by the context manager `network`."""
+    """The namespaces of `network`."""
 
     def __init__(self, hosts: int) -> None:
-        # The process's number keeps two networks on one machine apart.
+        # The process id distinguishes networks on one machine.
         self.switch = f"switch{os.getpid()}"
         self.hosts = [f"host{i}-{os.getpid()}" for i in range(hosts)]
         self.addresses = [f"10.0.0.{i + 1}" for i in range(hosts)]
 
     def build(self) -> None:
-        """Create namespaces and links, of unlimited speed."""
+        """Create namespaces and links, without a limit on speed."""
         for name in (self.switch, *self.hosts):
             run("ip", "netns", "add", name)
             self.within(name, "ip", "link", "set", "lo", "up")
@@ -69,7 +71,7 @@ class Network:
                 self.within(self.switch, *plug.split())
 
     def shape(self, link: str) -> None:
-        """Give every link a speed of `LINKS`."""
+        """Set the speed of every link, a key of `LINKS`."""
         rate, burst = LINKS[link]
         shaping = f"root tbf rate {rate} burst {burst} latency 50ms".split()
         replace = "tc qdisc replace dev".split()
@@ -81,18 +83,18 @@ class Network:
         run(*self.enter(name), *command)
 
     def enter(self, name: str) -> list[str]:
-        """Return what starts a command in a namespace."""
+        """Return a prefix for commands that run in a namespace."""
         return ["ip", "netns", "exec", name]
 
     def remove(self) -> None:
-        """Delete what there is of it; links go with their namespaces."""
+        """Delete the namespaces, and their links with them."""
         for name in (*self.hosts, self.switch):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 @contextlib.contextmanager
 def network(hosts: int) -> Iterator[Network]:
-    """Build a network, and remove it whatever happens."""
+    """Build a network, and remove it when the context ends."""
     net = Network(hosts)
     try:
         net.build()
@@ -102,12 +104,12 @@ def network(hosts: int) -> Iterator[Network]:
 
 
 class Group:
-    """One process of this script on every host, which answer together.
+    """One process of this script per host; all processes answer together.
 
     Args:
         net: The network, with as many hosts as there are workers.
-        port: That no other group uses.
-        arguments: Of the script.
+        port: A port that no other group uses.
+        arguments: Arguments of the script.
     """
 
     def __init__(self, net: Network, port: int, arguments: list[str]) -> None:
@@ -138,7 +140,10 @@ class Group:
             process.stdin.flush()
         lines = [process.stdout.readline() for process in self.processes]
         if not all(lines):
-            raise RuntimeError(f"A worker has ended, asked for {question}.")
+            raise RuntimeError(
+                "All workers must answer. Received: the end of a worker that "
+                f"was asked for {question}."
+            )
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:
@@ -150,7 +155,7 @@ class Group:
 
 @contextlib.contextmanager
 def groups(net: Network, commands: Sequence[list[str]]) -> Iterator[list]:
-    """Start a group for each command line; end them whatever happens."""
+    """Start a group per command line; end all groups when the context ends."""
     with contextlib.ExitStack() as stack:
         started = []
         for i, arguments in enumerate(commands):
@@ -160,10 +165,10 @@ def groups(net: Network, commands: Sequence[list[str]]) -> Iterator[list]:
 
 
 def answer(functions: dict[str, Callable]) -> None:
-    """Answer questions, in a worker, until there are no more.
+    """Answer questions, in a worker, until the standard input ends.
 
-    TensorFlow and Python write what they like to the standard output, so that
-    it becomes the standard error of everything but the answers.
+    Only answers go to the standard output. Other output is redirected to the
+    standard error, since TensorFlow and Python may print anything.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -180,7 +185,7 @@ def sent() -> int:
 
 
 def end_on_signals() -> None:
-    """Let signals unwind the stack, so that all is removed."""
+    """Let signals unwind the stack, so that networks are removed."""
 
     def end(number: int, frame: Any) -> None:
         sys.exit(128 + number)

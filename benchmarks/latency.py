@@ -1,26 +1,25 @@
-"""What does a training step cost when workers are far away from each other?
+"""What does a training step cost when workers are far from each other?
 
     python benchmarks/latency.py [--quick] [--workers 2 4 8]
         [--round-trips 0 5 20 80] [--link "100 Mbit/s"] [--optimizer AdamW]
         [--width 1414] [--by-keras]
 
-`--quick`, for some minutes, takes one round of 0 and 20 ms, without the custom
+`--quick` takes a few minutes: one round at 0 and 20 ms, without the custom
 loop, float16 and int4.
 
-Workers are processes of this machine and share its cores; all that they send
-each other is delayed by half of a round trip, see far_hosts.py. Without delay
-it goes the same way, so that what a round trip adds is due to it alone:
+Workers are processes of this machine and share its cores. Forwarders delay all
+bytes between them by half of a round trip; see far_hosts.py. Without a delay,
+bytes take the same way, so the difference is due to the round trip alone:
 
-    round trips a step = (ms with delay - ms without) / ms of the round trip
+    round trips per step = (ms with delay - ms without) / ms of the round trip
 
-All contenders are alive together and take turns, in rounds, at every delay.
+All contenders run at the same time and take turns, in rounds, at every delay.
 Times are the first worker's, from the end of one step to the end of the next.
 The model has two square layers of `--width`.
 `--link` limits the rate, too, which needs root; see hosts.py.
-Where workers make local steps, a time is the mean of the steps of a round.
-Where each step is an epoch, what follows an epoch is measured, too.
-`--by-keras` names contenders by the version of Keras, too, and keeps what was
-found with another one.
+With local steps, a time is the mean over the steps of a round. With one step
+per epoch, times include the work after an epoch. `--by-keras` adds the version
+of Keras to the names of contenders, and keeps the results of other versions.
 """
 
 import argparse
@@ -52,7 +51,7 @@ WIDTH, BATCH = 512, 64
 ROUNDS = 3
 SECONDS_PER_TURN = 2.0
 FEWEST_STEPS, MOST_STEPS = 3, 24
-LOCAL_STEPS = 8  # A divisor of the most.
+LOCAL_STEPS = 8  # Divides MOST_STEPS.
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 MOMENTUM = {
@@ -76,7 +75,7 @@ EPOCHS = "an epoch a step"
 
 
 class Contender(NamedTuple):
-    """Which optimizer trains under which strategy, and who calls the steps."""
+    """An optimizer, its strategy, and the way that steps are called."""
 
     strategy: str
     optimizer: str
@@ -84,14 +83,15 @@ class Contender(NamedTuple):
 
     @property
     def round(self) -> int:
-        """How many steps exchange once."""
+        """The number of steps per exchange."""
         return LOCAL_STEPS if "local steps" in self.optimizer else 1
 
 
 def family(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
-    """Return all of them under our strategy, and the dense one under both.
+    """Return contenders under our strategy, and the dense one under both.
 
-    Keras 3 does not `fit` under TensorFlow's own strategy of several workers.
+    In Keras 3, `fit` does not run under TensorFlow's own strategy for several
+    workers.
     """
     return {
         f"stock, {dense}, custom loop": Contender(
@@ -113,19 +113,19 @@ CONTENDERS = {k: v for each in FAMILIES.values() for k, v in each.items()}
 
 
 class EpochClock(Clock):
-    """The same where each step is an epoch."""
+    """Like `Clock`, if each step is an epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the number of the step."""
+        """Record the number of the step."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time since the last."""
+        """Record the time since the previous step."""
         super().on_train_batch_end(self._epoch, logs)
 
 
 class Training:
-    """One worker's part: steps of every contender of one strategy."""
+    """One worker's steps, with every contender of a strategy."""
 
     def __init__(self, strategy: str, width: int) -> None:
         self.strategy, self.width = STRATEGIES[strategy](), width
@@ -140,7 +140,7 @@ class Training:
         self.data = data.batch(BATCH, drop_remainder=True).cache()
 
     def prepare(self, contender: str) -> None:
-        """Build its model and trace a step."""
+        """Build a contender's model and trace a step."""
         with self.strategy.scope():
             optimizer = OPTIMIZERS[CONTENDERS[contender].optimizer]()
             model = make_model(self.width, optimizer)
@@ -167,17 +167,17 @@ class Training:
 
 
 def means(times: list[float], every: int) -> list[float]:
-    """Return the means of `every` times, leaving out what is left."""
+    """Return the means of each `every` times, without an incomplete rest."""
     rounds = len(times) // every * every
     return np.reshape(times[:rounds], [-1, every]).mean(1).tolist()
 
 
 class Contest:
-    """The contenders of some workers, in groups of processes.
+    """Contenders that take turns, in groups of worker processes.
 
     Args:
-        groups: By strategy.
-        contenders: Names of those that take part.
+        groups: The group of each strategy.
+        contenders: Names of the contenders.
     """
 
     def __init__(
@@ -189,12 +189,12 @@ class Contest:
         }
 
     def prepare(self) -> None:
-        """Let all trace, while nothing is delayed."""
+        """Trace the steps of all contenders, without a delay."""
         for name, group in tqdm.tqdm(self.asked.items(), "tracing"):
             group.ask(function="prepare", contender=name)
 
     def take_turns(self, round_trip: float, rounds: int, title: str) -> dict:
-        """Return each contender's milliseconds a step, at one delay."""
+        """Return each contender's milliseconds per step, at one delay."""
         for group in self.groups.values():
             group.set_round_trip(round_trip)
         steps = {name: self._fitting_steps(name) for name in self.asked}
@@ -226,7 +226,7 @@ def measure(
     link: str | None,
     width: int,
 ) -> dict[str, Any]:
-    """Return what all contenders take, by name and by round trip."""
+    """Return the step times of contenders, by name and round trip."""
     strategies = sorted({CONTENDERS[name].strategy for name in contenders})
     commands = [
         [__file__, "--work", name, "--width", str(width)] for name in strategies
@@ -263,7 +263,7 @@ def measure(
 
 
 def round_trips_of(step_ms: dict[str, list[float]]) -> dict[str, float]:
-    """Return the round trips a step, by their milliseconds."""
+    """Return the number of round trips per step, at each delay."""
     medians = {key: statistics.median(times) for key, times in step_ms.items()}
     return {
         key: (median - medians["0"]) / float(key)
@@ -280,13 +280,13 @@ def parse() -> argparse.Namespace:
         type=float,
         nargs="+",
         default=[0, 5, 20, 80],
-        help="milliseconds; 0 is always among them",
+        help="milliseconds; 0 is always added",
     )
     parser.add_argument(
         "--contenders",
         nargs="+",
         choices=CONTENDERS,
-        help="all of the optimizer",
+        help="default: all of the optimizer",
     )
     parser.add_argument("--optimizer", choices=FAMILIES, default="momentum")
     parser.add_argument("--link", choices=hosts.LINKS)

@@ -9,12 +9,12 @@ from typing import Any
 
 
 def run(script: str, workers: int, *arguments: str) -> Any:
-    """Run a script as several workers; return what the first one writes.
+    """Run a script as several workers; return the first one's output.
 
     Args:
-        script: Its path. It writes JSON to the path that follows `--output`.
-        workers: Processes.
-        *arguments: Of the script.
+        script: The script's path. It writes JSON to the path after `--output`.
+        workers: Number of processes.
+        *arguments: Arguments of the script.
     """
     launch = ["-m", "tf_optimizers.launch", "--workers", str(workers)]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
-"""What does compressing cost a replica, by number of tensors and parameters?
+"""What does compression cost a replica, by number of tensors and parameters?
 
     python benchmarks/local_work.py [--models "20 M in 1"] [--rounds 15]
 
-One replica, hence no exchange: a step of `DGCMomentum` clips, accumulates,
-selects 0.1 %, masks it, and takes it off the weights; `SparseLoCo` steps by its
-inner optimizer first, and selects from what that moved. All contenders take
-turns in one process, as in step_time.py, whose yardstick this is, too.
+There is one replica, and no exchange. A step of `DGCMomentum` clips,
+accumulates, selects 0.1 %, masks the selected entries, and subtracts them from
+the weights. `SparseLoCo` first steps with its inner optimizer, and selects from
+the movement. All contenders take turns in one process, as in step_time.py, with
+the same yardstick.
 """
 
 import warnings
@@ -18,7 +19,7 @@ import tables
 
 import tf_optimizers as tfo
 
-# Square tensors: millions of parameters, in how many.
+# Millions of parameters, and the number of square tensors.
 MODELS = {
     f"{millions:g} M in {tensors}": tensors
     * [(round((millions * 1e6 / tensors) ** 0.5),) * 2]
@@ -60,7 +61,7 @@ def contenders() -> dict[str, Callable]:
 def main() -> None:
     parser = results.options(__file__, __doc__, MODELS, rounds=15)
     arguments = parser.parse_args()
-    # Of a single replica, which has no traffic to save.
+    # The warning about a single replica, which has no traffic.
     warnings.filterwarnings("ignore", ".* saves traffic")
     for name in arguments.models:
         result = step_time.measure(

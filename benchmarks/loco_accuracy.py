@@ -1,13 +1,13 @@
-"""Does an optimizer in SparseLoCo learn what it learns without, dense?
+"""Does an optimizer in SparseLoCo reach the accuracy of the same, dense?
 
     python benchmarks/loco_accuracy.py [--models "text, AdamW"] [--seeds 5]
         [--variants "for_steps, 2 workers"]
 
-See study.py. With several local steps there is neither warm-up nor cool-down.
-What exchanges every H steps sends H thousandths of the entries, as many a step
-as 99.9 % does; plain averaging and DiLoCo send all. DiLoCo's outer momentum
-multiplies what is moved by OUTER_RATE / (1 - OUTER_MOMENTUM) in the long run,
-so it is also trained at fractions of the rate.
+See study.py. Variants with several local steps have neither warm-up nor
+cool-down. With H steps per exchange, they send H thousandths of the entries, as
+many per step as 99.9 % does; plain averaging and DiLoCo send all entries. In
+the long run, DiLoCo's outer momentum multiplies movements by OUTER_RATE / (1 -
+OUTER_MOMENTUM), so it is also trained at fractions of the rate.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ TUNING_SEEDS = (10_001,)
 SEEDS = 5
 FEW_STEPS_RATES = [2.0**k for k in range(-12, -5)]
 DECAYS = (1.0, 0.9, 0.7, 0.5, 0.0)
-# Learning rates, and decays beside that of `for_steps`.
+# Learning rates, and decays in addition to that of `for_steps`.
 SHORT_RUNS = {
     MORE_STEPS: ([2.0**k for k in range(-10, -6)], (1.0, 0.9, 0.8, 0.5)),
     "digits in 256 steps": ([2.0**k for k in range(-11, -6)], (1.0, 0.9)),
@@ -43,7 +43,7 @@ ALL = {
 }
 OUTER_MOMENTUM = 0.9
 OUTER_RATE = 0.7
-DIVISORS = (2, 4, 8)  # Of the learning rate, for DiLoCo.
+DIVISORS = (2, 4, 8)  # Divisors of the learning rate, for DiLoCo.
 
 Make = Callable[[Any], keras.optimizers.Optimizer]
 INNER: dict[str, Make] = {
@@ -59,7 +59,7 @@ RATES = {
 
 
 class Multiple(keras.optimizers.schedules.LearningRateSchedule):
-    """Returns a multiple of what another schedule returns."""
+    """Multiplies another schedule by a factor."""
 
     def __init__(self, schedule: Callable, factor: float) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Multiple(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class DiLoCo(tfo.SparseLoCo):
-    """Averages all movements, and steps by them with Nesterov's momentum.
+    """Averages movements over workers, and applies Nesterov's momentum.
 
     For the mean movement d of a variable w over all workers:
 
@@ -101,7 +101,7 @@ class DiLoCo(tfo.SparseLoCo):
 def from_75(
     workers: int, make: Make, factor: float = 1.0, **kwargs: Any
 ) -> Variant:
-    """Return all the paper's stages, at a multiple of the learning rate."""
+    """Return a variant with all the paper's stages, at a scaled rate."""
     return Variant(
         workers,
         lambda rate, steps: tfo.SparseLoCo(
@@ -113,7 +113,7 @@ def from_75(
 
 
 def local_steps(make: Make, sync_every: int, sparsity: float) -> Variant:
-    """Return two workers that exchange after several steps."""
+    """Return a variant of two workers that exchange after several steps."""
     return Variant(
         2,
         lambda rate, _: tfo.SparseLoCo(
@@ -124,7 +124,7 @@ def local_steps(make: Make, sync_every: int, sparsity: float) -> Variant:
 
 
 def diloco(make: Make, sync_every: int, divisor: int) -> Variant:
-    """Return two workers with an outer momentum, at a lower rate."""
+    """Return a variant of two workers with outer momentum, at a lower rate."""
     return Variant(
         2,
         lambda rate, _: DiLoCo(
@@ -137,7 +137,7 @@ def diloco(make: Make, sync_every: int, divisor: int) -> Variant:
 
 
 def variants(make: Make) -> dict[str, Variant]:
-    """Return an optimizer without and with compression."""
+    """Return variants without and with compression."""
     return {
         **dense(make),
         **for_steps(make),
@@ -145,20 +145,20 @@ def variants(make: Make) -> dict[str, Variant]:
         "from 75 to 99.9 %, 2 workers": from_75(2, make),
         "from 75 to 99.6 %, 4 workers": from_75(4, make, sparsity=UP_TO_996),
         "from 75 to 99.9 %, 4 workers": from_75(4, make),
-        # What of a difference is not due to compression.
+        # Shows which part of a difference is not due to compression.
         "all sent, 4 workers": from_75(4, make, **ALL),
     }
 
 
 def dense(make: Make) -> dict[str, Variant]:
-    """Return the inner optimizer alone."""
+    """Return the inner optimizer alone, as the dense variant."""
     return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
 
 
 def for_steps(
     make: Make, name: str = "for_steps", **kwargs: Any
 ) -> dict[str, Variant]:
-    """Return what it recommends, but for some settings, by workers."""
+    """Return `for_steps` on 2, 4 and 8 workers; `kwargs` override settings."""
     return {
         f"{name}, {workers} workers": Variant(
             workers,
@@ -172,10 +172,10 @@ def for_steps(
 
 
 def with_higher_rates(make: Make) -> dict[str, Variant]:
-    """Return what is tried with layerwise optimizers, too.
+    """Return `variants`, and some with higher rates, for layerwise optimizers.
 
-    Their steps are as long, however noisy, so that the mean of N of them may be
-    shorter by the root of N.
+    The length of their steps does not depend on noise, so the mean of N steps
+    may be shorter by the root of N.
     """
     two, four = 2**0.5, 2.0
     return variants(make) | {
@@ -191,7 +191,7 @@ def with_higher_rates(make: Make) -> dict[str, Variant]:
 
 
 def with_local_steps(make: Make) -> dict[str, Variant]:
-    """Return what exchanges rarely, too."""
+    """Return `variants`, and some with several steps per exchange."""
     outer = {
         f"DiLoCo every {sync_every} steps, rate / {divisor}": diloco(
             make, sync_every, divisor
@@ -209,14 +209,14 @@ def with_local_steps(make: Make) -> dict[str, Variant]:
 
 
 def family(task: str, name: str) -> Family:
-    """Return an inner optimizer on a task, and what is tried with it."""
+    """Return the family of an inner optimizer on a task."""
     more = {"AdamW": with_local_steps}.get(name, with_higher_rates)
     tried = (more if task == "text" else variants)(INNER[name])
     return Family(task, RATES[name], TUNING_SEEDS, tried)
 
 
 def in_few_steps(make: Make) -> dict[str, Variant]:
-    """Return what is tried where a replica sends each entry a few times."""
+    """Return variants for a task in which a replica sends each entry rarely."""
     decays = {
         f"from 75 %, decay {decay:g}": from_75(2, make, residual_decay=decay)
         for decay in DECAYS
@@ -225,7 +225,7 @@ def in_few_steps(make: Make) -> dict[str, Variant]:
 
 
 def with_decays(make: Make, decays: Sequence[float]) -> dict[str, Variant]:
-    """Return what it recommends, and the same with other decays."""
+    """Return the variants of `for_steps`, and the same with other decays."""
     found = dense(make) | for_steps(make)
     for decay in decays:
         found |= for_steps(make, f"decay {decay:g}", residual_decay=decay)

@@ -1,9 +1,9 @@
-"""How much memory does a step need besides weights, gradients and state?
+"""How much memory does a step need, besides weights, gradients and state?
 
     python benchmarks/memory.py [--models bert-base]
 
-What resident memory rises by at most, in three steps after the first. oneDNN is
-off, as TensorFlow's allocator for it gives nothing back.
+This is the largest rise of resident memory in three steps after the first one.
+oneDNN is off, since TensorFlow's allocator for it never frees memory.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ import tqdm
 
 
 def temporary_bytes(step: Callable) -> int:
-    """Return how far resident memory rises in three steps."""
+    """Return the largest rise of resident memory in three steps."""
     ctypes.CDLL(None).malloc_trim(0)
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # Resets the peak.
     before = resident_bytes("VmRSS")
     for _ in range(3):
         step()

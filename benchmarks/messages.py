@@ -1,17 +1,18 @@
-"""What does a message cost, when all leave at once?
+"""What does a message cost, if all messages leave at the same time?
 
     python benchmarks/messages.py [--workers 2 4 8 16] [--round-trips 0 20]
 
-Workers gather the entries of a step, 4,000 of 4 M parameters, and nothing else,
-far from each other as in latency.py. A worker sends a message to each other
-one, all at once, and they share the cores of this machine. So what a message
-takes of a processor is read from the clock of the process, which counts only
-its own work: fitted over all workers, it is
+Workers gather the entries of a step, 4,000 of 4 M parameters, and do nothing
+else. As in latency.py, they may be far from each other. Each worker sends a
+message to every other one, all at the same time. Since workers share the cores
+of this machine, the processor time of a message is read from the clock of the
+process, which counts only its own work. It is fitted over all numbers of
+workers:
 
     processor ms of a gather = fixed + message x (workers - 1)
 
-The milliseconds of a gather are the first worker's. Groups that have workers in
-them also gather in two levels, as our strategy does with 64 replicas and more.
+The milliseconds of a gather are the first worker's. Groups of enough workers
+also gather in two levels, as our strategy does with 64 replicas and more.
 """
 
 import argparse
@@ -38,11 +39,11 @@ SIZE, COUNT = 4_000_000, 4_000
 WARM_UP = 3
 GATHERS = 20
 ONE, TWO = "one level", "two levels"
-LEVELS = {ONE: 1 << 20, TWO: 4}  # From so many workers on.
+LEVELS = {ONE: 1 << 20, TWO: 4}  # Fewest workers for two levels.
 
 
 class Gathering:
-    """One worker's part."""
+    """The gathers of one worker."""
 
     def __init__(self, levels: str) -> None:
         launcher.FEWEST_IN_LEVELS = LEVELS[levels]
@@ -60,12 +61,12 @@ class Gathering:
         )
 
     def measure(self, gathers: int) -> dict:
-        """Return milliseconds of each, and those of a processor."""
+        """Return the milliseconds of gathers, and the mean processor time."""
         start, times = time.process_time(), [time.perf_counter()]
         for _ in range(gathers):
             self.gather()
             times.append(time.perf_counter())
-        # Of a part of it, some comes before or behind the gather.
+        # Processor time of a single gather would miss work before and after it.
         processor = time.process_time() - start
         return {
             "ms": (1e3 * np.diff(times)).tolist(),
@@ -76,7 +77,7 @@ class Gathering:
 def measure(
     workers: int, levels: str, round_trips: list[float], gathers: int
 ) -> dict:
-    """Return what a gather takes, by round trip."""
+    """Return the times of a gather, by round trip."""
     found = {}
     command = [__file__, "--work", levels]
     with far_groups(Loopback(workers), [command]) as (group,):
@@ -94,7 +95,7 @@ def measure(
 
 
 def message_ms(result: dict) -> float:
-    """Return what a message takes of a processor, by least squares."""
+    """Return the processor milliseconds of a message, by least squares."""
     points = [
         (int(workers) - 1, found["processor_ms"])
         for workers, by_round_trip in result[ONE].items()

@@ -1,10 +1,10 @@
-"""What does a monitor cost, measuring one step in 50?
+"""What does a monitor cost that measures one step in 50?
 
     python benchmarks/monitors.py [--epochs 5]
 
-The time that `fit` spends in a monitor's methods, of the time that it spends on
-everything else, in one process. The first epoch, which compiles, is not
-counted.
+The cost is the time that `fit` spends in a monitor's methods, relative to the
+time that it spends on everything else, in one process. The first epoch, which
+compiles, does not count.
 """
 
 import os
@@ -43,7 +43,7 @@ MONITORS = {
 
 
 class Timed(keras.callbacks.Callback):
-    """Runs a monitor, and notes the seconds that it and each epoch take."""
+    """Runs a monitor, and records its seconds, and those of each epoch."""
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ class Timed(keras.callbacks.Callback):
 def measure(
     width: int, depth: int, make_optimizer: Callable, monitor: type, epochs: int
 ) -> dict[str, list[float]]:
-    """Return the seconds of each epoch, and of the monitor in it."""
+    """Return the seconds of each epoch, and of the monitor in each."""
     rows = np.random.default_rng(0).standard_normal((STEPS * BATCH, width))
     model = keras.Sequential(
         [keras.Input((width,))]
         + [keras.layers.Dense(width, "tanh") for _ in range(depth)]
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DGC has one replica here.
+        warnings.simplefilter("ignore")  # DGC warns about a single replica.
         model.compile(make_optimizer(), "mse")
         timed = Timed(monitor(every=EVERY))
         model.fit(

@@ -120,7 +120,7 @@ def workers(document: dict, name: str = "workers") -> None:
 
 
 def cost_model(document: dict) -> None:
-    """Draw what the model predicts for many workers, a panel per link."""
+    """Draw predictions for many workers, a panel per link."""
     predictions = document["predictions"]
     figure, axes = panels(
         sum(map(len, predictions.values())), rows=len(predictions), sharey=True
@@ -261,7 +261,7 @@ def growth(document: dict) -> None:
 
 
 def offload(document: dict) -> None:
-    """Draw step time and GPU memory by batch, Adam against AdamOffload."""
+    """Draw step time and GPU memory by batch size, for Adam and AdamOffload."""
     by_batch = {
         int(name.split("batch ")[1].replace(",", "")): result
         for name, result in document["models"].items()
@@ -287,7 +287,7 @@ def offload(document: dict) -> None:
 
 
 def offload_trace(document: dict) -> None:
-    """Draw when the GPU, copies and the host work, a panel per batch."""
+    """Draw when the GPU, copies and the host work, a panel per batch size."""
     traces = {
         name: result["spans_ms"]
         for name, result in document["models"].items()

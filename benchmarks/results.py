@@ -1,4 +1,4 @@
-"""What benchmarks have found: results/*.json, with a result for each model."""
+"""Reads and writes results/*.json, which hold a result for each model."""
 
 import argparse
 import json
@@ -16,12 +16,12 @@ def path_of(benchmark: str) -> pathlib.Path:
 
 
 def read(benchmark: str) -> dict[str, Any]:
-    """Return what is known of a benchmark that has been run."""
+    """Return the results of a benchmark that has been run."""
     return json.loads(path_of(benchmark).read_text())
 
 
 def load(path: pathlib.Path) -> dict[str, Any]:
-    """Return what earlier runs have found, and where this one takes place."""
+    """Return earlier results, with the environment of this run."""
     document = json.loads(path.read_text()) if path.exists() else {"models": {}}
     return document | environment()
 
@@ -32,13 +32,13 @@ def record(
     result: dict[str, Any],
     table: Callable[[str, dict], str] | None = None,
 ) -> None:
-    """Put down the result of one model; what is known of others stays.
+    """Write the result of one model; keep the results of others.
 
     Args:
         path: The file.
-        model: Of that name.
+        model: The model's name.
         result: Replaces an earlier one.
-        table: Makes of model and result what is printed.
+        table: Takes model and result, and returns the text to print.
     """
     document = load(path)
     document["models"][model] = result | {"date": document["date"]}
@@ -50,13 +50,13 @@ def record(
 def options(
     script: str, description: str, models: Iterable[str] = (), **numbers: int
 ) -> argparse.ArgumentParser:
-    """Return the command line of a script, which may add to it.
+    """Return the parser of a script's command line, which it may extend.
 
     Args:
-        script: Its path, which names the file of results, too.
-        description: Its docstring, of which the first line is shown.
-        models: What can be measured, all unless told otherwise.
-        **numbers: Arguments that are whole numbers, and their defaults.
+        script: The script's path; the file of results has the same name.
+        description: The script's docstring; the first line is shown.
+        models: The models that can be measured; the default is all.
+        **numbers: Integer arguments, and their defaults.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument(

@@ -1,9 +1,9 @@
-"""What does a whole run send, with and without the way up and down?
+"""What does a whole run send, with and without warm-up and cool-down?
 
     python benchmarks/run_bytes.py
 
-Of one large variable and two workers under our strategy: what a worker hands
-over, by `communication_summary`'s own arithmetic. Nothing is trained.
+The bytes that each of two workers sends under our strategy, for one large
+variable, as `communication_summary` computes them. Nothing is trained.
 """
 
 import os
@@ -44,7 +44,7 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
 
 
 def bytes_of(schedule: SparsitySchedule, steps: int, dtype: str) -> int:
-    """Return what a worker sends of the variable in so many steps."""
+    """Return the bytes of the variable that a worker sends in a run."""
     wire = Wire(2, dtype, is_packed=True)
     sizes = []
     for sparsity in schedule.stages:
@@ -58,7 +58,7 @@ def bytes_of(schedule: SparsitySchedule, steps: int, dtype: str) -> int:
 
 
 def measure() -> dict:
-    """Return bytes by settings, dtype of values and steps of the run."""
+    """Return the bytes of runs, by settings, dtype of values and steps."""
     return {
         "dense_bytes": 4 * SIZE,
         "runs": [

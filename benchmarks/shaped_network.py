@@ -1,14 +1,14 @@
-"""What does a training step cost on a slow network, by what is exchanged?
+"""What does a training step cost on a slow network, with each exchange?
 
     sudo python benchmarks/shaped_network.py [--hosts 2 4] [--models "4 M"]
         [--links "10 Mbit/s"] [--family AdamW]
 
-Hosts are network namespaces of this machine, see hosts.py, and share its
-cores: "no exchange" is what they take to compute at once without a word to each
-other. All contenders of a model are alive together and take turns on every
-link, in rounds. Times are the first host's; bytes are those that the hosts'
-interfaces have sent, the mean. What a host sends as one large packet, which the
-kernel would cut before a wire, counts with one header.
+Hosts are network namespaces of this machine (see hosts.py), and share its
+cores: "no exchange" is the time in which all compute in parallel, without
+messages. All contenders of a model run at the same time and take turns on every
+link, in rounds. Times are the first host's. Bytes are the mean of the bytes
+that the hosts' interfaces send. A large packet, which the kernel would split
+before a real wire, counts with one header.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Momentum:
     """SGD with momentum by TensorFlow's fused kernel.
 
     Args:
-        dtype: That gradients are summed in; None leaves them to each host.
+        dtype: The dtype in which gradients are summed; None does not sum them.
     """
 
     def __init__(self, dtype: str | None) -> None:
@@ -86,7 +86,7 @@ def momentum(dtype: str | None) -> Callable:
 
 
 def dgc(exchange: str | None = None, **kwargs: Any) -> Callable:
-    """Return what makes a DGCMomentum with a kind of exchange."""
+    """Return a factory of DGCMomentum with a kind of exchange."""
 
     def make() -> tfo.DGCMomentum:
         optimizer = tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
@@ -101,7 +101,7 @@ def adamw() -> keras.optimizers.Optimizer:
 
 
 def loco(**kwargs: str) -> Callable:
-    """Return what makes AdamW in SparseLoCo."""
+    """Return a factory of AdamW in SparseLoCo."""
     return lambda: tfo.SparseLoCo(adamw(), **kwargs)
 
 
@@ -155,7 +155,7 @@ ALL = {k: v for family in FAMILIES.values() for k, v in family.items()}
 
 
 class HostSteps:
-    """One host's part: a step of every contender of one strategy."""
+    """One host's steps, with every contender of a strategy."""
 
     def __init__(self, strategy: str, model: str) -> None:
         self.strategy = STRATEGIES[strategy]()
@@ -163,7 +163,7 @@ class HostSteps:
         self.steps: dict[str, Callable] = {}
 
     def prepare(self, contender: str) -> None:
-        """Trace the step and take it a few times."""
+        """Trace the step and run it a few times."""
         _, make_optimizer = ALL[contender]
         step = make_step(self.strategy, make_optimizer, *MODELS[self.model])
         self.steps[contender] = step
@@ -171,13 +171,13 @@ class HostSteps:
             step()
 
     def measure(self, contender: str, steps: int) -> dict:
-        """Return the time of every step, and bytes per step."""
+        """Return the time of each step, and the bytes per step."""
         before, times = hosts.sent(), []
         for _ in range(steps):
             start = time.perf_counter()
             self.steps[contender]()
             times.append(1e3 * (time.perf_counter() - start))
-        # What a step has sent may still be on its hint when it ends.
+        # Bytes of a step may still be in flight when it ends.
         time.sleep(SECONDS_TO_SEND)
         return {"step_ms": times, "bytes": hosts.sent() - before}
 
@@ -185,7 +185,7 @@ class HostSteps:
 def compare(
     net: hosts.Network, model: str, contenders: list[str], links: list[str]
 ) -> dict:
-    """Return each link's contenders, with the time of every step."""
+    """Return the step times of contenders, by link."""
     strategies = sorted({ALL[name][0] for name in contenders})
     commands = [
         [__file__, "--work", strategy, "--models", model]

@@ -1,21 +1,21 @@
-"""What does sharing the state out save, and what does it cost?
+"""What does distributing the state save, and what does it cost?
 
     python benchmarks/sharded_state.py [--models bert-base] [--steps 5]
 
 `ShardedState` and its inner optimizer step the same variables with the same
-gradients, in processes of their own, one contender after another: on 1, 2 and
-4 workers joined by loopback, and on 2 and 4 logical devices of one process,
-under `MirroredStrategy`. Times are the first worker's. The state is what
-`memory_summary()` says of the fullest replica. The resident memory of the first
-worker, with all its devices, is what it grows by when the optimizer is built,
-which is by the state, and until after two steps: by all that the steps need
-besides, which TensorFlow keeps. Bytes are those that a worker's TCP sockets
-have sent in a step, by the kernel.
+gradients, in separate processes, one contender after another: on 1, 2 and 4
+workers joined by loopback, and on 2 and 4 logical devices of one process, under
+`MirroredStrategy`. Times are the first worker's. The state is that of the
+fullest replica, by `memory_summary()`. Resident memory is the growth of the
+first worker, with all its devices: when the optimizer is built, by the state;
+and after two steps, by everything else that steps need, which TensorFlow keeps.
+Bytes are the kernel's count of the bytes that a worker's TCP sockets send in a
+step.
 
-If PyTorch is there (`pip install torch`), so is its `ZeroRedundancyOptimizer`,
-see zero_redundancy.py.
+If PyTorch is installed (`pip install torch`), its `ZeroRedundancyOptimizer` is
+measured, too; see zero_redundancy.py.
 
-`--models` and `--layouts` measure some anew, and keep what the file has of the
+`--models` and `--layouts` measure some again, and keep the file's results of
 others. Four workers of BERT-base take 15 GB of memory.
 """
 
@@ -55,10 +55,10 @@ OPTIMIZERS = {
 
 
 class Layout(NamedTuple):
-    """How many replicas there are, and where."""
+    """The numbers of workers, and of devices of each."""
 
     workers: int
-    devices: int  # Of each.
+    devices: int  # Per worker.
 
 
 LAYOUTS = {
@@ -71,7 +71,7 @@ LAYOUTS = {
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process, but for what is free."""
+    """Return the resident memory of this process, without free memory."""
     ctypes.CDLL(None).malloc_trim(0)
     pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -80,7 +80,8 @@ def resident_bytes() -> int:
 def strategy_of(layout: Layout) -> tf.distribute.Strategy:
     """Return the strategy of this process."""
     if layout.workers > 1:
-        # Without a limit, sums of all gradients take several copies of them.
+        # Without a limit, sums of all gradients take several times their
+        # memory.
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=PACK_BYTES
         )
@@ -103,7 +104,7 @@ def make_step(
     weights: list[keras.Variable],
     gradients: Any,
 ) -> Callable:
-    """Return a step with gradients that have been computed before."""
+    """Return a step with given gradients."""
 
     def replica(gradients: list[tf.Tensor]) -> None:
         optimizer.apply(gradients, weights)
@@ -118,11 +119,11 @@ def make_step(
 def measured(
     step: Callable[[], object], steps: int, before: int
 ) -> dict[str, Any]:
-    """Return what steps take, and what they have added to resident memory.
+    """Return the times of steps, and the growth of resident memory.
 
     Args:
-        step: To be timed.
-        steps: How many are, after some that are not.
+        step: The step to time.
+        steps: Number of timed steps, after a warm-up.
         before: The resident memory before the optimizer was built.
     """
     for _ in range(WARM_UP):
@@ -148,7 +149,7 @@ def work(
     steps: int,
     path: pathlib.Path,
 ) -> None:
-    """Step as one worker; the first writes what it has found."""
+    """Step as one worker; the first one writes the result."""
     strategy = strategy_of(layout)
     with strategy.scope():
         weights = [
@@ -157,7 +158,7 @@ def work(
         ]
     gradients = strategy.run(lambda: [tf.fill(w.shape, 1e-3) for w in weights])
     with strategy.scope():
-        # What the first one in a process takes besides is not its state.
+        # Memory that the first optimizer of a process takes is not only state.
         OPTIMIZERS[optimizer]().build([keras.Variable(tf.zeros([8, 8]))])
     before = resident_bytes()
     with strategy.scope():
@@ -165,7 +166,7 @@ def work(
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
     if layout.workers > 1:
-        # The first may still be sending initial values to the others.
+        # The first worker may still be sending initial values to the others.
         mean(strategy, 0.0)
     built = resident_bytes() - before
     step = make_step(strategy, used, weights, gradients)
@@ -180,17 +181,17 @@ def work(
 
 
 def peers(layout: Layout) -> list[str]:
-    """Return what else can be measured in worker processes."""
+    """Return the other contenders that can run on several workers."""
     if layout.workers == 1:
         return []
     if importlib.util.find_spec("torch") is None:
-        print("PyTorch is not installed, and not measured.")
+        print("PyTorch is not installed, so it is not measured.")
         return []
     return ["PyTorch's AdamW"]
 
 
 def measure(model: str, rounds: int, steps: int, some: list[str]) -> dict:
-    """Return what each contender takes on each layout."""
+    """Return the times and memory of each contender on each layout."""
     found: dict = {layout: {} for layout in some}
     contenders = [
         (layout, optimizer, is_sharded)

@@ -2,13 +2,13 @@
 
     python benchmarks/step_time.py [--models bert-base] [--rounds 15]
 
-All contenders take turns, round by round, so that a noisy machine is noisy to
+All contenders take turns, round by round, so that noise of the machine affects
 all of them. `ResourceApplyAdam` is the yardstick of memory speed: it reads and
-writes 28 bytes per parameter and computes next to nothing. All update the same
-weights, each with a state of its own.
+writes 28 bytes per parameter and computes next to nothing. All contenders
+update the same weights, each with its own state.
 
-Every repeat goes into a JSON file; medians and ratios are printed. `--models`
-measures some of the lists anew and keeps what the file has of the others.
+All times go into a JSON file; medians and ratios are printed. `--models`
+measures some of the lists again and keeps the file's results of others.
 """
 
 import os
@@ -47,7 +47,7 @@ MODELS = {
 def optimizer_step(
     optimizer: keras.optimizers.Optimizer, xla: bool = False
 ) -> Callable:
-    """Return a factory of one step of an optimizer with a fresh state."""
+    """Return a factory of steps of an optimizer with fresh state."""
 
     def make(variables: list, gradients: list[tf.Tensor]) -> Callable:
         optimizer.build(variables)
@@ -113,7 +113,7 @@ def milliseconds(step: Callable) -> float:
 def measure(
     name: str, shapes: list, contenders: dict[str, Callable], rounds: int
 ) -> dict:
-    """Return first-call and step times of the contenders on one list."""
+    """Return first-call and step times of contenders on one list of shapes."""
     rng = np.random.default_rng(0)
     variables = [
         keras.Variable(0.02 * rng.standard_normal(s, "float32")) for s in shapes

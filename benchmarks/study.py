@@ -1,11 +1,11 @@
-"""Trains variants of an optimizer against the same optimizer, dense.
+"""Trains variants of an optimizer, and compares them with the dense one.
 
-Each worker is a logical device of one process, which computes what processes
-of their own do. The learning rate is the one of the lowest mean validation loss
-of the dense variant on `Family.tuning_seeds`; all train with it, on other
-seeds. A seed gives all the same initial weights and the same batches, and only
-the end of a run meets the test split. Every run is written when it has ended;
-what an interrupted study has is not trained again.
+Each worker is a logical device of one process; separate processes would compute
+the same. All variants train at the learning rate for which the dense variant
+has the lowest mean validation loss on `Family.tuning_seeds`, with other seeds.
+A seed gives all variants the same initial weights and batches. The test split
+is only used at the end of a run. Every run is written when it ends; an
+interrupted study keeps its finished runs.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from tf_optimizers.demo.results import write_json
 
 DENSE = "dense"
 SEEDS = 8
-POINTS = 10  # of a learning curve
+POINTS = 10  # Points of a learning curve.
 
 WEIGHTS = list[list]
 
 
 class Variant(NamedTuple):
-    """Workers, and what takes a schedule and the steps of a run."""
+    """A number of workers, and a factory that takes a schedule and steps."""
 
     workers: int
     make_optimizer: Callable
-    seeds: int = SEEDS  # At most so many.
+    seeds: int = SEEDS  # At most.
 
 
 class Family(NamedTuple):
@@ -52,7 +52,7 @@ class Family(NamedTuple):
 
 
 def make_strategy(workers: int) -> tf.distribute.Strategy:
-    """Return a strategy of logical devices; none is needed for one worker."""
+    """Return a strategy of logical devices; for one worker, the default one."""
     if workers == 1:
         return tf.distribute.get_strategy()
     tf.config.set_logical_device_configuration(
@@ -61,13 +61,13 @@ def make_strategy(workers: int) -> tf.distribute.Strategy:
     )
     return tf.distribute.MirroredStrategy(
         [f"CPU:{worker}" for worker in range(workers)],
-        # Collectives within a process would be most of the time of a step.
+        # Collectives within a process would take most of the time of a step.
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
 
 def initial_weights(task: Task, seeds: list[int]) -> dict[int, WEIGHTS]:
-    """Return the weights that each seed starts from."""
+    """Return the initial weights of each seed."""
     weights = {}
     for seed in seeds:
         keras.utils.set_random_seed(seed)
@@ -78,7 +78,7 @@ def initial_weights(task: Task, seeds: list[int]) -> dict[int, WEIGHTS]:
 def train(
     trainer: TaskTrainer, weights: WEIGHTS, seed: int, rate: float, title: str
 ) -> dict:
-    """Train for a whole run; return its curve, and where it ended."""
+    """Train for a whole run; return its learning curve and final scores."""
     task, curve = trainer.task, []
     trainer.reset(weights, rate, task.steps)
     every = task.steps // POINTS
@@ -97,7 +97,7 @@ def train(
 
 
 def tuned_rate(trials: list[dict]) -> float:
-    """Return the rate of the lowest mean validation loss."""
+    """Return the rate with the lowest mean validation loss."""
     losses: dict[float, float] = {}
     for trial in trials:
         rate = trial["learning_rate"]
@@ -106,7 +106,7 @@ def tuned_rate(trials: list[dict]) -> float:
 
 
 class Study:
-    """What is known of a family, in the file where all of it stands."""
+    """The results of a family so far, and the file that holds them."""
 
     def __init__(self, path: pathlib.Path, name: str, family: Family) -> None:
         self.path, self.family = path, family
@@ -116,26 +116,26 @@ class Study:
         )
 
     def missing_trials(self) -> list[tuple[float, int]]:
-        """Return the learning rates and seeds that are still to be tried."""
+        """Return the learning rates and seeds that are not yet tried."""
         done = {(t["learning_rate"], t["seed"]) for t in self.result["trials"]}
         seeds = self.family.tuning_seeds
         wanted = [(rate, seed) for rate in self.family.rates for seed in seeds]
         return [trial for trial in wanted if trial not in done]
 
     def missing_seeds(self, variant: str, seeds: int) -> list[int]:
-        """Return those that a variant has not been trained with."""
+        """Return the seeds that a variant has not been trained with."""
         seeds = min(seeds, self.family.variants[variant].seeds)
         done = {run["seed"] for run in self.result["runs"].get(variant, [])}
         return [seed for seed in range(seeds) if seed not in done]
 
     def add(self, runs: list[dict], run: dict) -> None:
-        """Note a run, in the file, too."""
+        """Add a run, and write the file."""
         runs.append(run)
         write_json(self.document, self.path)
 
 
 def work(study: Study, variant: str, seeds: int) -> None:
-    """Train one variant with all seeds that are missing."""
+    """Train one variant with all missing seeds."""
     task = TASKS[study.family.task]
     workers, make_optimizer, _ = study.family.variants[variant]
     strategy = make_strategy(workers)
@@ -160,7 +160,7 @@ def work(study: Study, variant: str, seeds: int) -> None:
 
 
 def main(script: str, description: str, families: dict[str, Family]) -> None:
-    """Train all variants that are asked for, each in a process of its own."""
+    """Train all requested variants, each in a separate process."""
     parser = results.options(script, description, families, seeds=SEEDS)
     variants = {v: None for f in families.values() for v in f.variants}
     parser.add_argument(
@@ -177,7 +177,7 @@ def main(script: str, description: str, families: dict[str, Family]) -> None:
         for variant in arguments.variants:
             if variant not in family.variants:
                 continue
-            # A process each: TensorFlow configures its devices only once.
+            # Separate processes, since TensorFlow configures devices only once.
             if Study(path, name, family).missing_seeds(variant, seeds):
                 command = [sys.executable, script, "--work", variant]
                 own = ["--models", name, "--seeds", str(seeds)]

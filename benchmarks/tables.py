@@ -2,8 +2,8 @@
 
     python benchmarks/tables.py
 
-A table stands below a comment that names benchmark and model, as in
-`<!-- step_time: bert-base -->`; a new comment gets its table, too.
+Each table follows a comment that names the benchmark and the model, such as
+`<!-- step_time: bert-base -->`. A new comment gets its table as well.
 """
 
 import re
@@ -17,7 +17,7 @@ from scipy import stats
 ROOT = results.FOLDER.parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-# The comment, and the table that may stand below it: title and rows.
+# The comment, and a table below it, if any: title and rows.
 MARKED_TABLE = re.compile(
     r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
 )
@@ -27,7 +27,8 @@ YARDSTICK = "ResourceApplyAdam"
 def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
     """Return a title, and a table of rows of cells.
 
-    Columns without a name hold names, on the left; the others hold figures.
+    Columns without a heading hold names, and are aligned to the left; the
+    others hold figures.
     """
     names = header.strip("|").split("|")
     rule = ["---:" if name.strip() else "---" for name in names]
@@ -36,7 +37,7 @@ def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
 
 
 def spread(values: list[float], digits: int = 1) -> tuple[str, str]:
-    """Return a cell of the median, and one of the quartiles."""
+    """Return two cells: the median and the quartiles."""
     low, median, high = statistics.quantiles(values, n=4)
     return f"{median:.{digits}f}", f"{low:.{digits}f}-{high:.{digits}f}"
 
@@ -103,7 +104,7 @@ def sharded_state(name: str, result: dict) -> str:
                 f"{median(found['step_ms']):,.0f}",
                 *(
                     f"{median(found[what]) / result['parameters']:.2f}"
-                    if what in found  # PyTorch builds in the first step.
+                    if what in found  # PyTorch builds in a step.
                     else ""
                     for what in ("state_bytes", "built_bytes", "resident_bytes")
                 ),
@@ -134,7 +135,7 @@ def fit(name: str, result: dict) -> str:
 
 
 def gpu(name: str, result: dict) -> str:
-    """Return medians and memory, the largest models, or who works when."""
+    """Return step times and memory, the largest models, or working times."""
     if "spans_ms" in result:
         return table(
             name,
@@ -176,7 +177,7 @@ def gpu(name: str, result: dict) -> str:
 
 
 def monitors(name: str, result: dict) -> str:
-    """Return what a monitor adds to the time of everything else."""
+    """Return the time of monitors, relative to that of everything else."""
     rows = []
     for key, times in result["contenders"].items():
         spent, total = sum(times["monitor_s"]), sum(times["epoch_s"])
@@ -210,7 +211,7 @@ def shaped_network(name: str, result: dict) -> str:
 
 
 def cost_model(name: str, compared: list[dict]) -> str:
-    """Return how far the predictions are from what was measured."""
+    """Return measured and predicted steps, and their relative errors."""
     rows = []
     for one in compared:
         measured, predicted = one["measured_ms"], one["predicted_ms"]
@@ -218,14 +219,14 @@ def cost_model(name: str, compared: list[dict]) -> str:
         numbers.append(f"{predicted / measured - 1:+.0%}")
         rows.append([one["model"], one["link"], one["contender"], *numbers])
     return table(
-        f"{name}: measured, and predicted ms a step",
+        f"{name}: measured and predicted ms per step",
         "| | | | measured | predicted | error |",
         rows,
     )
 
 
 def latency(name: str, result: dict) -> str:
-    """Return medians of a step, and the round trips in it."""
+    """Return median step times, and the number of round trips per step."""
     contenders = result["contenders"]
     keys = list(next(iter(contenders.values()))["step_ms"])
     heads = [f"{key} ms" for key in keys]
@@ -246,7 +247,7 @@ def latency(name: str, result: dict) -> str:
 
 
 def messages(name: str, result: dict) -> str:
-    """Return what a gather takes, by levels, workers and round trip."""
+    """Return the times of a gather, by levels, workers and round trip."""
     return table(
         f"{name}: a message takes {result['message_ms']:.2f} ms of a processor",
         "| | workers | round trip, ms | median ms a gather | quartiles "
@@ -264,7 +265,7 @@ def messages(name: str, result: dict) -> str:
 
 
 def time_to_accuracy(name: str, result: dict) -> str:
-    """Return when each contender has first reached each accuracy."""
+    """Return the seconds in which each contender reached each accuracy."""
     targets = (0.9, 0.95, 0.97, 0.98)
     rows = []
     for key, run in result.items():
@@ -284,7 +285,7 @@ def time_to_accuracy(name: str, result: dict) -> str:
 
 
 def accuracy(name: str, result: dict) -> str:
-    """Return what each variant reached on the test split, against dense."""
+    """Return the test results of each variant, compared with dense."""
     rows = []
     for key, runs in result["runs"].items():
         cells = [key, str(len(runs))]
@@ -311,7 +312,7 @@ def accuracy(name: str, result: dict) -> str:
 
 
 def mean_and_deviation(values: list[float], digits: int) -> str:
-    """Return a cell of both, or of the only value."""
+    """Return a cell with mean and standard deviation, or the only value."""
     mean = f"{np.mean(values):.{digits}f}"
     if len(values) < 2:
         return mean
@@ -319,7 +320,7 @@ def mean_and_deviation(values: list[float], digits: int) -> str:
 
 
 def run_bytes(name: str, result: dict) -> str:
-    """Return how many times fewer bytes than dense ones a run sends."""
+    """Return the ratio of dense bytes to those that a run sends."""
     cells: dict[tuple[str, str], list[str]] = {}
     lengths = sorted({run["steps"] for run in result["runs"]})
     for run in result["runs"]:
@@ -327,7 +328,7 @@ def run_bytes(name: str, result: dict) -> str:
         dense = run["steps"] * result["dense_bytes"]
         cells.setdefault(key, []).append(f"{dense / run['bytes']:,.0f}")
     return table(
-        f"{name}: how many times fewer bytes a run of so many steps sends",
+        f"{name}: times fewer bytes than a dense run, by steps of the run",
         f"| | {' | '.join(f'{steps:,}' for steps in lengths)} |",
         ([", ".join(key), *ratios] for key, ratios in cells.items()),
     )
@@ -372,7 +373,7 @@ TABLES = {
 
 
 def fill_in(page: str) -> str:
-    """Return a page whose tables, below comments that name them, are new."""
+    """Return a page with new tables below the comments that name them."""
 
     def new_table(found: re.Match) -> str:
         benchmark, name = found.groups()

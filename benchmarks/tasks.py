@@ -1,8 +1,8 @@
-"""Three learning tasks on data that needs no download, and their training.
+"""Three learning tasks on data that need no download, and their training.
 
-digits: scikit-learn's 1,797 images of handwritten digits, a convolutional net,
-    or in few steps the demo's dense one.
-text: the English of Python's own manual (`pydoc_data.topics`), a transformer
+digits: scikit-learn's 1,797 images of handwritten digits, by a convolutional
+    net, or in few steps by the demo's dense one.
+text: the English of Python's own manual (`pydoc_data.topics`), by a transformer
     that predicts the next character.
 code: the Python sources of the standard library, by the same transformer.
 """
@@ -36,7 +36,7 @@ WIDTH, BLOCKS = 128, 1
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, by which network, for how long."""
+    """A data set, a network, and the length of a run."""
 
     load: Callable[[], dict[str, Split]]
     make_model: Callable[[], keras.Model]
@@ -56,7 +56,7 @@ class Task:
         return self.epochs * self.steps_per_epoch
 
     def batches(self, seed: int) -> Iterator[Split]:
-        """Return all batches of a run, in an order that the seed decides."""
+        """Return all batches of a run, in the order of a seed."""
         rng = np.random.default_rng(seed)
         x, y = self.data["train"]
         for _ in range(self.epochs):
@@ -103,7 +103,7 @@ def manual() -> str:
 
 @cache
 def sources() -> str:
-    """Return as much of the standard library as an epoch of "code" needs."""
+    """Return enough of the standard library for an epoch of "code"."""
     files = sorted(pathlib.Path(os.__file__).parent.glob("*.py"))
     text = "".join(
         path.read_bytes().decode("ascii", "ignore") for path in files
@@ -113,12 +113,12 @@ def sources() -> str:
 
 @cache
 def characters(read: Callable[[], str]) -> str:
-    """Return all of a text's characters, sorted."""
+    """Return the distinct characters of a text, sorted."""
     return "".join(sorted(set(read())))
 
 
 def load_text(read: Callable[[], str] = manual) -> dict[str, Split]:
-    """Return windows and what follows each character: [windows, CONTEXT]."""
+    """Return windows of a text, and the next characters: [windows, CONTEXT]."""
     codes = {character: i for i, character in enumerate(characters(read))}
     text = np.array([codes[character] for character in read()], "int32")
     windows = (len(text) - 1) // CONTEXT
@@ -138,7 +138,7 @@ def load_text(read: Callable[[], str] = manual) -> dict[str, Split]:
 
 
 def make_transformer(read: Callable[[], str] = manual) -> keras.Model:
-    """Return a network of 0.23 M parameters, normalized before each half."""
+    """Return a pre-normalized network of 0.23 M parameters."""
     symbols = len(characters(read))
     layers = keras.layers
     tokens = keras.Input((CONTEXT,), dtype="int32")
@@ -157,7 +157,7 @@ def make_transformer(read: Callable[[], str] = manual) -> keras.Model:
 
 
 class Positions(keras.layers.Layer):
-    """Adds a learned vector of each position."""
+    """Adds a learned vector for each position."""
 
     def build(self, shape: tuple[int, ...]) -> None:
         self.vectors = self.add_weight(
@@ -184,12 +184,12 @@ TASKS = {
 
 
 class TaskTrainer(Trainer):
-    """Trains the network of a task in a loop of its own.
+    """Trains the network of a task in a custom loop.
 
     Args:
-        task: What is learned.
-        strategy: All of its replicas are workers.
-        make_optimizer: Takes a schedule and the steps of a run.
+        task: The task.
+        strategy: The strategy; each replica is a worker.
+        make_optimizer: Takes a schedule and the number of steps of a run.
     """
 
     def __init__(

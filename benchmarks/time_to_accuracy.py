@@ -1,12 +1,12 @@
-"""How long does training take on a slow network, until it is accurate?
+"""How long does training on a slow network take to reach an accuracy?
 
     sudo python benchmarks/time_to_accuracy.py [--links "100 Mbit/s"]
 
 Two hosts, as in shaped_network.py or, with a round trip, far_hosts.py, train
 the digits of accuracy.py with dense momentum SGD under TensorFlow's strategy
-and with DGC under ours, at the same learning rate, the one that accuracy.py
-has found. The clock runs in training steps only; the accuracy is that of the
-validation split after every epoch.
+and with DGC under ours, at the same learning rate, which accuracy.py has found.
+Only training steps are timed; accuracy is measured on the validation split
+after every epoch.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SEED = 0
 
 
 class Link(NamedTuple):
-    """One of `hosts.LINKS`, and the milliseconds of a round trip."""
+    """A key of `hosts.LINKS`, and the milliseconds of a round trip."""
 
     rate: str
     round_trip: float = 0.0
@@ -52,7 +52,7 @@ CONTENDERS = {
 
 
 class HostTraining:
-    """One host's part of a training."""
+    """The training of one host."""
 
     def __init__(self, contender: str) -> None:
         strategy, variant = CONTENDERS[contender]
@@ -63,7 +63,7 @@ class HostTraining:
         self.weights = self.task.make_model().get_weights()
 
     def train_first_step(self, rate: float) -> None:
-        """Trace the step, which is not what is measured."""
+        """Trace the step, before anything is measured."""
         self.trainer.reset(self.weights, rate, self.task.steps)
         self.trainer.train_step(*next(self.task.batches(SEED)))
 
@@ -87,7 +87,7 @@ def learning_rate() -> float:
 
 
 def train_over(link: Link, rate: float) -> dict[str, dict]:
-    """Return what every contender reaches, one after the other."""
+    """Train with one contender after another; return their results."""
     commands = [[__file__, "--work", name] for name in CONTENDERS]
     join = far_groups if link.round_trip else hosts.groups
     with hosts.network(2) as net, join(net, commands) as groups:

@@ -1,4 +1,4 @@
-"""What a worker sends, and waits for."""
+"""The messages, bytes and rounds of exchanges, for cost_model.py."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,18 +8,18 @@ from tf_optimizers.workers.collectives.launcher import Group, levels
 
 
 class Traffic(NamedTuple):
-    """What a worker has to do with the network in a step."""
+    """The traffic of one worker in a step."""
 
-    messages: int  # That it sends.
-    bytes: float  # In them.
-    rounds: int  # In how many turns: those of one leave together.
+    messages: int  # Sent by the worker.
+    bytes: float  # In these messages.
+    rounds: int  # The messages of a round leave together.
 
 
 class Exchange(NamedTuple):
-    """What a worker does for an exchange.
+    """The work of a worker for an exchange.
 
     Args:
-        traffic: Returns it, of parameters, density and workers.
+        traffic: Takes parameters, density and workers; returns the traffic.
         selects: Whether entries are selected.
     """
 
@@ -28,10 +28,10 @@ class Exchange(NamedTuple):
 
 
 def dense(size: int, at_once: bool = False) -> Exchange:
-    """Return the sum of values of a size in bytes.
+    """Return the sum of dense tensors, whose values have a size in bytes.
 
-    By TensorFlow's ring, or at once: to the worker that sums a part, and back,
-    as our strategy does.
+    Either by TensorFlow's ring or, with `at_once`, as our strategy does: each
+    worker receives and sums a part, and sends the sum to all.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
@@ -45,10 +45,11 @@ def dense(size: int, at_once: bool = False) -> Exchange:
 
 
 def all_gather(code: str, one_level: bool = False) -> Exchange:
-    """Return the all-gather of entries, whose values travel in a code.
+    """Return the all-gather of entries, whose values are sent in a code.
 
-    What takes more that way travels densely, as in compression/exchanges.py.
-    It goes in two levels where our strategy does so, unless in `one_level`.
+    Entries are sent as a dense tensor if that takes fewer bytes, as in
+    compression/exchanges.py. As in our strategy, many workers gather in two
+    levels, unless `one_level`.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
@@ -66,8 +67,8 @@ def all_gather(code: str, one_level: bool = False) -> Exchange:
 def reduce_scatter(code: str) -> Exchange:
     """Return the all-to-all of entries, and the all-gather of float32 sums.
 
-    Every worker sums the entries of its shard of the tensor, and passes on the
-    largest, as in compression/sharded_exchange.py.
+    Every worker sums the entries of its shard of the tensor, and sends the
+    largest sums to all, as in compression/sharded_exchange.py.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
@@ -81,23 +82,23 @@ def reduce_scatter(code: str) -> Exchange:
 
 
 def _bytes(n: float, count: float, code: str) -> float:
-    """Return the bytes of `count` of n entries."""
+    """Return the bytes of `count` entries of a tensor of n elements."""
     return packed_bits(round(n), round(count), code) / 8
 
 
 def _through_one(workers: int) -> tuple[int, int]:
-    """Return what takes all to the worker that sums a part, and back."""
+    """Return the messages and rounds to the worker that sums, and back."""
     there, back = _at_once([workers]), _gather(workers)
     return there[0] + back[0], there[1] + back[1]
 
 
 def _gather(workers: int) -> tuple[int, int]:
-    """Return the messages and the rounds of a gather of our strategy."""
+    """Return the messages and rounds of a gather of our strategy."""
     groups = levels(Group(0, workers), 0)
     return _at_once([group.size for group in groups])
 
 
 def _at_once(groups: Sequence[int]) -> tuple[int, int]:
-    """Return the messages of gathers in groups, and the rounds."""
+    """Return the messages and rounds of gathers in nested groups."""
     sent = [size - 1 for size in groups]
     return sum(sent), sum(map(bool, sent))

@@ -1,7 +1,7 @@
 """One worker with PyTorch's `ZeroRedundancyOptimizer`, for sharded_state.py.
 
-As `DistributedDataParallel` has them, gradients lie in buckets of 25 MB, which
-gloo sums in place. AdamW is the fused one.
+As in `DistributedDataParallel`, gradients are in buckets of 25 MB, which gloo
+sums in place. AdamW is PyTorch's fused one.
 """
 
 import argparse
@@ -19,7 +19,7 @@ SETTINGS = {"lr": 1e-3, "fused": True}
 
 
 def join() -> None:
-    """Form a group of the workers in `TF_CONFIG`, with gloo."""
+    """Join the workers in `TF_CONFIG`, with gloo."""
     config = json.loads(os.environ["TF_CONFIG"])
     workers = config["cluster"]["worker"]
     torch.distributed.init_process_group(
@@ -33,7 +33,7 @@ def join() -> None:
 def with_buckets(
     parameters: list[torch.nn.Parameter],
 ) -> list[torch.Tensor]:
-    """Give parameters gradients that lie in buckets; return these."""
+    """Give parameters gradients in buckets; return the buckets."""
     groups: list[list[torch.nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:
