@@ -1,10 +1,10 @@
-"""Reads the site that MkDocs has built, as a visitor would meet it.
+"""Checks the site that MkDocs has built, as a visitor sees it.
 
     mkdocs build && python tools/check_site.py site
 
-MkDocs checks the links of pages. This looks at what they became: links, images
-and anchors of all HTML, files of the repository that are linked to, and text
-that was meant to be a list, a table, a title or code.
+MkDocs checks the links of pages. This checks the HTML: links, images and
+anchors, linked files of the repository, and text that should have become a
+list, a table, a title or code.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ from urllib.parse import unquote, urldefrag
 
 import home
 
-# What Markdown leaves of marks that it has not understood; and a label such as
-# "State: " that house_docstrings.py does not know, in the midst of a paragraph.
+# Marks that Markdown has not understood, and a label inside a paragraph, such
+# as "State: ", that docstring_markdown.py does not know.
 LEFTOVER = re.compile(
     r":::|```|\*\*|\]\(|>>> |^\s*[-*|] |\.\n[A-Z]\w+( [a-z]+){0,2}: ", re.M
 )
 CODE = ("code", "pre", "script", "style", "svg")
 TITLES = ("h1", "h2", "h3", "h4", "h5", "h6")
-# No page has one: it is a docstring whose example has become a quotation.
+# No page has a quotation: this is the example of a docstring.
 UNWANTED = ("blockquote",)
 VOID = ("br", "hr", "img", "input", "link", "meta")
 
 
 @dataclasses.dataclass
 class Page(HTMLParser):
-    """What is on a page: links, anchors, and prose by paragraph."""
+    """The links, anchors and paragraphs of a page."""
 
     path: pathlib.Path
 
@@ -49,7 +49,7 @@ class Page(HTMLParser):
     def handle_starttag(
         self, tag: str, attrs: list[tuple[str, str | None]]
     ) -> None:
-        """Note links, anchors and titles."""
+        """Record links, anchors and titles."""
         values = {name: value or "" for name, value in attrs}
         self.links += [
             values[name] for name in ("href", "src") if values.get(name)
@@ -68,7 +68,7 @@ class Page(HTMLParser):
             self.prose.append("")
 
     def handle_endtag(self, tag: str) -> None:
-        """Forget what it closes."""
+        """Leave the element."""
         while tag in self._open and self._open.pop() != tag:
             pass
 
@@ -87,7 +87,7 @@ class Page(HTMLParser):
             self.prose[-1] += data
 
     def empty_titles(self) -> Iterator[str]:
-        """Yield titles that neither text nor a subtitle follows."""
+        """Yield titles without text or a subtitle below them."""
         nexts = [level for level, _, _ in self.titles[1:]] + [0]
         for (level, text, has_text), after in zip(
             self.titles, nexts, strict=True
@@ -97,7 +97,7 @@ class Page(HTMLParser):
 
 
 def problems(site: pathlib.Path) -> Iterator[str]:
-    """Yield what is wrong, page by page."""
+    """Yield problems, page by page."""
     paths = [p for p in sorted(site.rglob("*.html")) if p.name != "404.html"]
     pages = {path: Page(path) for path in paths}
     for path, page in pages.items():
@@ -109,7 +109,7 @@ def problems(site: pathlib.Path) -> Iterator[str]:
             if found := LEFTOVER.search(text):
                 yield f"{name}: {found[0]!r} in {text[:60]!r}"
         for tag in page.unwanted:
-            yield f"{name}: a <{tag}> that nobody wrote"
+            yield f"{name}: a <{tag}> that no page contains"
         for title in page.empty_titles():
             yield f"{name}: nothing under {title!r}"
 
@@ -117,7 +117,7 @@ def problems(site: pathlib.Path) -> Iterator[str]:
 def leads_somewhere(
     link: str, path: pathlib.Path, pages: dict[pathlib.Path, Page]
 ) -> bool:
-    """Tell whether a link has a target, as far as files can tell."""
+    """Return whether a link has a target; links to other sites count."""
     target, anchor = urldefrag(unquote(link))
     url = re.escape(home.url())
     if ours := re.fullmatch(rf"{url}/(?:blob|tree|raw|edit)/main/(.+)", target):
@@ -132,7 +132,7 @@ def leads_somewhere(
 
 
 def main() -> None:
-    """Print what is wrong, and fail if anything is."""
+    """Print problems, and fail if there are any."""
     site = pathlib.Path(sys.argv[1]).resolve()
     found = list(problems(site))
     for problem in found:

@@ -2,12 +2,12 @@
 
     python tools/flow_lines.py [ROOT]
 
-The numbered lines of a flow in docs/architecture.md name functions. To know
-what a step does, one reads these, and all of the package that they call, and so
-on:
+The numbered lines of a flow in docs/architecture.md name functions. To
+understand a step, one reads these, and everything in the package that they
+call, recursively:
 
 - a name that the function's module defines or imports: the function, the
-  constant, or of a class its attributes and `__init__`;
+  constant, or the attributes and `__init__` of the class;
 - `self.name`, `optimizer.name` and `super().name`: the method of the class, or
   of the nearest class below it that has one. In a base class of the flow's
   optimizer, the search begins at the optimizer;
@@ -15,10 +15,9 @@ on:
   this name in all classes that the function's module, or a constant in it,
   names.
 
-One reads the functions of `_compat` and `checks` too, but nothing that they
-call: they stand for TensorFlow, for Keras, and for errors. What a variable
-holds, only a run would tell; so what is passed as an argument is read only if
-the flow names it.
+Functions of `_compat` and `checks` count, but not the functions that they call:
+they stand for TensorFlow, Keras and errors. Functions that are passed as
+arguments count only if the flow names them, since only a run would show them.
 
 Docstrings, comments, imports and blank lines do not count, and no line counts
 twice.
@@ -41,7 +40,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def code_lines(text: str) -> set[int]:
-    """Return the numbers of the lines that are neither blank nor said."""
+    """Return the numbers of lines of code, without docstrings and comments."""
     code, said = set(), {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
     said |= {tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -56,7 +55,7 @@ def code_lines(text: str) -> set[int]:
 
 
 class Module:
-    """What a file defines and imports, by name."""
+    """The definitions and imports of a file, by name."""
 
     def __init__(self, root: pathlib.Path, path: str) -> None:
         text = (root / path).read_text()
@@ -101,7 +100,7 @@ class Reader:
         return self._modules[path]
 
     def read(self, starts: Sequence[Place], owner: Place) -> set[Place]:
-        """Return all lines that are to be read, as paths and numbers.
+        """Return all lines to read, as paths and numbers.
 
         Args:
             starts: The functions that a flow names.
@@ -125,7 +124,7 @@ class Reader:
         return lines
 
     def _parts(self, place: Place) -> list[ast.stmt]:
-        """Return what is read where a name leads to."""
+        """Return the statements to read for a name."""
         path, name = place
         first, _, rest = name.partition(".")
         node = self.module(path).defined[first]
@@ -145,7 +144,7 @@ class Reader:
         return {part.name: part for part in body if isinstance(part, Function)}
 
     def _resolve(self, path: str, name: str) -> Place | None:
-        """Return where the package defines what a module calls so."""
+        """Return the place in the package that a module's name refers to."""
         module = self.module(path)
         if name in module.defined:
             return path, name
@@ -177,7 +176,7 @@ class Reader:
         ]
 
     def _named(self, place: Place, node: ast.AST) -> list[Place]:
-        """Return what a piece of code names."""
+        """Return the places that a piece of code names."""
         path, name = place
         owner = name.partition(".")[0]
         place = path, owner
@@ -259,7 +258,7 @@ def flows(root: pathlib.Path) -> dict[str, list[Place]]:
 
 
 def count(root: pathlib.Path, optimizer: str) -> dict[str, int]:
-    """Return the lines to read of each file that a flow leads to."""
+    """Return the number of lines to read in each file of a flow."""
     (path,) = [
         path
         for path in (root / PACKAGE).glob("*.py")
@@ -273,7 +272,7 @@ def count(root: pathlib.Path, optimizer: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print the table of all flows, and what each file adds."""
+    """Print the lines of all flows, by file."""
     here = pathlib.Path(__file__).parent.parent
     root = pathlib.Path(sys.argv[1]) if sys.argv[1:] else here
     for optimizer in flows(root):

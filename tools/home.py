@@ -1,7 +1,7 @@
-"""Makes README.md fit for PyPI, which shows it alone: `home.py v0.2.0`.
+"""Adapts README.md to PyPI, which shows only this page: `home.py v0.2.0`.
 
 Relative links become absolute, to one tag of the repository, and the package is
-installed by its name. The release workflow does so before it builds.
+installed by its name. The release workflow runs this before it builds.
 
 `Source` in setup.cfg says where the repository is.
 """
@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?!https?:|#)([^)#\s]+)")
 INSTALL = re.compile(r"(<!-- install -->\n```bash\n).*?\n(```)", re.S)
-UNKNOWN = "OWNER_UNKNOWN"  # Holds the owner's place until there is one.
+UNKNOWN = "OWNER_UNKNOWN"  # Until the repository has an owner.
 
 
 def url() -> str:
@@ -30,7 +30,7 @@ def absolute_links(text: str, folder: pathlib.Path, version: str) -> str:
 
     Args:
         text: Markdown.
-        folder: The one that its links start from.
+        folder: The folder that links are relative to.
         version: A branch or tag.
     """
 

@@ -1,7 +1,7 @@
 """A hook of MkDocs: links that leave docs/ lead to the repository.
 
-The pages link to notebooks, benchmarks and files beside them. That works where
-the repository is hosted; the site has only what is in docs/.
+Pages link to notebooks, benchmarks and other files by relative paths. These
+work on the repository's host, but the site contains only docs/.
 """
 
 import pathlib
@@ -14,13 +14,13 @@ DOCS = home.ROOT / "docs"
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Return a page whose links to outside of docs/ are absolute."""
+    """Return a page with absolute links to files outside of docs/."""
     folder = pathlib.Path(page.file.abs_src_path).parent
 
     def outside(match: re.Match[str]) -> str:
         path = (folder / match[2]).resolve()
         if path.is_relative_to(DOCS) or not path.exists():
-            return match[0]  # MkDocs warns if there is none.
+            return match[0]  # MkDocs warns about broken links.
         return home.absolute_links(match[0], folder, "main")
 
     return home.LINK.sub(outside, markdown)

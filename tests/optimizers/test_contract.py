@@ -47,7 +47,7 @@ def needs_trust_ratio(case):
         pytest.skip("has no trust ratio")
 
 
-class TestContract(contract.Contract, contract.OwnSteps):
+class TestContract(contract.Contract, contract.NotWrapping):
     """Lamb's, LANS's and AdamOffload's."""
 
 

@@ -8,7 +8,7 @@ import cases
 import pytest
 import reference
 from cases import with_long
-from contract import Compressed, Contract, OwnSteps
+from contract import Compressed, Contract, NotWrapping
 
 import tf_optimizers as tfo
 
@@ -41,5 +41,5 @@ def twin():
     return lambda: tfo.DGCMomentum(1e-4)
 
 
-class TestDGCMomentum(Contract, OwnSteps, Compressed):
+class TestDGCMomentum(Contract, NotWrapping, Compressed):
     """Its own."""

@@ -24,7 +24,7 @@ OPTIMIZERS = {
         min_compress_size=20,
         **kwargs,
     ),
-    # A round ends neither with an epoch nor with a backup.
+    # Rounds end neither with epochs nor with backups.
     "rounds": lambda **kwargs: tfo.SparseLoCo(
         keras.optimizers.Adam(0.01),
         sync_every=4,
@@ -45,11 +45,11 @@ NONE = tf.distribute.get_strategy()
 
 
 class Interruption(Exception):
-    """What a kill is in here."""
+    """Stands for the kill of a process."""
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Raises in a step, counted over all epochs."""
+    """Raises an error in a step, counted over all epochs."""
 
     def __init__(self, step):
         super().__init__()
@@ -62,7 +62,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 class Logs(keras.callbacks.Callback):
-    """Notes what an epoch reports."""
+    """Records the logs of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ class Logs(keras.callbacks.Callback):
 
 
 def make_model(optimizer, strategy=NONE, width=16, **kwargs):
-    """Seeds and replicas' own statistics are part of the state."""
+    """Return a model whose state includes seeds and statistics per replica."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
@@ -90,7 +90,7 @@ def make_model(optimizer, strategy=NONE, width=16, **kwargs):
 
 
 def fit(model, folder, *callbacks, epochs=3, **kwargs):
-    """Return the epochs' logs; six batches each."""
+    """Train on six batches per epoch; return the logs of epochs."""
     noted = Logs()
     backup = tfo.callbacks.BackupAndRestore(folder, **kwargs)
     model.fit(
@@ -109,7 +109,7 @@ def epochs_of(logs):
 
 
 def parts(model):
-    """Every replica's own variables."""
+    """Return the variables of every replica."""
     strategy = model.distribute_strategy
     return [
         part
@@ -119,12 +119,12 @@ def parts(model):
 
 
 def state(model):
-    """Every replica's own values."""
+    """Return the values of every replica's variables."""
     return [cases.as_numpy(part) for part in parts(model)]
 
 
 def reset(model, values):
-    """Go back to a `state`; a new model would be traced again."""
+    """Restore the values of `state`; a new model would be traced again."""
     keras.utils.set_random_seed(1)
     for part, value in zip(parts(model), values, strict=True):
         part.assign(value)
@@ -143,7 +143,7 @@ def assert_equal(actual, expected):
 def make_archive(
     folder, strategy=NONE, optimizer="dgc", width=16, wrapper="alone", **kwargs
 ):
-    """An archive of a model that has not been trained."""
+    """Return the archive of a model that has not been trained."""
 
     def make():
         return WRAPPERS[wrapper](OPTIMIZERS[optimizer](**kwargs))
@@ -156,7 +156,7 @@ def make_archive(
 
 
 def scramble(model, seed):
-    """Give every replica values of its own where it may have them."""
+    """Give each replica different values, in variables that may differ."""
     rng = np.random.default_rng(seed)
     strategy = model.distribute_strategy
     for v in [*model.variables, *model.optimizer.variables]:
@@ -174,7 +174,7 @@ def restore(archive):
 
 
 def make_small(folder, step=4, save_freq=4, **kwargs):
-    """A model with a backup, in the middle of an epoch of six batches."""
+    """Return a model with a backup in the middle of an epoch of six batches."""
 
     def make():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
@@ -186,7 +186,7 @@ def make_small(folder, step=4, save_freq=4, **kwargs):
 
 
 def fit_alone(model):
-    """Return how many steps a `fit` without a backup makes, of six."""
+    """Return the number of steps, of six, that `fit` makes without a backup."""
     before = int(model.optimizer.iterations.numpy())
     model.fit(X, Y, batch_size=10, verbose=0)
     return int(model.optimizer.iterations.numpy()) - before

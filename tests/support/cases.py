@@ -1,4 +1,4 @@
-"""The optimizers under test, one row each, and small helpers over them."""
+"""The optimizers under test, one row each, and helpers for them."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,13 @@ from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 
 needs_groups = pytest.mark.skipif(
     not hasattr(keras.optimizers, "MultiOptimizer"),
-    reason="`MultiOptimizer` is of Keras 3.15",
+    reason="`MultiOptimizer` needs Keras 3.15",
 )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """An optimizer, its reference, and arguments that use all of it."""
+    """An optimizer, its reference, and arguments that use all its features."""
 
     optimizer: type
     reference: Callable
@@ -36,7 +36,7 @@ class Case:
         return issubclass(self.optimizer, LayerwiseOptimizer)
 
     def where_xla_runs(self):
-        """Return the scope of a device that XLA may compile its step for."""
+        """Return the scope of a device for which XLA may compile a step."""
         is_host = issubclass(self.optimizer, tfo.AdamOffload)
         return tf.device("CPU:0") if is_host else contextlib.nullcontext()
 
@@ -64,7 +64,7 @@ CASES = {
 
 
 def each_kind(*long):
-    """Return the mark of tests of each, some of them only with `-m long`."""
+    """Parametrize a test by all cases; those in `long` need `-m long`."""
     return pytest.mark.parametrize(
         "case",
         [
@@ -76,20 +76,20 @@ def each_kind(*long):
     )
 
 
-# What Lamb and LANS have in common, `tox` tries with one of them.
+# `tox` tests code that Lamb and LANS share with only one of them.
 EACH_KIND = each_kind("lans")
 
-# How far XLA and graphs may part, since each rounds in its own way. A step is
-# 2e-2 of the weights.
+# The largest difference between XLA and graphs, which round differently. A step
+# is 2e-2 of the weights.
 ROUNDING = 1e-4 if tf.config.list_physical_devices("GPU") else 1e-5
 
 SHAPES = {"kernel": (4, 5), "bias": (3,)}
 
 
 def with_long(values, long):
-    """Return parameters of a test, of which some wait for `-m long`.
+    """Return the parameters of a test; those in `long` need `-m long`.
 
-    A tuple has one of each argument.
+    A tuple holds several arguments.
     """
     return [
         pytest.param(
@@ -124,7 +124,7 @@ def run(optimizer, variables, steps, first=0, gradients=make_gradients):
 
 
 def run_reference(step_function, steps, learning_rate=0.02, values=None):
-    """Return the reference's weights, from the values `run` starts from."""
+    """Return the reference's weights, with the initial values of `run`."""
     weights = [v.astype("float64") for v in values or make_values()]
     states = [{} for _ in weights]
     for step in range(steps):
@@ -138,7 +138,7 @@ def run_reference(step_function, steps, learning_rate=0.02, values=None):
 
 @contextlib.contextmanager
 def without_kernels():
-    """Run op by op what would be compiled for settings that few tests share."""
+    """Run kernels op by op: compiling them for one test takes longer."""
     tf.config.run_functions_eagerly(True)
     try:
         yield
@@ -147,7 +147,7 @@ def without_kernels():
 
 
 def as_numpy(variable):
-    """Return a value as NumPy, bfloat16 as the same value in float32."""
+    """Return a value as a NumPy array, bfloat16 as float32."""
     value = tf.convert_to_tensor(variable)
     return (
         tf.cast(value, "float32") if value.dtype == "bfloat16" else value

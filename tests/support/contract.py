@@ -1,4 +1,4 @@
-"""Properties that optimizers have, for the files of each to ask for.
+"""Tests that apply to every optimizer; test modules inherit from them.
 
 Modules parametrize `case`.
 """
@@ -13,11 +13,12 @@ import tensorflow as tf
 from tf_optimizers import kernels, schedules
 from tf_optimizers._compat.keras_internals import average
 
-# A step changes weights by 2e-2 of their norm, so that 1e-6 tells any two
-# formulas apart.
+# A step changes weights by 2e-2 of their norm, so that 1e-6 distinguishes any
+# two formulas.
 TOLERANCE = 1e-6
 
-# A callback's, say: what waits has another rate than what comes.
+# Rates that change, as by a callback: residuals and new gradients then have
+# different rates.
 RATES = [1.0, 2.0, 2.0, 0.5, 0.5, 0.0, 0.1, 0.1, 0.03, 0.01]
 
 
@@ -27,7 +28,7 @@ def train(case, steps=4, dtype="float32", **kwargs):
 
 
 class Contract:
-    """What is asked of every optimizer."""
+    """Tests of every optimizer."""
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.usefixtures("either_path")
@@ -38,7 +39,7 @@ class Contract:
 
     def test_float64_is_computed_in_float64(self, case):
         variables = cases.make_variables("float64")
-        # As an exact float64: a learning rate Variable would be float32.
+        # An exact float64: a variable for the learning rate would be float32.
         optimizer = case.make(lambda: tf.constant(0.02, "float64"))
         actual = cases.run(optimizer, variables, 20)
         expected = cases.run_reference(case.reference_step(), 20)
@@ -241,7 +242,7 @@ class Contract:
         assert cases.error(variables, expected) < TOLERANCE
 
     def test_accumulated_gradients_equal_their_mean(self, case):
-        """Four gradients in two updates; nothing moves in between."""
+        """Four gradients make two updates; nothing changes in between."""
         variables = cases.make_variables()
         optimizer = case.make(gradient_accumulation_steps=2)
         moved = []
@@ -267,7 +268,7 @@ class Contract:
         assert cases.error(variables, expected) < TOLERANCE
 
     def test_moving_average_follows_and_replaces_the_weights(self, case):
-        """Also of a variable that never gets a gradient."""
+        """This includes a variable that never gets a gradient."""
         variables = [*cases.make_variables(), keras.Variable(np.ones(2))]
         optimizer = case.make(use_ema=True, ema_momentum=0.9)
         averages = None
@@ -299,7 +300,7 @@ class Contract:
     def test_moving_average_is_of_the_weights_before_the_first_update(
         self, case
     ):
-        """A run may end, or be validated, before gradients are accumulated."""
+        """A run may end, or be validated, before the first update."""
         variables = cases.make_variables()
         optimizer = case.make(use_ema=True, gradient_accumulation_steps=4)
         cases.run(optimizer, variables, 3)
@@ -308,7 +309,7 @@ class Contract:
             np.testing.assert_array_equal(variable.numpy(), value)
 
     def test_moving_average_replaces_what_the_running_step_trains(self, case):
-        """Whatever has been frozen or thawed since `compile`."""
+        """Layers may have been frozen or thawed since `compile`."""
         layers = [keras.layers.Dense(2, name=name) for name in "abc"]
         model = keras.Sequential([keras.Input((2,)), *layers])
         layers[0].trainable = False
@@ -338,7 +339,7 @@ class Contract:
         for step in range(2):
             overflown = [np.inf * g for g in cases.make_gradients(step, dtype)]
             optimizer.apply(overflown, variables)
-            if dtype == "float32":  # Keras cannot swap others.
+            if dtype == "float32":  # Keras cannot swap float16 averages.
                 callback.on_test_begin()
                 for variable, value in zip(variables, start, strict=True):
                     np.testing.assert_array_equal(variable.numpy(), value)
@@ -405,7 +406,7 @@ class Contract:
         assert cases.error(variables, expected) < TOLERANCE
 
     def test_float8_scales_are_left_to_keras(self, case):
-        """Variables that their gradients overwrite get no state."""
+        """Variables that are overwritten by their gradients get no state."""
         scale = keras.Variable(1.0, name="scale")
         scale.overwrite_with_gradient = True
         variables = [*cases.make_variables(), scale]
@@ -416,8 +417,8 @@ class Contract:
         assert cases.error(variables[:2], expected) < TOLERANCE
 
 
-class OwnSteps:
-    """What is asked of optimizers that contain no other."""
+class NotWrapping:
+    """Tests of optimizers that do not wrap another one."""
 
     def test_second_optimizer_shares_the_kernels(self, case):
         train(case)
@@ -460,20 +461,20 @@ class OwnSteps:
 
 
 class Compressed:
-    """What is asked of optimizers that send entries, and keep the rest.
+    """Tests of optimizers that send entries, and keep the rest.
 
-    Modules have fixtures: `lossless`, settings with which nothing is lost, and
-    `twin`, which makes an optimizer with a rate of about 1e-4.
+    Modules define two fixtures: `lossless`, settings that lose nothing, and
+    `twin`, which creates an optimizer with a rate of about 1e-4.
     """
 
     @pytest.fixture
     def either_path(self):
-        """There is one: nothing takes a norm."""
+        """There is only one path: these optimizers compute no norms."""
 
     def test_nothing_is_lost(self, case, mirrored, lossless):
         """Sum of everything sent + sum of v = sum of everything accumulated.
 
-        Rounding alone, were it not fed back, would lose ten times as much.
+        Without feedback, rounding alone would lose ten times as much.
         """
         zeros = dgc.zeros()
         settings = {"sparsity": (0.9,), "make": case.make} | lossless
@@ -499,5 +500,5 @@ class Compressed:
     def test_half_precision_of_replicas_trains_as_its_float32_twin(
         self, case, mirrored, dtype, twin
     ):
-        """By steps that are less than its rounding."""
+        """Steps are smaller than the rounding of half precision."""
         dgc.check_twin(mirrored, dtype, twin, [1.0, 0.25])

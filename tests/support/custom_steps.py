@@ -1,7 +1,7 @@
-"""Models whose losses, metrics and steps are written by hand.
+"""Models with custom losses, metrics and steps.
 
-They are those of Keras's guides and examples, made small. Each is tried on
-batches of 3, 3 and 1 rows: one of two replicas gets none of the last.
+They are small versions of those in Keras's guides and examples. Each trains on
+batches of 3, 3 and 1 rows, so that one of two replicas gets no row of the last.
 """
 
 import keras
@@ -36,7 +36,7 @@ class Logs(keras.callbacks.Callback):
 
 
 class ComputesLoss(keras.Sequential):
-    """As the docstring of `compute_loss` has it."""
+    """The example in the docstring of `compute_loss`."""
 
     def __init__(self):
         super().__init__([keras.Input((4,)), Penalized(2)])
@@ -54,7 +54,7 @@ class ComputesLoss(keras.Sequential):
 
 
 class Penalized(keras.layers.Dense):
-    """Adds losses as layers do: a mean, a `Loss` and a regularizer."""
+    """Adds three losses: a mean, a `Loss` and a regularizer."""
 
     def __init__(self, units):
         super().__init__(units, kernel_regularizer="l2")
@@ -67,7 +67,7 @@ class Penalized(keras.layers.Dense):
 
 
 class Guide(keras.Sequential):
-    """As the guide "Customizing `fit`" has it."""
+    """The model of the guide "Customizing `fit`"."""
 
     def __init__(self):
         super().__init__([keras.Input((4,)), keras.layers.Dense(2)])
@@ -96,7 +96,7 @@ class Guide(keras.Sequential):
 
 
 class GuideWithFloats(Guide):
-    """Returns no tensors, as Keras before 3.15 does, eagerly."""
+    """Returns floats, as Keras before 3.15 does in eager mode."""
 
     def train_step(self, data):
         logs = super().train_step(data)
@@ -114,7 +114,7 @@ class GuideWithRows(Guide):
 
 
 class GuideSynchronized(Guide):
-    """Has statistics of all replicas, each of which sends gradients to all."""
+    """Has batch statistics over all replicas, with gradients to all."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ class GuideWithSum(Guide):
 
 
 class GuideOfTensorFlow(Guide):
-    """Divides by the batch size as TensorFlow's guide does."""
+    """Divides by the batch size, as TensorFlow's guide does."""
 
     def loss_of(self, y, y_pred):
         rows = keras.losses.mean_squared_error(y, y_pred)
@@ -151,17 +151,17 @@ class GuideOfTensorFlow(Guide):
 
 
 class InFunction(Guide):
-    """Is decorated, as many steps are."""
+    """Has a step that is decorated with `tf.function`."""
 
     @tf.function
     def train_step(self, data):
-        if tf.reduce_any(data[0] > 0):  # Of the graph.
+        if tf.reduce_any(data[0] > 0):  # A tensor of the graph.
             tf.print(end="")
         return super().train_step(data)
 
 
 class CallsFunction(Guide):
-    """Has a loss that is traced once, which divides by what a step knows."""
+    """Has a loss in a `tf.function` that is traced once."""
 
     @tf.function(reduce_retracing=True)
     def loss_of(self, y, y_pred):
@@ -171,7 +171,7 @@ class CallsFunction(Guide):
 
 
 class ReturnsLoss(Guide):
-    """Logs what it has computed, and no metric."""
+    """Logs the loss itself, without a metric."""
 
     def train_step(self, data):
         x, y = data
@@ -183,7 +183,7 @@ class ReturnsLoss(Guide):
 
 
 class Autoencoder(keras.Model):
-    """A VAE of which the noise is data: a model without `call`."""
+    """A VAE without `call`, whose noise is part of the data."""
 
     def __init__(self):
         super().__init__()
@@ -215,7 +215,7 @@ class Autoencoder(keras.Model):
 
 
 class Adversaries(keras.Model):
-    """A GAN, whose optimizers are built by its first step."""
+    """A GAN whose optimizers are built by its first step."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +257,7 @@ class Adversaries(keras.Model):
 
 
 class Distiller(keras.Model):
-    """Calls the student; `compute_loss` has arguments of its own."""
+    """Distills a student; `compute_loss` has additional arguments."""
 
     def __init__(self):
         super().__init__()
@@ -278,7 +278,7 @@ class Distiller(keras.Model):
 
 
 class Total(keras.metrics.Metric):
-    """As in Keras's docs: `result` returns the variable."""
+    """The example of Keras's docs: `result` returns the variable."""
 
     def __init__(self, name="total", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -296,13 +296,13 @@ class Total(keras.metrics.Metric):
 
 
 class Unlisted(ReturnsLoss):
-    """Has metrics that it does not list, in all places, and returns arrays."""
+    """Has metrics in several places, does not list them, and returns arrays."""
 
     def __init__(self):
         super().__init__()
         self.places = {"total": [Total()]}
         mean = keras.metrics.Mean(name="mean")
-        self.of_users = lambda: mean  # Where nobody looks.
+        self.of_users = lambda: mean  # Keras does not look for metrics here.
 
     def train_step(self, data):
         logs = super().train_step(data)
@@ -325,7 +325,7 @@ class Unlisted(ReturnsLoss):
 
 
 class Sharp(Guide):
-    """Takes gradients at weights that its own have moved (SAM)."""
+    """Takes gradients at weights moved along a first gradient (SAM)."""
 
     def train_step(self, data):
         x, y = data
@@ -361,12 +361,12 @@ def with_metrics(optimizer=None, **arguments):
 
 
 def number(y_true, y_pred):
-    """Is a metric of one number."""
+    """A metric that is one number."""
     return ops.mean(ops.abs(y_pred))
 
 
 def several_optimizers():
-    """One for the kernel and one for the bias, where Keras has that."""
+    """Return one optimizer for kernels and one for biases, if Keras can."""
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         return sgd()
     choice = keras.optimizers.OptimizerMap(sgd())
@@ -392,7 +392,7 @@ KINDS = ("bool", "int8", "int16", "bfloat16", "float16", "float32")
 
 
 def predictions():
-    """Those of batches of 3, 3 and 1 rows, as lists."""
+    """Return predictions for batches of 3, 3 and 1 rows, as lists."""
     found = Kinds().predict(X, batch_size=3, verbose=0)
     return {
         name: values.astype("U" if name == "string" else "float32").tolist()
@@ -448,7 +448,7 @@ CASES = {
 
 
 def fit(name):
-    """Return the trained model; its logs, of batches and of epochs."""
+    """Return the trained model, and its logs of batches and epochs."""
     keras.utils.set_random_seed(1)
     model, logs = CASES[name](), Logs()
     history = model.fit(

@@ -13,8 +13,8 @@ from tf_optimizers._compat.hooks import build_from_specs
 
 DEVICES = ["CPU:0", "CPU:1"]
 
-# GPUs multiply float32 matrices by 10 bits of each factor unless told not to.
-# This is for the processes that tests start, too.
+# By default, GPUs multiply float32 matrices with 10 bits per factor. This also
+# applies to processes that tests start.
 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
@@ -25,22 +25,22 @@ tf.config.set_logical_device_configuration(
 
 
 def _end_at_once(dataset):
-    """Return a dataset whose iterators are not tuned.
+    """Return a dataset without autotuning.
 
-    The thread that tunes one sleeps as long as that has lived, up to a minute,
-    and misses every third end: whoever deletes the iterator waits.
+    The thread that tunes an iterator sleeps for as long as the iterator has
+    existed, up to a minute. It misses every third deletion, which then blocks.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
-# All iterators call it, also those of devices, which nothing public reaches.
+# All iterators call this, even those of devices, which no public name reaches.
 dataset_ops.DatasetV2._apply_debug_options = _end_at_once
 
 
 def is_short(config):
-    """Tell whether neither `-m long` nor `tox -e next` has asked for all."""
+    """Return whether neither `-m long` nor `tox -e next` asks for all tests."""
     return (
         "long" not in config.getoption("-m")
         and "TENSORFLOW_DEFAULTS" not in os.environ
@@ -57,12 +57,12 @@ def pytest_sessionstart(session):
         return
     # Keras draws a batch before each `fit`, and drops the iterator. TensorFlow
     # (2.21) may crash if one of several devices still waits for the next batch:
-    # who answers refers to the iterator, which may be gone.
+    # the answer refers to the iterator, which may be deleted.
     build_from_specs(is_mirrored)
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": True}
     )
-    # Another version may not know these, and end the process.
+    # Other versions may not know these flags, and end the process.
     if tf.__version__.startswith("2.21."):
         os.environ.setdefault(
             "XLA_FLAGS",
@@ -83,18 +83,18 @@ def _with_gpu(device_type=None):
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
-    """Let Keras see a GPU, so that it compiles steps by XLA unless told not to.
+    """Let Keras see a GPU, so that it compiles steps by XLA by default.
 
-    What is computed stays on the CPU.
+    All computations stay on the CPU.
     """
     monkeypatch.setattr(tf.config, "list_physical_devices", _with_gpu)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol():
-    """Pretend a GPU for all tests, if asked to.
+    """Pretend a GPU for all tests, if `PRETENDED_GPU` is set.
 
-    Another CPU than the host is the default device then, as a GPU would be.
+    The default device is then a CPU other than the host, as a GPU would be.
     """
     if "PRETENDED_GPU" not in os.environ:
         return (yield)
@@ -105,7 +105,7 @@ def pytest_runtest_protocol():
 
 @pytest.fixture
 def where_xla_runs(case):
-    """Be on a device that XLA may compile an optimizer's steps for."""
+    """Run on a device for which XLA may compile an optimizer's steps."""
     with case.where_xla_runs():
         yield
 
@@ -119,8 +119,8 @@ def seed():
 def on_cpu():
     """Train on the CPU, so that two trainings of one model are equal.
 
-    On a GPU, TensorFlow tries which kernel multiplies matrices fastest, and may
-    find another one for each graph.
+    On a GPU, TensorFlow looks for the fastest kernel for matrix products, and
+    may choose a different one for each graph.
     """
     with tf.device(DEVICES[0]):
         yield
@@ -128,10 +128,10 @@ def on_cpu():
 
 @pytest.fixture(scope="session")
 def mirrored(request):
-    """One for all tests: TensorFlow's collectives of two get mixed up.
+    """Return one strategy for all tests: collectives of two would be confused.
 
-    To trace these, TensorFlow's default, takes a third of the time of such
-    tests, so most exchange on one device.
+    Tracing collectives, TensorFlow's default, takes a third of the time of such
+    tests, so most reduce on one device.
     """
     exchange = (
         tf.distribute.ReductionToOneDevice()

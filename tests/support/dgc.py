@@ -1,4 +1,4 @@
-"""DGCMomentum under a strategy, fed with a gradient per replica."""
+"""Runs of DGCMomentum under a strategy, with a gradient per replica."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def zeros(shapes=SHAPES):
 
 
 def around(inner, **settings):
-    """Return what makes SparseLoCo around a new optimizer of a class."""
+    """Return a factory of SparseLoCo around a new optimizer of a class."""
     return lambda rate, **kwargs: tfo.SparseLoCo(
         inner(rate, **settings), **kwargs
     )
@@ -34,12 +34,13 @@ class Run:
     """An optimizer and its variables under a strategy.
 
     Args:
-        strategy: Of any kind.
-        values: What the variables start from, by name.
-        learning_rate: Of the optimizer.
-        make: Its class, or a function that takes the same arguments.
-        dtypes: Of variables that are not float32, by name.
-        kwargs: Of the optimizer; every variable is compressed by default.
+        strategy: Any strategy.
+        values: Initial values of the variables, by name.
+        learning_rate: The optimizer's learning rate.
+        make: The optimizer's class, or a function with the same arguments.
+        dtypes: Dtypes of variables that are not float32, by name.
+        kwargs: Settings of the optimizer. By default, every variable is
+            compressed.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Run:
 
     @property
     def replicas(self):
-        """The numbers of this process's replicas among all."""
+        """The ranks of this process's replicas."""
         return self.strategy.experimental_local_results(
             self._distribute(lambda replica: replica)
         )
@@ -91,9 +92,10 @@ class Run:
         apply(self._per_replica(gradients))
 
     def step_and_add_up(self, gradients, totals):
-        """Step, and add to totals what this process accumulates in v by it.
+        """Step, and add this process's new accumulation in v to `totals`.
 
-        Of DGCMomentum, with a momentum of 0.9, or SparseLoCo around plain SGD.
+        The optimizer is DGCMomentum with a momentum of 0.9, or SparseLoCo
+        around plain SGD.
 
         Args:
             gradients: See `step`.
@@ -111,7 +113,7 @@ class Run:
                 total += g
 
     def restart(self, values, learning_rate):
-        """Go back to before the first step; a new run would be traced anew."""
+        """Restore the initial state; a new run would be traced again."""
         every = self.strategy.experimental_local_results
         for variable in self.optimizer.variables:
             for part in every(variable.value):
@@ -133,7 +135,7 @@ class Run:
     def memory(self, name):
         """Return u ("momentum") or v ("residual"): [variable][local replica].
 
-        Of v, of those variables that are compressed; SparseLoCo has no u.
+        v only of compressed variables; SparseLoCo has no u.
         """
         compressor = self.optimizer._compressor
         variables = compressor.residuals
@@ -172,8 +174,8 @@ def worst(actual, expected):
 def golden(name, strategy, first=0):
     """Return the errors of weights by step.
 
-    If there are steps before `first`, it starts with Paddle's weights and u
-    after them, of which every replica has an N-th.
+    If `first` is not 0, training starts with Paddle's weights and u after
+    `first` steps; every replica gets an N-th of u.
     """
     record = load(name)
     config, dtype = record["config"], "float32"
@@ -217,12 +219,12 @@ def golden(name, strategy, first=0):
 
 
 def assert_nothing_is_lost(balances, **kwargs):
-    """What all were sent, and what each has unsent, is what each accumulated.
+    """Check that sent and unsent sums equal the accumulated ones.
 
     Args:
-        balances: Of each worker: "sent", "unsent" and "accumulated" sums, a
-            list with one value per variable.
-        **kwargs: Of `np.testing.assert_allclose`.
+        balances: The "sent", "unsent" and "accumulated" sums of each worker,
+            lists with one value per variable.
+        **kwargs: Arguments of `np.testing.assert_allclose`.
     """
     for i, sent in enumerate(balances[0]["sent"]):
         unsent, accumulated = (
@@ -235,10 +237,10 @@ def assert_nothing_is_lost(balances, **kwargs):
         )
 
 
-# Side by side, as in a model: a scale of gradients each.
+# Scales of the gradients of variables in one model.
 SCALES = [1e-8, 1e4, 1e-4, 1e8, 1.0]
-# So that entries travel densely where the transport can, then as entries, and
-# in the end all that was held back.
+# At first, entries are sent as a dense tensor if possible, then as entries; at
+# the end, residuals are sent.
 STAGES = {
     "sparsity": (0.25, 0.9),
     "rampup_step": 6,
@@ -248,9 +250,9 @@ STAGES = {
 
 
 def balances_of_scales(strategy, **settings):
-    """Return by step what all sent, and what this process holds and got.
+    """Return all sent sums, and this process's unsent and accumulated ones.
 
-    Each is [variable][element], in multiples of the variable's scale.
+    Each is [step][variable][element], in multiples of the variable's scale.
     """
     names = [f"w{scale}" for scale in SCALES]
     run = Run(strategy, dict.fromkeys(names, np.zeros(90)), 1.0, **settings)
@@ -286,7 +288,7 @@ def balances_of_scales(strategy, **settings):
 def assert_all_scales_are_conserved(processes, dtype):
     """Check every step of `balances_of_scales`, of all processes.
 
-    In the scale of each variable: whatever the others have.
+    Errors are relative to the scale of each variable.
     """
     smallest = np.finfo("float16").smallest_subnormal
     waits = (dtype == "float16") & (np.array(SCALES) < smallest)
@@ -304,7 +306,7 @@ def assert_all_scales_are_conserved(processes, dtype):
 
 
 def apply_own(strategy, optimizer, variable, gradients):
-    """Apply a gradient of each replica's own to a variable."""
+    """Apply a different gradient per replica to a variable."""
 
     def replica():
         context = tf.distribute.get_replica_context()
@@ -315,15 +317,15 @@ def apply_own(strategy, optimizer, variable, gradients):
 
 
 def check_twin(strategy, dtype, make, gradients):
-    """Check that steps lead where they lead in float32, but for rounding.
+    """Check that weights are equal to rounded float32 ones after some steps.
 
-    They are smaller than the rounding of the dtype.
+    The steps are smaller than the rounding of the dtype.
 
     Args:
-        strategy: Of two replicas.
-        dtype: Of the weights, "float16" or "bfloat16".
+        strategy: A strategy with two replicas.
+        dtype: The dtype of the weights, "float16" or "bfloat16".
         make: Returns an optimizer with a rate of about 1e-4.
-        gradients: What each replica's gradient is filled with.
+        gradients: The value of all elements of each replica's gradient.
     """
     value = tf.reshape(tf.cast(tf.linspace(1.0, 2.0, 64), dtype), [8, 8])
     value = tf.cast(value, tf.float32).numpy()

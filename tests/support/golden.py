@@ -1,4 +1,4 @@
-"""Trajectories that other libraries have left, and how far ours is from them.
+"""Trajectories of other libraries, and the errors of ours.
 
 The error of a tensor is max|a - b| / max|b|, at every step.
 """

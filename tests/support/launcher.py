@@ -1,4 +1,4 @@
-"""A launcher beside the test, and what its workers leave behind."""
+"""Runs the launcher in the background of a test, and inspects processes."""
 
 import os
 import subprocess
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from real_workers import LAUNCHER
 
-# In seconds; far above what is needed, as other work may share the machine.
+# In seconds; far more than needed, since other work may share the machine.
 LIMIT = 300
-# For a SIGTERM that should not be needed or a worker that should not end.
+# Seconds in which a worker must not end, or must not need a SIGTERM.
 LONG = 600
 
 INDEX = """
@@ -21,7 +21,7 @@ index = cluster["task"]["index"]
 
 
 class Launcher:
-    """A launcher that runs beside the test, killed at the test's end."""
+    """A launcher in the background, killed at the end of the test."""
 
     def __init__(self, arguments, folder, **options):
         self.error_file = folder / f"stderr-{time.monotonic_ns()}"
@@ -32,12 +32,12 @@ class Launcher:
                 stderr=stderr,
                 **{"stdout": subprocess.PIPE, **options},
             )
-        # No read or wait below can then last longer.
+        # Limits every read and wait below.
         self._timer = threading.Timer(LIMIT, self.process.kill)
         self._timer.start()
 
     def pids(self, count):
-        """Return what the next `count` lines `ready pid ...` report."""
+        """Return the process ids of the next `count` lines `ready pid ...`."""
         found = []
         for _ in range(count):
             line = self.process.stdout.readline()
@@ -76,7 +76,7 @@ def pids_in(text):
 
 
 def is_alive(pid):
-    """Tell a process that runs from none, and from one nobody waits for."""
+    """Return whether a process runs; False for a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -100,14 +100,14 @@ def lines_of(output, worker):
 
 
 def processes_with(text):
-    """Return the processes that have `text` in command line or folder."""
+    """Return processes with `text` in the command line or working folder."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             known = (folder / "cmdline").read_bytes().decode(errors="replace")
             known += os.readlink(folder / "cwd")
         except OSError:
-            continue  # It has ended, or is none of ours.
+            continue  # It has ended, or belongs to another user.
         if text in known and is_alive(int(folder.name)):
             found.append(known)
     return found

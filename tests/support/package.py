@@ -47,7 +47,7 @@ def main(folder):
         venv.create(f"{place}/env", with_pip=True)
         python = f"{place}/env/bin/python"
         pathlib.Path(place, "train.py").write_text(TRAIN)
-        # The dependencies are those of both.
+        # Both have the same dependencies.
         for archive, options in [
             (wheel, []),
             (sdist, ["--no-deps", "--force-reinstall"]),
@@ -62,7 +62,7 @@ def main(folder):
 def check_contents(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     others = [n for n in names if not n.startswith("tf_optimizers")]
-    assert not others, f"the wheel brings {others} along"
+    assert not others, f"The wheel contains {others}."
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Adds repeated positions in an order of its own each time, as a GPU does."""
+"""Adds repeated positions in a random order each time, as a GPU does."""
 
 import contextlib
 import os
@@ -14,7 +14,8 @@ from tensorflow.python.ops import (
 from tf_optimizers import kernels
 from tf_optimizers.compression.residual import _clear
 
-# Modules, a function that adds, and which arguments have positions and values.
+# A module, its function that adds, and the indices of the arguments with
+# positions and values.
 ADDING = [
     ((tf, gen_array_ops), "scatter_nd", (0, 1)),
     ((tf,), "tensor_scatter_nd_add", (1, 2)),
@@ -30,7 +31,7 @@ ADDING = [
 
 
 def permuted(function, places):
-    """Return `function` of its positions and values in a random order."""
+    """Return `function`, called with positions and values in a random order."""
 
     def call(*args, **kwargs):
         args = list(args)
@@ -40,12 +41,12 @@ def permuted(function, places):
         positions, values = map(tf.convert_to_tensor, pair)
         if not values.dtype.is_floating or values.shape.rank == 0:
             return function(*args, **kwargs)
-        # Each process and each run draws its own, whatever seed it has set.
+        # Every process and run draws a different order, regardless of its seed.
         seed = int.from_bytes(os.urandom(4), "little")
         order = tf.random.shuffle(tf.range(tf.shape(positions)[0]), seed)
         pair = [tf.gather(tensor, order) for tensor in (positions, values)]
         if "tensor_scatter" in function.__name__:
-            # XLA drops those beyond the end, which have nothing to add.
+            # XLA drops positions beyond the end, which add nothing.
             pair[0] = tf.minimum(pair[0], tf.size(args[0], pair[0].dtype) - 1)
         for i in places:
             if i < len(args):
@@ -57,11 +58,11 @@ def permuted(function, places):
 
 @contextlib.contextmanager
 def permuted_additions():
-    """Permute what scatters and segment sums add, in kernels as well.
+    """Permute the order of scatters and segment sums, including kernels.
 
     Kernels are traced again, and run without XLA, whose random numbers are the
-    same in all processes. `_clear` sets and adds nothing, and it needs XLA,
-    which drops positions beyond the end.
+    same in all processes. `_clear` adds nothing, and needs XLA, which drops
+    positions beyond the end.
     """
     originals = [
         (module, name, getattr(module, name))

@@ -11,18 +11,18 @@ import tf_optimizers
 SUPPORT = pathlib.Path(__file__).parent
 SCRIPTS = SUPPORT / "scripts"
 PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
-# Several devices of a worker are logical CPUs, also where there is a GPU.
+# Several devices of a worker are logical CPUs, even on a machine with a GPU.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
 
 
 class Outcome:
-    """What the workers left behind.
+    """The output and the results of workers.
 
     Args:
-        exit_code: Of the launcher.
-        output: Of all workers and the launcher, interleaved.
-        results: What each worker passed to `report`, None if it did not.
+        exit_code: The launcher's exit code.
+        output: The output of all workers and the launcher, interleaved.
+        results: The result that each worker passed to `report`, or None.
     """
 
     def __init__(self, exit_code, output, results):
@@ -61,7 +61,7 @@ def run(
 
 
 def environment(folder):
-    """Return that of a worker which leaves its result in a folder."""
+    """Return the environment of a worker that writes its result to a folder."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -78,9 +78,9 @@ def environment(folder):
 
 
 def python_path(*folders):
-    """Return a `PYTHONPATH` of folders, and of those that the tests were given.
+    """Return a `PYTHONPATH` of folders, and of those of the tests.
 
-    Where TensorFlow may be.
+    The latter may contain TensorFlow.
     """
     given = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*map(str, folders), *([given] if given else [])])
@@ -94,7 +94,7 @@ def results(*args, **kwargs):
 
 
 def report(result):
-    """Leave a worker's result for the test."""
+    """Write a worker's result for the test."""
     place = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     path = pathlib.Path(os.environ["FOLDER"]) / f"{place}.json"
     path.write_text(json.dumps(result))

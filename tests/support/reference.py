@@ -1,14 +1,14 @@
 """The optimizers in float64 NumPy, written from the papers' formulas.
 
 A parameter is an array, its state a dict; `step` counts from 1. Nothing here
-knows of TensorFlow or of the package.
+uses TensorFlow or the package.
 """
 
 import numpy as np
 
 
 def moments(state, g, beta_1, beta_2):
-    """Return m / (1 - beta_1^t) and v / (1 - beta_2^t) after g."""
+    """Update m and v by g; return m / (1 - beta_1^t), v / (1 - beta_2^t)."""
     state["t"] = state.get("t", 0) + 1
     state["m"] = beta_1 * state.get("m", 0.0) + (1 - beta_1) * g
     state["v"] = beta_2 * state.get("v", 0.0) + (1 - beta_2) * g**2
@@ -90,7 +90,7 @@ def adam_offload(
     adapt=True,
 ):
     """Return w after one step of MindSpore's AdamOffload."""
-    del adapt  # there is no trust ratio
+    del adapt  # There is no trust ratio.
     g = g + weight_decay * w
     moments(state, g, beta_1, beta_2)
     m, v, t = state["m"], state["v"], state["t"]
@@ -125,7 +125,7 @@ def adam(w, g, state, lr, epsilon=1e-7, weight_decay=0.0):
 
 
 def momentum_sgd(w, g, state, lr, momentum=0.9, rate_in_momentum=True):
-    """Return w after one step whose rate is in the momentum, or outside."""
+    """Return w after one step, with the rate in the momentum or outside."""
     inside, outside = (lr, 1.0) if rate_in_momentum else (1.0, lr)
     state["u"] = momentum * state.get("u", 0.0) + inside * g
     return w - outside * state["u"]
@@ -134,8 +134,8 @@ def momentum_sgd(w, g, state, lr, momentum=0.9, rate_in_momentum=True):
 class DGC:
     """Deep Gradient Compression (arXiv:1712.01887) of one parameter.
 
-    N workers; a worker's gradient is of its share of the mean loss, so that
-    their sum is the mean. `sparsity(step)` is None while all is dense.
+    Each of N workers has the gradient of its share of the mean loss, so that
+    the sum is the mean. `sparsity(step)` is None while the exchange is dense.
     `lr` may be set between steps.
     """
 
@@ -166,7 +166,7 @@ class DGC:
         self.steps = 0
 
     def accumulate(self, worker, g):
-        """Return what the gradient adds to the step, with momentum."""
+        """Add the gradient to the momentum; return the increment of v."""
         g = g * (self.lr if self.rate_in_momentum else 1.0)
         if self.nesterov:
             self.u[worker] = self.momentum * (self.u[worker] + g)
@@ -208,9 +208,9 @@ class DGC:
 class SparseLoCo:
     """SparseLoCo (arXiv:2508.15706) of one parameter.
 
-    `inner(w, g, state, lr)` is a step of the inner optimizer, of which there
-    are `every` per round; else as `DGC`. Where these are several, `sparsity` is
-    that at the step which ends a round.
+    `inner(w, g, state, lr)` is a step of the inner optimizer; a round has
+    `every` steps. `sparsity(step)` applies at the step that ends a round.
+    Otherwise like `DGC`.
     """
 
     def __init__(
@@ -269,8 +269,9 @@ class SparseLoCo:
 class ShardedDGC:
     """DGC of several parameters whose entries are summed by shards.
 
-    As `DGC` with masking; what a shard has no capacity for, or does not send
-    on, stays where it was. Of `residuals` with a gradient each.
+    Like `DGC` with masking. Entries beyond a shard's capacity, and sums that a
+    shard does not send on, stay in v and u. There are `residuals` residuals,
+    each with its own gradients.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ class ShardedDGC:
         return (position + group * 2654435761 // 65536 % 65536) % self.shards
 
     def step(self, gradients):
-        """Take a step from gradients[residual][parameter]."""
+        """Step with gradients[residual][parameter]."""
         ks = [
             max(1, round(w.size * (1 - self.sparsity), 6).__floor__())
             for w in self.ws

@@ -1,4 +1,4 @@
-"""Models with state that each replica assigns from its own rows."""
+"""Models with state that each replica computes from its own rows."""
 
 import keras
 import numpy as np
@@ -11,11 +11,12 @@ Y = RNG.standard_normal((12, 2)).astype("float32")
 
 
 class Center(keras.layers.Layer):
-    """Follows the mean of its inputs, as DINO does, and subtracts it.
+    """Tracks the mean of its inputs, as in DINO, and subtracts it.
 
     Args:
-        kind: Of variable: "keras", or "tensorflow", which Keras does not know.
-        **kwargs: Of `add_weight`.
+        kind: The kind of variable: "keras", or "tensorflow", which Keras does
+            not track.
+        **kwargs: Arguments of `add_weight`.
     """
 
     def __init__(self, kind="keras", **kwargs):
@@ -42,7 +43,7 @@ class Center(keras.layers.Layer):
 
 
 class Counter(keras.layers.Layer):
-    """Counts inputs above 2, which no replica has equally many of."""
+    """Counts inputs above 2; each replica has a different number of them."""
 
     def build(self, shape):
         self.count = self.add_weight(
@@ -61,7 +62,7 @@ class Counter(keras.layers.Layer):
 
 
 class Weight(keras.layers.Dense):
-    """Assigns to a weight that is trained, from its rows."""
+    """Assigns to a trainable weight, from its rows."""
 
     def call(self, inputs, training=False):
         if training:
@@ -70,7 +71,7 @@ class Weight(keras.layers.Dense):
 
 
 def compiled(*layers, **kwargs):
-    """Return a model in which other weights do not depend on its state."""
+    """Return a model whose other weights do not depend on the state."""
     model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(keras.optimizers.SGD(0.0), "mse", **kwargs)
     return model
@@ -82,7 +83,7 @@ def center(*arguments, **kwargs):
 
 
 def fit(model, epochs=2, **kwargs):
-    """Train on batches in order, of equally many rows on two replicas."""
+    """Train on batches in order, with the same number of rows per replica."""
     return model.fit(
         *(X, Y), batch_size=4, epochs=epochs, shuffle=False, verbose=0, **kwargs
     )

@@ -1,4 +1,4 @@
-"""The version of Keras, for what it alone decides."""
+"""The version of Keras, for tests that depend on it."""
 
 import keras
 

@@ -1,8 +1,8 @@
-"""Whether replicas stay equal to the bit: `additions.py WHERE HOW NAME...`.
+"""Checks that replicas stay bitwise equal: `additions.py WHERE HOW NAME...`.
 
 WHERE is `workers`, replicas of our strategy, or `devices`, two logical GPUs
-under `MirroredStrategy`. HOW is `permuted`, which adds repeated positions in
-another order each time, as a GPU does, or `plain`.
+under `MirroredStrategy`. HOW is `plain`, or `permuted`, which adds repeated
+positions in a random order each time, as a GPU does.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from tf_optimizers.compression.compressor import Compressor
 
 EPOCHS = 3
 RNG = np.random.default_rng(0)
-# Few rows of the embedding, so that most come several times in a batch.
+# The embedding has few rows, so that most are repeated in a batch.
 ROWS = RNG.integers(0, 5, (64, 6))
 VALUES = RNG.standard_normal((64, 32)).astype("float32")
 CLASSES = ROWS.sum(1)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-SMALL = {"min_compress_size": 1000}  # All but biases.
+SMALL = {"min_compress_size": 1000}  # All variables but biases.
 HALF = {"sparsity": (0.5,), **SMALL}
 
 
@@ -46,18 +46,18 @@ MAKE = {
     "loco of 4 steps": around(keras.optimizers.AdamW, sync_every=4, **HALF),
     "loco, sharded": around(tfo.Lamb, **HALF),
     "sharded state": lambda: tfo.ShardedState(keras.optimizers.Adam(0.01)),
-    # TensorFlow's strategies have Keras add rows that repeat.
+    # Under TensorFlow's strategies, Keras adds repeated rows.
     "adam": functools.partial(keras.optimizers.Adam, 0.01),
     "sgd": functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9),
 }
-# Those whose replicas agree under TensorFlow's strategies, too.
+# Cases whose replicas agree even under TensorFlow's strategies.
 OURS = [n for n in MAKE if n not in ("adam", "sgd") and ", sharded" not in n]
 DENSE = ", no embedding"
 EVERY = [name + kind for name in MAKE for kind in ("", DENSE)]
 
 
 def make_model(name):
-    """All variables are of two shapes, as kernels are compiled for each."""
+    """Return a model with two shapes, since every shape compiles kernels."""
     keras.utils.set_random_seed(1)
     rows = [keras.Input((6,), dtype="int32"), keras.layers.Embedding(32, 32)]
     rows += [keras.layers.GlobalAveragePooling1D()]
@@ -88,7 +88,7 @@ def fit(strategy, name):
 
 
 def moved(weights, name):
-    """Return by how much a training has moved its weights."""
+    """Return how far a training has moved the weights."""
     start = [w.reshape(-1) for w in make_model(name).get_weights()]
     return float(np.abs(weights - np.concatenate(start)).max())
 
@@ -97,7 +97,7 @@ def two_gpus():
     (gpu,) = tf.config.list_physical_devices("GPU")
     part = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
     tf.config.set_logical_device_configuration(gpu, [part, part])
-    # NCCL refuses two replicas on one card.
+    # NCCL does not accept two replicas on one card.
     return tf.distribute.MirroredStrategy(
         ["GPU:0", "GPU:1"], tf.distribute.HierarchicalCopyAllReduce()
     )

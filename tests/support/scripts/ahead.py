@@ -1,4 +1,4 @@
-"""What workers agree on one step ahead."""
+"""Tests what workers agree on one step ahead of training."""
 
 import graphlib
 import hashlib
@@ -18,9 +18,9 @@ from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.data.batch_metadata import rows_of
 from tf_optimizers.workers.data.look_ahead import FIRST_BATCH
 
-# Older ones draw in the function of the step.
+# Older versions draw batches in the function of the step.
 DRAWS_EAGERLY = KERAS >= (3, 16)
-# 5 full batches and one of a single row.
+# Makes five full batches, and one with a single row.
 BATCH = 19
 
 
@@ -31,13 +31,13 @@ def batches():
 
 
 def places(graph, before=0):
-    """Return how many collectives follow on each other up to each, by name.
+    """Return the depth of each collective in a chain of them, by name.
 
-    Those that only the first batch of an iterator runs do not count.
+    Collectives that only run for an iterator's first batch do not count.
 
     Args:
-        graph: Of a function.
-        before: How many precede its inputs.
+        graph: The graph of a function.
+        before: Number of collectives before its inputs.
     """
     inputs = {tensor.op for tensor in graph.inputs}
     ahead = {
@@ -60,7 +60,7 @@ def places(graph, before=0):
 
 
 def called(op):
-    """Return the names of the functions that an op may run, but at first."""
+    """Return the functions that an op may run, except for a first batch."""
     if "PartitionedCall" in op.type:
         return [op.get_attr("f").name]
     if op.type in ("If", "StatelessIf"):
@@ -73,7 +73,7 @@ def called(op):
 
 
 def train_function(strategy):
-    """Return `places` in what `fit` calls for a step."""
+    """Return `places` in the function that `fit` calls for a step."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
         model.compile("sgd", training.LOSS, metrics=["accuracy"])
@@ -87,10 +87,10 @@ def train_function(strategy):
 
 
 def own_lengths(strategy):
-    """Return rows here, and of all, of batches that each worker has itself.
+    """Return the rows of batches: on this worker, and on all.
 
-    As they are drawn eagerly and in a function; the workers' data end at
-    different steps, and none knows when.
+    Each worker has its own data, which are drawn eagerly and in a function.
+    The data end at different steps, which no worker knows in advance.
     """
 
     def make(context):
@@ -116,14 +116,14 @@ def own_lengths(strategy):
 
 
 def several_steps(strategy):
-    """Return what a training of several steps a call leads to."""
+    """Return the result of training with several steps per call."""
     return training.fit(
         strategy, "adam", batch_size=BATCH, steps_per_execution=2
     )
 
 
 def endless(strategy):
-    """Return weights after epochs that go on with one iterator."""
+    """Return weights after epochs that continue one iterator."""
     with strategy.scope():
         model = training.make_model()
         model.compile(training.OPTIMIZERS["adam"](), training.LOSS)
@@ -133,7 +133,7 @@ def endless(strategy):
 
 
 def asks_for_the_spec(strategy):
-    """Return sums by a function of the dataset's own `element_spec`."""
+    """Return sums from a function with the dataset's `element_spec`."""
     data = strategy.experimental_distribute_dataset(
         tf.data.Dataset.range(7).batch(4)
     )
@@ -148,10 +148,10 @@ def asks_for_the_spec(strategy):
 
 
 def one_after_another(strategy):
-    """Return what the second worker heard before its second draw.
+    """Return the message that the second worker read before its second draw.
 
-    The first says so after its own, which cannot wait for what the second is
-    to say of the third batch.
+    The first worker writes it after its own second draw, which therefore does
+    not wait for the second worker's metadata of the third batch.
     """
     iterator = iter(strategy.experimental_distribute_dataset(batches()))
     next(iterator)
@@ -165,10 +165,10 @@ def one_after_another(strategy):
 
 
 def eagerly_and_not(strategy):
-    """Return the rows of batches, drawn by turns in three ways.
+    """Return the rows of batches that are drawn in three ways, in turn.
 
-    Eagerly, in a function that takes the iterator, and in one that has it; and
-    from another iterator in between.
+    These are: eagerly, in a function that takes the iterator, and in one that
+    captures it. Another iterator is used in between.
     """
     growing = tf.data.Dataset.range(1, 21).map(lambda rows: tf.zeros([rows]))
     data = strategy.distribute_datasets_from_function(lambda _: growing)
@@ -196,11 +196,11 @@ def two_kinds(strategy):
 
 
 def dropped(strategy):
-    """Return the seconds that it takes to drop iterators of data in use.
+    """Return the seconds in which iterators of data in use are deleted.
 
-    TensorFlow tunes data 2.6 s after it has begun, and 5.1 s after. Of ten, one
-    is waited for in every run if the data are tuned, and in every second run if
-    only what takes them to devices is.
+    TensorFlow tunes data 2.6 s and 5.1 s after an iterator has started. If data
+    are tuned, deleting ten iterators blocks in every run; if only the transfer
+    to devices is tuned, in every second run.
     """
     data = strategy.experimental_distribute_dataset(batches())
     iterators = [iter(data) for _ in range(10)]
@@ -214,14 +214,14 @@ def dropped(strategy):
 
 
 class Messages(keras.callbacks.Callback):
-    """How many collectives each step begins, by channel, and its logs."""
+    """Counts the collectives that each step starts, by channel; keeps logs."""
 
     def __init__(self, extended):
         super().__init__()
         self.extended, self.counts, self.losses = extended, [], []
 
     def counted(self):
-        self.extended.background.wait()  # Of batches that are drawn eagerly.
+        self.extended.background.wait()  # For batches that are drawn eagerly.
         return [c.progress()[0][0] for c in self.extended.channels]
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -234,9 +234,9 @@ class Messages(keras.callbacks.Callback):
 
 
 def local_rounds(strategy):
-    """Return what steps exchange in rounds of four, and what they lead to.
+    """Return the messages and the results of steps in rounds of four.
 
-    There are six batches, the last of which has a single row.
+    There are six batches; the last one has a single row.
     """
 
     def own(context):
@@ -260,7 +260,7 @@ def local_rounds(strategy):
             )
         model.make_train_function()
         if not relies:
-            # Without notice of rounds, every step exchanges.
+            # Without knowledge of rounds, every step exchanges.
             model.train_function = inspect.unwrap(model.train_function)
         messages = Messages(strategy.extended)
         data = batches()
@@ -287,7 +287,7 @@ def local_rounds(strategy):
         "own": train(is_own=True),
         "own, in every step": train(relies=False, is_own=True),
     }
-    if len(strategy.extended.worker_devices) > 1:  # Which runs less often.
+    if len(strategy.extended.worker_devices) > 1:  # These runs are rarer.
         found["several a call"] = train(steps_per_execution=2)
     return found
 
@@ -306,7 +306,7 @@ OTHERS = {
 
 
 def main():
-    """Run what the command line names, under our strategy."""
+    """Run the scenarios on the command line, under our strategy."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     scenarios = TRAININGS | OTHERS
     report({name: scenarios[name](strategy) for name in sys.argv[1:]})

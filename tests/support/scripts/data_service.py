@@ -14,14 +14,14 @@ strategy = tfo.SparseMultiWorkerMirroredStrategy()
 
 
 def batches(size):
-    keras.utils.set_random_seed(1)  # The order depends on it, too.
+    keras.utils.set_random_seed(1)  # The order depends on the size, too.
     data = tf.data.Dataset.from_tensor_slices((ROWS, ROWS[:, :2]))
     data = data.shuffle(72, seed=1, reshuffle_each_iteration=False)
     return data.batch(size, drop_remainder=True)
 
 
 def prepared(data, mode="parallel_epochs", **kwargs):
-    """Let the servers run all that comes before."""
+    """Let the servers run all earlier transformations."""
     service = os.environ["SERVICE"]
     return data.apply(
         tf.data.experimental.service.distribute(mode, service, **kwargs)
@@ -37,7 +37,7 @@ def train(data):
 
 
 def each_its_own(context):
-    """Batches of one worker: whichever the servers have next."""
+    """Return one worker's batches, which the servers hand out in any order."""
     del context
     return prepared(batches(4), "distributed_epoch", job_name="shared")
 

@@ -9,8 +9,8 @@ from scripts.training import summing
 
 import tf_optimizers as tfo
 
-# What a variable may have, by its dtype, on the first worker and elsewhere.
-# The first worker's have bits that a conversion through a number would lose.
+# Values of variables, by dtype, on the first worker and on others. Those of the
+# first worker have bits that a conversion would lose.
 INTEGERS = {
     f"{sign}int{bits}": (low, high)
     for bits in (8, 16, 32, 64)
@@ -27,7 +27,7 @@ DTYPES = [*INTEGERS, *FLOATS, "complex64", "complex128", "bool", "string"]
 
 
 def value_of(dtype, worker):
-    """Return what a worker makes a variable of, with a last row of its own."""
+    """Return a worker's initial value; its last row differs by worker."""
     if dtype == "string":
         return tf.constant([["", "é"], ["a longer text", "ab"[worker]]])
     if dtype == "bool":
@@ -44,7 +44,7 @@ def value_of(dtype, worker):
 
 
 def bits_of(value):
-    """Return what tells any two values apart, NaNs too."""
+    """Return the bits of a value, which also distinguish NaNs."""
     value = value.numpy()
     if value.dtype == object:
         return [text.hex() for text in value.ravel()]
@@ -52,7 +52,7 @@ def bits_of(value):
 
 
 def variables():
-    """Return the bits of variables of all dtypes, by how they are made."""
+    """Return the bits of variables of all dtypes, by way of creation."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id
     found = {}
@@ -77,11 +77,11 @@ def variables():
     return found
 
 
-# Optimizers of models whose weights are of bfloat16.
+# Optimizers for models with bfloat16 weights.
 
 
 def of_keras(kind):
-    """Return what makes an optimizer whose betas bfloat16 tells from 1."""
+    """Return a factory of optimizers whose betas are not 1 in bfloat16."""
     betas = {"beta_1": 0.5, "beta_2": 0.75, "rho": 0.75, "momentum": 0.5}
     betas |= {"adam_beta_1": 0.5, "adam_beta_2": 0.75}
     known = inspect.signature(kind).parameters
@@ -104,9 +104,9 @@ OPTIMIZERS = {
     ),
     "dense DGC": lambda: tfo.DGCMomentum(0.125, min_compress_size=1000),
 }
-# Of these, one process computes weights of an embedding in another order.
+# With these, one process updates an embedding in another order.
 ROUNDING = ("Adafactor", "RMSprop", "ScheduleFreeAdamW")
-# What these compute depends on the number of replicas.
+# The results of these depend on the number of replicas.
 COMPRESSING = {
     "DGC": lambda: tfo.DGCMomentum(
         0.125, sparsity=(0.75,), min_compress_size=1
@@ -125,14 +125,14 @@ SIGNS = RNG.choice([-1.0, 1.0], (16, 16)).astype("float32")
 
 
 def linear(signs, outputs):
-    """Return a loss whose gradients depend on no weight."""
+    """Return a loss whose gradients do not depend on weights."""
     return keras.ops.mean(signs * keras.ops.cast(outputs, "float32"), -1)
 
 
 def trained(make):
-    """Return the bits of weights of bfloat16 after some steps, and before.
+    """Return the bits of bfloat16 weights after some steps, and before.
 
-    Every gradient, of whatever rows, is a bfloat16 without being rounded.
+    The gradient of any set of rows is exact in bfloat16.
     """
     keras.utils.set_random_seed(0)
     ids = keras.Input((2,), dtype="int32")
@@ -169,13 +169,13 @@ def models(names=("AdamW", "tfo.Lamb", "SparseLoCo")):
 
 
 def quantized():
-    """Return what a model of int8 with trainable parts beside it becomes."""
+    """Return an int8 model with trainable parts, after training."""
     with tfo.SparseMultiWorkerMirroredStrategy().scope():
         return adapted()
 
 
 def adapted():
-    """Train what is added to a quantized layer, as QLoRA does."""
+    """Train the weights that LoRA adds to a quantized layer, as in QLoRA."""
     keras.utils.set_random_seed(0)
     layer = keras.layers.Dense(8)
     model = keras.Sequential([keras.Input((4,)), layer])
@@ -191,11 +191,11 @@ def adapted():
     }
 
 
-# Layers whose weights may have no elements.
+# Layers whose weights may be empty.
 
 
 class OfGroups(keras.layers.Layer):
-    """Adds a row for each group of inputs; there may be none."""
+    """Adds a row for each group of inputs; there may be no groups."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], 2), name="kernel")
@@ -215,7 +215,7 @@ EMPTY = {
 
 
 def grouped(make):
-    """Return a trained kernel beside a weight without elements, and before."""
+    """Return a kernel next to an empty weight, after training and before."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), OfGroups()])
     model.compile(make(), "mse")
@@ -228,6 +228,6 @@ def grouped(make):
 
 
 def empty(names=("SGD", "Lamb")):
-    """Return what models with an empty weight become by some optimizers."""
+    """Return models with an empty weight, trained by some optimizers."""
     with tfo.SparseMultiWorkerMirroredStrategy().scope():
         return {name: grouped(EMPTY[name]) for name in names}

@@ -1,6 +1,6 @@
-"""Workers that are not alike: `faults.py CASE...`.
+"""Workers that differ or fail: `faults.py CASE...`.
 
-A case ends the process, unless another follows: its error is reported then.
+The last case ends the process; the errors of the others are reported.
 """
 
 import os
@@ -17,14 +17,14 @@ from real_workers import report
 import tf_optimizers as tfo
 
 CASES = sys.argv[1:]
-# What is wrong is wrong on the second worker.
+# The fault is on the second worker.
 IS_WRONG = '"index": 1' in os.environ["TF_CONFIG"]
 FOLDER = pathlib.Path(os.environ["FOLDER"])
 X, Y = np.random.default_rng(0).random((2, 64, 8)).astype("float32")
 
 
 def save_alone(model):
-    """Try all ways to save, each of which must fail."""
+    """Try all ways to save; each must fail."""
     model.distribute_strategy.agreement_seconds = 2.0
     ways = {
         "save": lambda: model.save(FOLDER / "model.keras"),
@@ -40,7 +40,7 @@ def save_alone(model):
 
 
 class Misbehave(keras.callbacks.Callback):
-    """Dies, falls silent, resets or saves in the middle of an epoch."""
+    """Dies, stalls, resets or saves in the middle of an epoch."""
 
     def __init__(self, case):
         super().__init__()
@@ -55,13 +55,13 @@ class Misbehave(keras.callbacks.Callback):
             time.sleep(1000)
         if IS_WRONG and self.case == "resets alone":
             self.model.reset_metrics()
-        # As who saves on the chief only does.
+        # Like a script that saves only on the chief.
         if not IS_WRONG and self.case == "saves alone":
             save_alone(self.model)
 
 
 def local_steps(strategy, case):
-    """Train in rounds of eight steps, with one thing amiss on one worker."""
+    """Train in rounds of eight steps, with a fault on one worker."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
         inner = keras.optimizers.Adam()
@@ -69,17 +69,17 @@ def local_steps(strategy, case):
     rows = np.tile(X, (4, 1))
     targets = rows[:, ::-1].copy()
     if IS_WRONG and case == "other rows":
-        targets[80:] += 1  # From the eleventh batch on, of 32.
+        targets[80:] += 1  # From the eleventh of 32 batches on.
     last = 88 if IS_WRONG and case == "ends early" else len(rows)
     data = tf.data.Dataset.from_tensor_slices((rows, targets)).batch(8)
-    # Nobody knows how many there are.
+    # Makes the number of batches unknown.
     data = data.take(last // 8).filter(lambda x, y: True)
     model.fit(data, verbose=0)
     print("trained to the end")
 
 
 class SetRate(keras.callbacks.Callback):
-    """Sets the rate on one worker, behind some batches of an epoch."""
+    """Sets the learning rate on one worker, after some batches of an epoch."""
 
     def __init__(self, rates):
         super().__init__()
@@ -95,7 +95,7 @@ def fit(model, callback):
 
 
 def part(model):
-    """Part the rate of the workers, and then their weights."""
+    """Let the workers' rates differ, and then their weights."""
     try:
         fit(model, SetRate({7: 0.2}))
     except RuntimeError as error:
@@ -105,7 +105,7 @@ def part(model):
 
 
 def step_late(strategy, optimizer, variables):
-    """Come to the first step, the second worker when the first has left."""
+    """Let the second worker start its first step after the first has left."""
     gone = FOLDER / "gone"
     while IS_WRONG and not gone.exists():
         time.sleep(0.1)
@@ -118,7 +118,7 @@ def step_late(strategy, optimizer, variables):
 
 
 def go_on(strategy, optimizer, variables):
-    """Take an error of the second worker's step for a bad batch."""
+    """Ignore an error in a step of the second worker, like a bad batch."""
 
     def replica(is_bad):
         context = tf.distribute.get_replica_context()
@@ -134,12 +134,12 @@ def go_on(strategy, optimizer, variables):
             step(tf.constant(IS_WRONG and i == 2))
         except tf.errors.InvalidArgumentError as error:
             if "bad" not in str(error):
-                time.sleep(8)  # The others are told in the meantime.
+                time.sleep(8)  # Until then, the other worker gets its error.
                 raise
 
 
 def draw_on(strategy):
-    """Do so in a loop that draws its batches between steps."""
+    """Ignore such an error in a loop that draws batches between steps."""
 
     def replica(rows, is_bad):
         with tf.control_dependencies([tf.debugging.Assert(~is_bad, ["bad"])]):
@@ -153,12 +153,12 @@ def draw_on(strategy):
             step(rows, tf.constant(IS_WRONG and i == 2))
         except tf.errors.InvalidArgumentError as error:
             if "bad" not in str(error):
-                time.sleep(8)  # As above.
+                time.sleep(8)  # Until then, the other worker gets its error.
                 raise
 
 
 def train(case):
-    """Train, with one thing amiss."""
+    """Train, with the fault of a case."""
     wrong = case if IS_WRONG else None
     strategy = tfo.SparseMultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -176,7 +176,7 @@ def train(case):
             ]
         )
         momentum = 0.8 if wrong == "settings" else 0.9
-        # By this rule alone a rate parts weights.
+        # Only by this rule do different rates change weights.
         optimizer = tfo.DGCMomentum(
             *(0.1, momentum),
             min_compress_size=1,
@@ -200,7 +200,7 @@ def train(case):
 
 
 def error_of(case):
-    """Return the error that every worker must get."""
+    """Return the error of a case, which every worker must get."""
     try:
         train(case)
     except (RuntimeError, tf.errors.InvalidArgumentError) as error:
@@ -209,7 +209,7 @@ def error_of(case):
 
 
 def main():
-    """Try what the command line says."""
+    """Run the cases of the command line."""
     *cases, last = CASES
     if last == "devices" and IS_WRONG:
         tf.config.set_logical_device_configuration(

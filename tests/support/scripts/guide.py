@@ -1,4 +1,4 @@
-"""A script of several strategies, as Keras's guide has: `guide.py PART...`."""
+"""A script with several strategies, as in Keras's guide: `guide.py PART...`."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ def worker_of(strategy):
 
 
 def message_of(function):
-    """Return the error that every worker must get, or None."""
+    """Return the error of a function, which every worker must get, or None."""
     try:
         function()
     except (RuntimeError, ValueError) as error:
@@ -43,9 +43,10 @@ def as_lists(values):
 
 
 def traced_only():
-    """Leave graphs as they are traced, as the tests of one process do.
+    """Do not optimize traced graphs, as in the tests of one process.
 
-    This saves a fifth of the time. `-m long` and `tox -e next` do without.
+    This saves a fifth of the time. With `-m long` and `tox -e next`, graphs are
+    optimized.
     """
     if "TENSORFLOW_DEFAULTS" not in os.environ:
         tf.config.optimizer.set_experimental_options(
@@ -53,11 +54,11 @@ def traced_only():
         )
 
 
-# Keras's guide: a strategy, then others in a function that can be called again.
+# Keras's guide: a strategy, then more in a function that is called again.
 
 
 def digits():
-    """Training, validation and test data like MNIST's, but small."""
+    """Return small training, validation and test data in the form of MNIST."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (240, 8, 8))
     labels = (images[:, 0].mean(1) > 127).astype("int32")
@@ -123,17 +124,17 @@ def guide():
         "evaluate": model.evaluate(test, verbose=0),
         "runs": [run_training(epochs=2), run_training(epochs=1)],
     }
-    # The first model goes on under the first strategy.
+    # The first model continues under the first strategy.
     model.fit(train, verbose=0)
     return result | {"weights": as_lists(model.get_weights())}
 
 
 def interleaved():
-    """Variables and collectives of two strategies, in turn."""
+    """Return sums of variables under two strategies, in turn."""
     strategies = [Strategy(), Strategy()]
 
     def summed(strategy, size):
-        with strategy.scope():  # The first worker's values go to all.
+        with strategy.scope():  # All workers get the first worker's values.
             start = tf.fill([size], 1.0 + worker_of(strategy))
             variable = tf.Variable(start)
 
@@ -152,7 +153,7 @@ def interleaved():
 
 
 class Counting(keras.Model):
-    """Is never compiled."""
+    """A model that is never compiled."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +186,7 @@ class Adding(keras.Model):
 
 
 def read():
-    """Metrics after one step each, and how often workers asked each other."""
+    """Return metrics after each step, and the number of gathers."""
     strategy = Strategy()
     with strategy.scope():
         model = Adding()
@@ -204,14 +205,14 @@ def read():
         if len(found) == 4:
             model.reset_metrics()
     metric_reads.gather_statements = gather
-    # As who restores a checkpoint.
+    # As restoring a checkpoint does.
     strategy.experimental_local_results(model.sum.total.value)[0].assign(1.0)
     restored = float(model.sum.result())
     return {"found": found, "asked": len(asked), "restored": restored}
 
 
 def assigned():
-    """State that workers assign from their rows, and when they ask for it."""
+    """Return state that workers assign from their rows, and all gathers."""
     strategy = Strategy()
     asked = []
     gather = common_state.gather_statements
@@ -225,7 +226,7 @@ def assigned():
     measured = [model.evaluate(*data, verbose=0) for _ in range(2)]
     model.predict(state.X, verbose=0)
     path = FOLDER / f"state-{worker_of(strategy)}.weights.h5"
-    if worker_of(strategy) == 0:  # Alone: nothing has changed.
+    if worker_of(strategy) == 0:  # One worker may: nothing has changed.
         model.save_weights(path)
     measured.append(state.center_of(model).tolist())
     model.train_on_batch(*data)
@@ -239,7 +240,7 @@ def assigned():
 
 
 def sharp():
-    """Weights of steps that move them there and back; an error of others."""
+    """Return weights of steps that move them and back; and another error."""
     strategy = Strategy()
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -253,7 +254,7 @@ def sharp():
 
 
 def steps():
-    """Models, losses and metrics that users write, and what these predict."""
+    """Return weights, logs and predictions of users' models and metrics."""
     strategy = Strategy()
     results = {}
     for name in ("VAE", "GAN", "total", "unlisted"):
@@ -277,7 +278,7 @@ def another_cluster():
 
 
 def versions():
-    """The error of a worker with another version of a package."""
+    """Return the error of a worker with another version of a package."""
     own = np.__version__
     if '"index": 0' not in os.environ["TF_CONFIG"]:
         np.__version__ = "0.1"
@@ -287,7 +288,7 @@ def versions():
 
 
 def hashes():
-    """What workers are told that hash texts differently, and alike."""
+    """Return the warnings for equal and for different text hashes."""
     own, told = strategy.text_hash, []
     for is_alike in (True, False):
         if not is_alike and '"index": 1' in os.environ["TF_CONFIG"]:
@@ -302,7 +303,7 @@ def hashes():
 
 
 def shifted():
-    """What a worker gets whose layers have counted on, and what parts them."""
+    """Return a path on a worker with more layers, and the error of a change."""
     strategy = Strategy()
     for _ in range(worker_of(strategy)):
         keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -326,11 +327,11 @@ def shifted():
     return [moved.path, message]
 
 
-# Data: what workers see of them.
+# Data.
 
 
 class Seeing(keras.Model):
-    """Remembers the rows of this worker, by epoch."""
+    """Records the rows of this worker, by epoch."""
 
     def __init__(self):
         super().__init__()
@@ -370,8 +371,8 @@ def seen(model, data, fits=1, **kwargs):
 class Shuffled(keras.utils.PyDataset):
     """Eight batches of three rows, in an order that NumPy draws.
 
-    So it draws for every batch, as one that augments its images does. Each of
-    up to three workers has a row: a step sees one, too, where it has none.
+    NumPy also draws for every batch, as for augmented images. A batch has a row
+    for each of up to three workers.
     """
 
     order = np.arange(24)
@@ -393,7 +394,7 @@ def pairs():
 
 
 def draw_alone(strategy):
-    """Draw random numbers on the chief only, as a program may."""
+    """Draw random numbers only on the chief, as a script may."""
     if worker_of(strategy) == 0:
         tf.random.uniform([])
         random.random()
@@ -401,19 +402,19 @@ def draw_alone(strategy):
 
 
 def shuffled_file(number):
-    """Return eight rows, as of one of three files."""
+    """Return the eight rows of one of three files."""
     rows = tf.constant(ROWS)[8 * number : 8 * number + 8]
     return tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(8)
 
 
 def order():
-    """Rows of epochs; first of a user who has seeded nothing."""
+    """Return the rows of epochs; at first, without any seed."""
     strategy = Strategy()
     drawn = {"constructor": [random.random(), np.random.rand()]}
     model = seeing_model(strategy)
     epochs = {"arrays": seen(model, ROWS, 2, y=ROWS, batch_size=6)}
     if worker_of(strategy) == 0:
-        # As one that trains another model alone, and prints its progress.
+        # As a script that trains another model on one worker.
         compiled_model().fit(*digits_of_rows(), verbose=0)
         epochs["branches"] = seen(model, ROWS, y=ROWS, batch_size=6)
     else:
@@ -435,7 +436,7 @@ def order():
 
 
 class OfFiles(keras.utils.PyDataset):
-    """Slices of files that can be written to, without a copy."""
+    """Writable slices of files, without a copy."""
 
     def __init__(self, folder):
         super().__init__()
@@ -451,7 +452,7 @@ class OfFiles(keras.utils.PyDataset):
 
 
 def files():
-    """Files that are trained on, before and after."""
+    """Return the bytes of files before and after training on them."""
     strategy = Strategy()
     folder = FOLDER / f"files-{worker_of(strategy)}"
     folder.mkdir()
@@ -467,7 +468,7 @@ def files():
 
 
 def kinds():
-    """The losses of data that cannot be averaged over workers."""
+    """Return the losses of data that cannot be averaged over workers."""
     strategy = Strategy()
     losses = {}
     for kind in ("float32", "uint8", "int16", "bool"):
@@ -495,7 +496,7 @@ OPTIMIZERS = {
 
 
 class Logging(keras.callbacks.Callback):
-    """Notes the step and the rate, as users' callbacks do."""
+    """Records the step and the rate, as users' callbacks do."""
 
     def __init__(self):
         super().__init__()
@@ -507,7 +508,7 @@ class Logging(keras.callbacks.Callback):
 
 
 def numbers():
-    """What Python makes of variables."""
+    """Return Python's conversions of variables."""
     strategy = Strategy()
     found = {}
     for name in ("sgd", "adam"):
@@ -539,7 +540,7 @@ def numbers():
 
 
 def outside():
-    """What `compile` out of the scope does, and in it."""
+    """Return results of `compile` outside of the scope, and in it."""
     strategy = Strategy()
     results = {}
     for name in OPTIMIZERS:
@@ -577,7 +578,7 @@ LOOPED = {
 
 
 def looped():
-    """What optimizers of a loop do, wherever they are made and built."""
+    """Return the state of optimizers, by the scopes of creation and build."""
     strategy = Strategy()
 
     def state(name, made, built):
@@ -610,14 +611,14 @@ def looped():
             state(name, made, built)
             for made in ("inside", "outside")
             for built in (None, "inside", "outside")
-            if (made, built) != ("inside", "outside")  # Keras refuses it.
+            if (made, built) != ("inside", "outside")  # Keras raises an error.
         ]
         for name in LOOPED
     }
 
 
 class Positions(keras.layers.Layer):
-    """Adds an embedding of the position, as Transformers do."""
+    """Adds an embedding of the position, as in Transformers."""
 
     def __init__(self):
         super().__init__()
@@ -631,7 +632,7 @@ class Positions(keras.layers.Layer):
 
 
 def trained_positions(name):
-    """Return the weights of an embedding whose rows all replicas have."""
+    """Return an embedding whose rows are in the gradients of all replicas."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input((5, 3)), Positions(), keras.layers.Dense(2)]
@@ -643,13 +644,13 @@ def trained_positions(name):
 
 
 def rows():
-    """What Keras's optimizers make of rows that all workers send."""
+    """Return `trained_positions` with some of Keras's optimizers."""
     with Strategy().scope():
         return {n: trained_positions(n) for n in ("Adam", "RMSprop")}
 
 
 def seeds():
-    """Errors of workers that shuffle differently."""
+    """Return the errors of workers that shuffle differently."""
     strategy = Strategy()
     distribute = strategy.experimental_distribute_dataset
     own = pairs().shuffle(24, seed=worker_of(strategy)).batch(6)
@@ -674,12 +675,12 @@ def seeds():
     tf.random.set_seed(worker_of(strategy))
     model = seeing_model(strategy)
     messages["arrays"] = message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
-    keras.utils.set_random_seed(0)  # For what comes later.
+    keras.utils.set_random_seed(0)  # For later parts.
     return messages
 
 
 def counts():
-    """Data of which each worker has its own number of batches."""
+    """Return results with a different number of batches on each worker."""
     strategy = Strategy()
     size = 3 + 2 * worker_of(strategy)
 
@@ -702,7 +703,7 @@ def counts():
         )
 
     model = seeing_model(strategy)
-    # Keras decays the weights whatever the gradients are.
+    # Keras decays the weights even without gradients.
     with strategy.scope():
         model.compile(keras.optimizers.AdamW(weight_decay=0.1), "mse")
     return {
@@ -718,7 +719,7 @@ def counts():
 
 
 def looked_at():
-    """Return datasets, each with the part that somebody looks at alone."""
+    """Return datasets, each with the part that one worker reads alone."""
     unseeded, seeded = (pairs().shuffle(24, seed=seed) for seed in (None, 3))
     halves = [pairs().take(12), pairs().skip(12).shuffle(12, seed=4)]
     kept = pairs().shuffle(24).cache()
@@ -737,7 +738,7 @@ def looked_at():
 
 
 def looked(names=("one of two",)):
-    """What workers see of data at which one has looked, in 3 epochs."""
+    """Return the rows of three epochs of data that one worker has read."""
     strategy = Strategy()
     tf.random.set_seed(None)
     model = seeing_model(strategy)
@@ -756,7 +757,7 @@ def looked(names=("one of two",)):
 
     found = {
         name: epochs(
-            *(part, data, i % 2),  # Also the one who is not the first.
+            *(part, data, i % 2),  # Either worker reads.
             epochs=3,
             steps_per_epoch=4 if name == "repeated" else None,
         )
@@ -769,7 +770,7 @@ def looked(names=("one of two",)):
 
 
 def looked_between(looks):
-    """Return the rows of two `fit`s, between which somebody may look."""
+    """Return the rows of two calls of `fit`; `looks` reads data in between."""
     tf.random.set_seed(None)
     model = Seeing()
     model.compile("sgd", "mse")
@@ -783,7 +784,7 @@ def looked_between(looks):
 
 
 class Permuted(Shuffled):
-    """Has its order from NumPy, at the end of an epoch."""
+    """Draws its order from NumPy, at the end of an epoch."""
 
     on_epoch_begin = keras.utils.PyDataset.on_epoch_begin
 
@@ -792,7 +793,7 @@ class Permuted(Shuffled):
 
 
 def permuted():
-    """Epochs whose order NumPy draws, also for the first worker's callback."""
+    """Return rows of epochs in NumPy's order, from which one callback draws."""
     strategy = Strategy()
     tf.random.set_seed(None)
     model = seeing_model(strategy)
@@ -809,7 +810,7 @@ def permuted():
 
 
 def numbered():
-    """Four rows a batch, without end."""
+    """Yield batches of four rows, without end."""
     first = 0.0
     while True:
         rows = first + ROWS[:4]
@@ -818,7 +819,7 @@ def numbered():
 
 
 def generated():
-    """Two generators that several iterators draw from, read ahead."""
+    """Return rows of two generators that several iterators read ahead."""
     with Strategy().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -840,7 +841,7 @@ def generated():
 
 
 def trained_on_batches():
-    """Return what a model makes of single batches of plain arrays."""
+    """Return losses, predictions and weights for single batches of arrays."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.001), "mse", metrics=["mae"])
@@ -870,7 +871,7 @@ def passed_apart(worker):
             error_of_graph(lambda: model.predict_on_batch(ROWS[worker:6])),
         ]
         messages.append(as_lists(model.get_weights()) != start)
-        # Rows with noise, of which labels tell that they are the same.
+        # Rows may be augmented: equal labels show that they are the same.
         model.train_on_batch(own, ROWS[:6])
         model.predict_on_batch(ROWS[:6])
     return messages
@@ -884,7 +885,7 @@ def batches():
 
 
 def drawn_alone(strategy):
-    """Return the rows of data of which a worker could see different ones."""
+    """Return data whose rows may differ between workers."""
     alone = worker_of(strategy) == 0
 
     def shuffle_rows(*pair):
@@ -908,7 +909,7 @@ def drawn_alone(strategy):
 
 
 def compared():
-    """The errors of workers that draw different rows, and of augmented ones."""
+    """Return errors for different rows, and for augmented rows."""
     strategy = Strategy()
     tf.random.set_seed(None)
     model = seeing_model(strategy)
@@ -920,7 +921,7 @@ def compared():
     messages = {
         name: message(data) for name, data in drawn_alone(strategy).items()
     }
-    # Before the data permute their rows: no worker can know in time.
+    # This is before the data are permuted, so workers detect it too late.
     callback = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: draw_alone(strategy)
     )
@@ -951,7 +952,7 @@ def error_of_graph(function):
 
 
 def mixed():
-    """Share of rows that a zip of two shuffles pairs with themselves."""
+    """Return the share of equal pairs in a zip of two shuffles."""
     Strategy()
     tf.random.set_seed(None)
     numbers = tf.data.Dataset.range(200)
@@ -960,12 +961,12 @@ def mixed():
 
 
 def without_a_batch(rows):
-    """Leave out rows 4 to 7, which are a batch, and 8, of the next one."""
+    """Drop rows 4 to 7, which are a batch, and row 8 of the next batch."""
     return tf.boolean_mask(rows, (rows[:, 0] < 4) | (rows[:, 0] > 8))
 
 
 def by_rows():
-    """What is predicted of two record files, and of a single row."""
+    """Return predictions for two record files, and for a single row."""
     strategy = Strategy()
     paths = []
     for i, count in enumerate((9, 3)):

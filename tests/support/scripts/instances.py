@@ -1,4 +1,4 @@
-"""Collectives of workers that trace differently and wait for each other."""
+"""Collectives of workers that trace differently, and wait for each other."""
 
 import itertools
 import time
@@ -24,12 +24,12 @@ def total(tensor):
 
 @tf.function(autograph=False)
 def nested(x, rows):
-    """Sum, whatever rows there are: they are what makes a trace."""
+    """Sum, for any number of rows; each number is traced separately."""
     return total(x) + 0 * tf.reduce_sum(rows)
 
 
 def replica(x, rows):
-    """Return sums of one size and dtype, so that all are alike."""
+    """Return sums of one size and dtype, so that they could be confused."""
     summed = total(x) + nested(x, rows) + nested(x + 1, rows[:1])
     chosen = tf.cond(
         x[0] > 1,
@@ -50,13 +50,13 @@ def expected(x, workers):
 
 
 def sum_often(strategy, rank):
-    """Return how many sums were wrong, and how many traces there were."""
+    """Return the number of wrong sums, and the number of traces."""
     workers, wrong = strategy.num_replicas_in_sync, 0
     step = tf.function(
         lambda *args: strategy.run(replica, args), autograph=False
     )
     for i in range(STEPS):
-        # Only the second worker sees a batch of another size, and more.
+        # Only the second worker sees batches of other sizes.
         rows = tf.ones([1 + i % 3 if rank == 1 else 1])
         if (i // 10) % workers == rank:
             time.sleep(0.01)
@@ -67,7 +67,7 @@ def sum_often(strategy, rank):
 
 
 def gather_all(strategy, rank):
-    """Return what differs from the parts of all workers, in their order."""
+    """Return gathers that differ from the parts of all workers, in order."""
     workers = strategy.num_replicas_in_sync
     collectives = strategy.extended._cross_device_ops
     wrong = []
@@ -89,7 +89,7 @@ def gather_all(strategy, rank):
 
 
 def sum_large(strategy, rank):
-    """Return which sums differ from those of `tf.add_n`."""
+    """Return the sums that differ from those of `tf.add_n`."""
     workers, wrong = strategy.num_replicas_in_sync, []
     for dtype, size in itertools.product(DTYPES, (1, 2, 200_003)):
         parts = np.random.default_rng(size).standard_normal((workers, size))
@@ -109,7 +109,7 @@ def sum_large(strategy, rank):
 def sum_unequal(strategy, rank):
     """Return the error of a sum of batches of different sizes.
 
-    Of both sizes there have been sums before.
+    Batches of both sizes have been summed before.
     """
     add = tf.function(lambda x: strategy.run(lambda: total(x)), autograph=False)
     sums = [
@@ -125,7 +125,7 @@ def sum_unequal(strategy, rank):
 
 
 def main():
-    """Report what was wrong."""
+    """Report all errors."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     rank = strategy.cluster_resolver.task_id
     wrong, traces = sum_often(strategy, rank)

@@ -1,4 +1,4 @@
-"""What Keras's own callbacks and LoRA do on two workers, for their tests."""
+"""Keras's own callbacks, LoRA, Orbax and KerasHub on two workers."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ OPTIMIZERS = {
         keras.optimizers.AdamW(0.01, **ema)
     ),
 }
-# These do the steps of one process.
+# With these, workers compute the same steps as one process.
 AS_ONE_PROCESS = {"AdamW", "Lamb", "LANS", "ShardedState"}
 EMA = {"use_ema": True, "ema_momentum": 0.5}
 X = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
@@ -33,7 +33,7 @@ Y = np.ascontiguousarray(X[:, ::-1])
 
 
 def folder():
-    """Return a folder of this worker's own."""
+    """Return this worker's folder."""
     worker = tfo.SparseMultiWorkerMirroredStrategy().cluster_resolver.task_id
     path = pathlib.Path(os.environ.get("FOLDER", ".")) / f"tools-{worker}"
     path.mkdir(exist_ok=True)
@@ -45,7 +45,8 @@ def fitted(make, epochs=3, callbacks=(), change=lambda layers: None, **kwargs):
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(16, **kwargs), keras.layers.Dense(8, **kwargs)]
     inputs = keras.Input((8,))
-    # No `Sequential`: Keras 3.15 loads its variables by other paths from Orbax.
+    # Not `Sequential`, whose variables Keras 3.15 loads by other paths from
+    # Orbax.
     model = keras.Model(inputs, layers[1](layers[0](inputs)))
     change(layers)
     model.compile(make(), "mse")
@@ -69,7 +70,7 @@ def weights_of(model):
 
 
 def callbacks(names=("SparseLoCo",)):
-    """Return what callbacks that read weights leave behind, by optimizer."""
+    """Return the results of callbacks that read weights, by optimizer."""
     path, found = folder(), {}
     for name in names:
         with tfo.SparseMultiWorkerMirroredStrategy().scope():
@@ -83,7 +84,7 @@ def callbacks(names=("SparseLoCo",)):
 def called(name, path):
     """Train with callbacks, then load the best model."""
     best = path / f"{name}.keras"
-    # Averages are in the model when it is saved.
+    # The model holds averages when it is saved.
     model, history = fitted(
         lambda: OPTIMIZERS[name](**EMA),
         callbacks=[
@@ -103,7 +104,7 @@ def called(name, path):
 
 
 def with_averages(name):
-    """Return the weights that one process ends with, averages swapped in."""
+    """Return the weights of one process, with averages swapped in."""
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     model, history = fitted(lambda: OPTIMIZERS[name](**EMA), callbacks=[swap])
     return weights_of(model), history
@@ -151,7 +152,7 @@ def orbax(names=tuple(OPTIMIZERS)):
 
 
 def hub():
-    """Return what the page on fine-tuning comes to; None without KerasHub."""
+    """Return the results of the page on fine-tuning; None without KerasHub."""
     if not importlib.util.find_spec("keras_hub"):
         return None
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)

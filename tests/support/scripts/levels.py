@@ -1,4 +1,4 @@
-"""What replicas exchange, in one level and in two.
+"""Compares exchanges in one level and in two.
 
 levels.py STEPS
 """
@@ -16,7 +16,7 @@ GATHERED = [2, 3]
 
 
 def gathers(strategy):
-    """Return what all have gathered, and the collectives of that."""
+    """Return the gathered values of all replicas, and the collectives."""
 
     def replica():
         context = tf.distribute.get_replica_context()
@@ -45,7 +45,7 @@ def sums(strategy):
 
 
 def observe(fewest, steps):
-    """Return what comes of it if so many replicas go in two levels."""
+    """Return the results if `fewest` replicas exchange in two levels."""
     launcher.FEWEST_IN_LEVELS = fewest
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     gathered, collectives = gathers(strategy)

@@ -1,4 +1,4 @@
-"""What the code of docs/horovod.md comes to on a worker, for its test."""
+"""Runs the code of docs/horovod.md on a worker."""
 
 import ast
 import os
@@ -28,8 +28,8 @@ def blocks():
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 
 
-# What a worker sees once a row's code has run: an expression of its `result`,
-# and its value on each of two workers, or on both.
+# The effect of each row's code: an expression of its `result`, and the value on
+# each of two workers, or on both.
 STEPS = "trained(result)"
 EFFECTS = {
     "strategy = tfo.SparseMultiWorkerMirroredStrategy()": (
@@ -139,7 +139,7 @@ EFFECTS = {
     ),
 }
 
-# Rows whose optimizers the suite trains with, too.
+# Rows with optimizers that train in every run of the tests.
 FEW = (
     "tfo.SparseLoCo.for_steps(1000, keras.optimizers.Adam(0.001))",
     "keras.optimizers.Adam(0.001, gradient_accumulation_steps=4)",
@@ -158,7 +158,7 @@ def run(code, space):
 
 
 def tools(space):
-    """Return what effects use: small trainings under the page's strategy."""
+    """Return the functions of effects: small trainings under the strategy."""
     strategy, x, y = (space[name] for name in ("strategy", "x", "y"))
 
     def made(optimizer):
@@ -206,14 +206,14 @@ def tools(space):
 
 
 def is_long(code):
-    """Return whether a row trains an optimizer; the suite tries a few."""
+    """Return whether a row trains an optimizer that only long tests try."""
     return "trained(" in EFFECTS[code][0] and code not in FEW
 
 
 def moved(every=False):
-    """Return weights of the page's scripts, and the effect of rows.
+    """Return weights of the page's scripts, and the effects of rows.
 
-    Files go to the test's folder.
+    Files are written to the test's folder.
 
     Args:
         every: Whether to train with the optimizers of all rows.
@@ -227,7 +227,7 @@ def moved(every=False):
 
 
 def effects(script, loop, every):
-    """Run both scripts, then every row in a copy of their names."""
+    """Run both scripts, then every row with a copy of their names."""
     keras.utils.set_random_seed(0)
     exec(script, space := {})
     keras.utils.set_random_seed(0)
@@ -257,7 +257,7 @@ def effects(script, loop, every):
 
 
 def in_one_process():
-    """Return what the page's loop computes without workers, by NumPy."""
+    """Return the result of the page's loop without workers, by NumPy."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
     kernel, bias = model.get_weights()

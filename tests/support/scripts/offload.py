@@ -1,9 +1,9 @@
-"""Trains under TensorFlow's strategy of several workers; saves what came out.
+"""Trains under TensorFlow's strategy for several workers; saves results.
 
     python offload.py FOLDER
 
-`tf_optimizers.launch` starts the workers. They train again, saved as
-workers-unmerged, and let no replica wait for another's code, as strategies with
+`tf_optimizers.launch` starts the workers. A second training, saved as
+workers-unmerged, does not merge the replicas' code, as strategies with
 collectives do.
 """
 
@@ -39,7 +39,7 @@ SETTINGS = (
 
 
 def train(strategy, dtype, settings):
-    """Return the variables' copies here and the optimizer's variables."""
+    """Return this worker's copies of the variables, and the optimizer's."""
     with strategy.scope():
         variables = [
             keras.Variable(np.ones((4, 5)), dtype=dtype, name="kernel"),
@@ -52,7 +52,8 @@ def train(strategy, dtype, settings):
         def run(gradients):
             replica = tf.distribute.get_replica_context()
             count = strategy.num_replicas_in_sync
-            # 1/4 and 3/4 of it, if there are two: exact, and not the same.
+            # For two replicas, 1/4 and 3/4 of the gradient: exact, and
+            # different.
             share = 1.0
             if count == 2:
                 rank = tf.cast(replica.replica_id_in_sync_group, "float32")
@@ -78,7 +79,7 @@ def train(strategy, dtype, settings):
 
 
 def save(strategy, name, folder):
-    """Train with all settings, and leave what came out."""
+    """Train with all settings, and save the results."""
     arrays, devices = {}, set()
     for i, (dtype, settings) in enumerate(SETTINGS):
         copies, state = train(strategy, dtype, settings)

@@ -13,7 +13,7 @@ import tf_optimizers as tfo
 FOLDER = pathlib.Path(os.environ["FOLDER"])
 RESTART = int(os.environ["TF_OPTIMIZERS_RESTART"])
 X, Y = np.random.default_rng(0).random((2, 48, 8)).astype("float32")
-STEP, STEPS = 8, 18  # Of three epochs.
+STEP, STEPS = 8, 18  # Steps of three epochs.
 
 
 class Ask(keras.callbacks.Callback):
@@ -26,7 +26,7 @@ class Ask(keras.callbacks.Callback):
 
 
 class NeedsAll(keras.callbacks.Callback):
-    """Does what takes all workers, and keeps the errors."""
+    """Calls methods that need all workers, and keeps the errors."""
 
     def on_epoch_end(self, epoch, logs=None):
         self.errors = []

@@ -1,8 +1,8 @@
 """Trainings that are backed up: `resume.py TASK...`.
 
-equal            one optimizer's inside of another's, killed, resumed, and
-                 once more without
-FOLDER:EPOCHS    DGCMomentum's, restored if it can be
+equal            nested trainings of several optimizers, killed and resumed,
+                 and the same without a kill
+FOLDER:EPOCHS    a training of DGCMomentum, restored if there is a backup
 """
 
 import functools
@@ -33,8 +33,8 @@ ROUNDS = {
 NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", *ROUNDS]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
 EPOCHS, SAVE_EVERY = 2, 4
-# With one stage of compression, which is traced faster than several. What
-# rounding takes away is in v, too.
+# One stage of compression is traced faster than several. v also holds rounding
+# errors.
 ELASTIC = functools.partial(
     tfo.DGCMomentum,
     0.1,
@@ -42,18 +42,18 @@ ELASTIC = functools.partial(
     min_compress_size=1000,
     value_dtype="int4",
 )
-# How many each has made when all are killed, of 24.
+# The steps, of 24, that each training has made when all are killed.
 STEPS = dict(
     zip(
         NAMES, np.random.default_rng(0).integers(5, 23, len(NAMES)), strict=True
     )
 )
-# Who is; callbacks/test_faults.py kills the chief.
+# The worker that is killed; callbacks/test_faults.py kills the chief.
 VICTIM = 1
 
 
 class At(keras.callbacks.Callback):
-    """Does something after so many steps, counted over all epochs."""
+    """Calls a function after some steps, counted over all epochs."""
 
     def __init__(self, step, action):
         super().__init__()
@@ -65,7 +65,7 @@ class At(keras.callbacks.Callback):
 
 
 class Note(keras.callbacks.Callback):
-    """Notes what there is when the training starts."""
+    """Records the state when the training starts."""
 
     def on_train_begin(self, logs=None):
         self.step = int(self.model.optimizer.iterations.numpy())
@@ -73,7 +73,7 @@ class Note(keras.callbacks.Callback):
 
 
 def make_model(strategy, optimizer=ELASTIC):
-    """Two layers of one shape, as every shape costs a kernel of XLA."""
+    """Return two layers of one shape, since XLA compiles for each shape."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
@@ -90,7 +90,7 @@ def make_model(strategy, optimizer=ELASTIC):
 
 
 def fit(model, folder, *callbacks, epochs=EPOCHS, save_freq="epoch"):
-    """Twelve batches an epoch."""
+    """Train on twelve batches per epoch."""
     backup = tfo.callbacks.BackupAndRestore(
         folder, save_freq, delete_checkpoint=False
     )
@@ -105,7 +105,7 @@ def fit(model, folder, *callbacks, epochs=EPOCHS, save_freq="epoch"):
 
 
 def memory(model):
-    """This worker's own u and v: added up, by replica, and if all alike."""
+    """Return this worker's u and v: sums, by replica, and whether all agree."""
     local = model.distribute_strategy.experimental_local_results
     parts = [
         [part.numpy() for part in local(v.value)]
@@ -128,7 +128,7 @@ def weights_of(model):
 
 
 def train(model, folder, *callbacks):
-    """Return what has become of a training."""
+    """Return the result of a training."""
     note = Note()
     fit(model, folder, note, *callbacks, save_freq=SAVE_EVERY)
     return {
@@ -140,7 +140,7 @@ def train(model, folder, *callbacks):
 
 
 def die(strategy, folder, names):
-    """Come to a step of each training, one inside of the other; end there."""
+    """Start the trainings, one inside another, and die in a step of each."""
     if names:
         first, *others = names
         model = make_model(strategy, (OPTIMIZERS | ROUNDS)[first])
@@ -151,7 +151,7 @@ def die(strategy, folder, names):
 
 
 def equal(strategy, folder):
-    """Return each optimizer's training, killed and not."""
+    """Return each optimizer's result, with and without a kill."""
     if os.environ["TF_OPTIMIZERS_RESTART"] == "0":
         die(strategy, folder / "killed", NAMES)
     result = {"killed": {}, "alone": {}}
@@ -165,7 +165,7 @@ def equal(strategy, folder):
         ]
         initial = [part.numpy() for part in parts]
         for kind, trainings in result.items():
-            # Again from the start; a new model would be traced again.
+            # From the start, with the same model: a new one would be traced.
             for part, value in zip(parts, initial, strict=True):
                 part.assign(value)
             trainings[name] = train(model, folder / kind / name)
@@ -186,7 +186,7 @@ def elastic(strategy, folder, epochs, *callbacks):
 
 
 def elastic_and_saved(strategy, folder, epochs):
-    """Save by Keras and TensorFlow too, as every worker must for itself."""
+    """Save by Keras and by TensorFlow, too, on every worker."""
     own = folder.parent / f"saves-{strategy.extended.worker_index}"
     own.mkdir()
     checkpoint = keras.callbacks.ModelCheckpoint(own / "model.keras")
@@ -197,7 +197,7 @@ def elastic_and_saved(strategy, folder, epochs):
 
 
 def main():
-    """Run what the command line says."""
+    """Run the tasks of the command line."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     folder = pathlib.Path(os.environ["FOLDER"])
     result = {}

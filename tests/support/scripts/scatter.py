@@ -1,6 +1,6 @@
 """DGCMomentum with sums by shards: `scatter.py some`, or `all`.
 
-Whether they are worth it or not.
+Shards are used even where they save nothing.
 """
 
 import sys
@@ -19,7 +19,7 @@ STEPS = 30
 
 
 def drain(strategy):
-    """Return weights by step, after one gradient, all of it of one shard."""
+    """Return weights by step, after one gradient in a single shard."""
     size = 4000
     run = dgc.Run(
         strategy, {"w": np.zeros(size)}, 1.0, momentum=0.0, sparsity=(0.9,)
@@ -45,7 +45,7 @@ def drain(strategy):
 
 
 def scales(strategy, dtypes):
-    """Return the balances of variables of all scales, by dtype."""
+    """Return the balances of variables of different scales, by dtype."""
     return {
         dtype: dgc.balances_of_scales(strategy, value_dtype=dtype, **dgc.STAGES)
         for dtype in dtypes
@@ -53,7 +53,7 @@ def scales(strategy, dtypes):
 
 
 def few(strategy):
-    """Return what is tried of float32 values."""
+    """Return results with float32 values."""
     return {
         "few steps": transport.balance(strategy, STEPS),
         "loco": transport.balance(strategy, **transport.PLAIN, sync_every=2),
@@ -64,7 +64,7 @@ def few(strategy):
 
 
 def rounded(strategy):
-    """Return what is tried of other values."""
+    """Return results with values of other dtypes."""
     return {
         "many steps": transport.balance(
             strategy, value_dtype="float16", momentum_masking=False
@@ -82,7 +82,7 @@ def rounded(strategy):
 
 
 def main():
-    """Report what the command line names."""
+    """Report the results that the command line names."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     is_all = "all" in sys.argv
     dtypes = CODES if is_all else ["int2"]

@@ -1,9 +1,9 @@
-"""Shared state on several workers, or devices.
+"""`ShardedState` on several workers, or devices.
 
 `sharded.py compare NAME...` compares it with the inner optimizer; `devices`
 does so under `MirroredStrategy`;
-`sharded.py resume BACKUPS EPOCHS [STEPS]` goes on from a backup, if there is
-one, and kills itself after so many steps.
+`sharded.py resume BACKUPS EPOCHS [STEPS]` continues from a backup, if there is
+one, and kills itself after STEPS steps.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tensorflow.python.eager import context
 import tf_optimizers as tfo
 from tf_optimizers.workers import worker_replicas
 
-# Variables of these small models, too, are cut, and take several messages.
+# Split even the variables of these small models, and send several messages.
 worker_replicas.MESSAGE_BYTES = 256
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
@@ -65,7 +65,7 @@ MAKE = {name: functools.partial(make, 0.01) for name, make in EVERY.items()} | {
 
 
 class Counted(keras.optimizers.Optimizer):
-    """Counts the steps of each variable in an integer, and goes by copies."""
+    """Counts the steps of each variable in an integer, and steps by it."""
 
     kind = "int32"
 
@@ -106,7 +106,7 @@ def without_biases(optimizer):
 
 
 def first_layers(name):
-    """Return layers of which some gradients are sparse, or there are none."""
+    """Return layers; some may have sparse gradients."""
     first = keras.layers.Dense(8, "tanh", trainable=name != "frozen")
     if name != "words":
         return [first]
@@ -125,15 +125,15 @@ def trained(strategy, name, wrap):
                 keras.layers.Dense(3),
             ]
         )
-        # Under `mixed_float16`, Keras puts a `LossScaleOptimizer` around it.
+        # Under `mixed_float16`, Keras wraps it in a `LossScaleOptimizer`.
         model.compile(wrap(MAKE[name]()), "mse")
-    # The last batch is of other sizes on the workers.
+    # The last batch has a different size on each worker.
     model.fit(X[:15], Y[:15], batch_size=8, epochs=10, verbose=0)
     return model
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills this worker after so many steps, of which the last is not saved."""
+    """Kills this worker after some steps; the last one is not saved."""
 
     def __init__(self, steps):
         super().__init__()
@@ -146,7 +146,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def resumed(strategy, folder, epochs, steps=0):
-    """Return weights and state after a training that is backed up."""
+    """Return weights and state after a training with a backup."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential(
@@ -169,7 +169,7 @@ def resumed(strategy, folder, epochs, steps=0):
 
 
 def main():
-    """Report weights, or what differs and what replicas own."""
+    """Report weights, or differences and the bytes that replicas own."""
     mode, *arguments = sys.argv[1:]
     strategy = (
         tf.distribute.MirroredStrategy()
@@ -193,9 +193,9 @@ def main():
             and not one.path.endswith("_gradient_accumulator")
         ]
         sharded = model.optimizer
-        if not isinstance(sharded, tfo.ShardedState):  # One around it scales.
+        if not isinstance(sharded, tfo.ShardedState):  # Scales the loss.
             sharded = sharded.inner_optimizer
-        # Whole variables cannot be shared out evenly.
+        # Whole variables cannot be distributed evenly.
         if sharded.is_elementwise(sharded.inner_optimizer):
             owned = sharded.memory_summary()["owned"]
     result = {"wrong": wrong, "owned": owned}

@@ -1,4 +1,4 @@
-"""A training whose chief alone has runs of Weights & Biases and of MLflow."""
+"""A training with runs of Weights & Biases and MLflow on the chief only."""
 
 import os
 import pathlib

@@ -19,9 +19,9 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def summing(kind):
-    """Return a class of Keras's that sums duplicate rows of embeddings.
+    """Return a subclass that sums duplicate rows of embeddings.
 
-    Our strategy does so, and Keras squares them apart.
+    Our strategy sums them; Keras squares them separately.
     """
     if tf.distribute.has_strategy():
         return kind
@@ -54,7 +54,7 @@ OPTIMIZERS = {
         min_compress_size=1000,
         **kw,
     ),
-    # Workers may have named different numbers of optimizers before.
+    # Workers may have created different numbers of optimizers before.
     "loco": lambda **kw: tfo.SparseLoCo(
         keras.optimizers.AdamW(0.01, name=f"adamw_{os.getpid()}"),
         rampup_begin_step=2,
@@ -66,7 +66,7 @@ OPTIMIZERS = {
 
 
 def make_model(*, normalized=False):
-    """An embedding, so that gradients are sparse too."""
+    """Return a model with an embedding, whose gradients are sparse."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.BatchNormalization(synchronized=True)]
     return keras.Sequential(
@@ -82,7 +82,7 @@ def make_model(*, normalized=False):
 
 
 class Hashes(keras.callbacks.Callback):
-    """The weights' bits after every epoch."""
+    """Records the bits of the weights after every epoch."""
 
     def __init__(self):
         super().__init__()
@@ -94,7 +94,7 @@ class Hashes(keras.callbacks.Callback):
 
 
 def fit(strategy, name, *, measured=False, **kwargs):
-    """Return what a user sees of a training, and of its model if `measured`."""
+    """Return the results of a training, and the model's if `measured`."""
     normalized = kwargs.pop("normalized", False)
     callbacks = kwargs.pop("callbacks", [])
     execution = {
@@ -138,7 +138,7 @@ def fit(strategy, name, *, measured=False, **kwargs):
 
 
 def monitored(strategy):
-    """All workers measure, and one of them writes."""
+    """Train with monitors: all workers measure, and one writes."""
     folder = pathlib.Path(os.environ["FOLDER"], "tensorboard")
     monitor = tfo.callbacks.CompressionMonitor(every=2, log_dir=folder)
     result = fit(strategy, "dgc", callbacks=[monitor])
@@ -146,7 +146,7 @@ def monitored(strategy):
 
 
 class Scale(keras.callbacks.Callback):
-    """The loss scale and the updates so far, in the logs."""
+    """Adds the loss scale and the number of updates to the logs."""
 
     def on_epoch_end(self, epoch, logs=None):
         optimizer = self.model.optimizer
@@ -155,7 +155,7 @@ class Scale(keras.callbacks.Callback):
 
 
 def half(strategy, name, **kwargs):
-    """One row, of the last worker, overflows at the first loss scale.
+    """Train in float16; one row of the last worker overflows at first.
 
     The loss is linear, and float16 holds all gradients exactly.
     """
@@ -200,7 +200,7 @@ def half(strategy, name, **kwargs):
 
 
 def train_on_batch(strategy):
-    """Each worker passes its own share, as with any custom input."""
+    """Train on batches; each worker passes its own share."""
     workers = strategy.num_replicas_in_sync
     index = strategy.cluster_resolver.task_id if workers > 1 else 0
     with strategy.scope():
@@ -221,14 +221,14 @@ def train_on_batch(strategy):
 
 
 class Rate(keras.optimizers.schedules.LearningRateSchedule):
-    """One of a user's own, without `get_config`."""
+    """A user's schedule, without `get_config`."""
 
     def __call__(self, step):
         return 0.1
 
 
 def custom_loop(strategy):
-    """The loop of TensorFlow's guide, with a lazily built optimizer."""
+    """Train in the loop of TensorFlow's guide; a step builds the optimizer."""
     with strategy.scope():
         model = make_model()
         optimizer = OPTIMIZERS["dgc"](Rate())
@@ -260,7 +260,7 @@ def custom_loop(strategy):
     }
 
 
-# How a model is evaluated does not depend on its optimizer.
+# Evaluation does not depend on the optimizer.
 MEASURED = ("sgd", "lamb", "dgc")
 SCENARIOS = {
     **{

@@ -1,6 +1,6 @@
-"""DGCMomentum, SparseLoCo on random gradients: `transport.py all STRATEGY...`.
+"""Compressed optimizers on random gradients: `transport.py all STRATEGY...`.
 
-Or `some`, with fewer dtypes and settings.
+`some` instead of `all` tries fewer dtypes and settings.
 """
 
 import collections
@@ -29,26 +29,26 @@ DTYPES = {
     "some": ("float16", "int4"),
     "all": ("float16", "bfloat16", "int4", "int2"),
 }
-MOST = (0.01,)  # Of two replicas, of either transport.
+MOST = (0.01,)  # For two replicas, with both kinds of exchange.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
     "stock": tf.distribute.MultiWorkerMirroredStrategy,
 }
-# 210 and 35 entries: an odd number, too.
+# 210 and 35 entries: one is odd.
 FEW = {"sparsity": (0.93,), "min_compress_size": 100}
 
 
 ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
-# It moves by gradients.
+# Plain SGD moves weights by the gradients.
 PLAIN = {"make": around(keras.optimizers.SGD), "steps": MANY}
 HOSTED = ADAM | {"make": around(tfo.AdamOffload, epsilon=0.1)}
 
 
 def make_gradients(strategy, step, drawn=None, parts=None):
-    """Return what every replica of every worker has at a step.
+    """Return the gradients of this worker's replicas at a step.
 
-    If more are drawn than there are replicas, each has the sum of several. They
-    are rounded to so many parts of 1, if any.
+    If more gradients are drawn than there are replicas, each replica gets the
+    sum of several. `parts` rounds them to multiples of 1 / parts.
     """
     replicas = strategy.num_replicas_in_sync
     drawn = dgc.make_gradients(step, SHAPES.values(), drawn or replicas)
@@ -72,7 +72,7 @@ def train(strategy, steps=STEPS, drawn=None, eager=False, **settings):
 
 
 def train_mixed(strategy):
-    """Return weights of several dtypes, and of NumPy, where none is rounded."""
+    """Return weights of several dtypes, and NumPy's, without any rounding."""
     zeros = dgc.zeros(SHAPES)
     run = dgc.Run(
         *(strategy, zeros, 0.25, around(keras.optimizers.SGD)),
@@ -93,11 +93,11 @@ def train_mixed(strategy):
 
 
 def train_all(strategy, drawn=None, which="all"):
-    """Return the weights after steps of each kind."""
+    """Return the weights after steps with various settings."""
     most = {"sparsity": MOST, "rampup_begin_step": 0}
     found = {
         "weights": train(strategy, drawn=drawn),
-        # So much that it is sent densely.
+        # So many entries that they are sent as a dense tensor.
         "most": train(strategy, 20, drawn, **most),
         "loco": train(strategy, 40, drawn, **ADAM),
         "rounds": train(strategy, 40, drawn, **ADAM, sync_every=4),
@@ -112,9 +112,9 @@ def train_all(strategy, drawn=None, which="all"):
 
 
 def balance(strategy, steps=STEPS, **settings):
-    """Return what all sent, and what this worker holds and accumulated.
+    """Return all sent sums, and this worker's unsent and accumulated ones.
 
-    And whether its replicas hold the same.
+    The result also says whether the worker's replicas are equal.
     """
     zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, 1.0, **FEW | settings)
@@ -125,7 +125,7 @@ def balance(strategy, steps=STEPS, **settings):
 
 
 def balance_of(run, accumulated):
-    """Return what all sent, and what this worker has; bias is dense."""
+    """Return the sums of `balance`; the bias is dense."""
     memory = [run.memory("residual"), run.memory("momentum")]
     return {
         "sent": [(-weight).tolist() for weight in run.weights()[:2]],
@@ -143,7 +143,7 @@ def balance_of(run, accumulated):
 
 
 def balances(strategy, which="all"):
-    """Return those of each kind."""
+    """Return `balance` with various settings."""
     found = {
         "plain": balance(strategy),
         "loco": balance(strategy, **PLAIN),
@@ -158,7 +158,7 @@ def balances(strategy, which="all"):
         ),
         "four bits": balance(strategy, MANY, value_dtype="int4"),
         "two bits, loco": balance(strategy, **PLAIN, value_dtype="int2"),
-        # TensorFlow's own strategies send it densely.
+        # TensorFlow's own strategies send these as dense tensors.
         "two bits of most": balance(
             strategy, value_dtype="int2", sparsity=(0.25,)
         ),
@@ -166,7 +166,7 @@ def balances(strategy, which="all"):
 
 
 def is_alike(strategy, variables):
-    """Tell whether this worker's replicas have the same weights to the bit."""
+    """Return whether this worker's replicas have bitwise equal weights."""
     return all(
         np.array_equal(part, parts[0], equal_nan=True)
         for parts in (
@@ -177,7 +177,7 @@ def is_alike(strategy, variables):
 
 
 def not_finite(strategy, **settings):
-    """Return weights after a step with a NaN and an inf on one replica each."""
+    """Return weights after a step with a NaN on one replica, inf on another."""
     settings = {"sparsity": (0.9,)} | settings
     run = dgc.Run(strategy, {"w": np.zeros(4000)}, 1.0, **settings)
     gradients = dgc.make_gradients(0, [4000], strategy.num_replicas_in_sync)
@@ -192,10 +192,10 @@ def not_finite(strategy, **settings):
 
 
 def count_bytes(strategy, **settings):
-    """Return what this worker hands over in a step, and what it says.
+    """Return the bytes that this worker sends in a step, and its summary.
 
-    By collective, of which it returns the numbers, too. Without what replicas
-    of one worker tell each other.
+    Bytes and counts are by collective, without messages between the replicas of
+    one worker.
     """
     zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, **FEW | settings)
@@ -221,7 +221,7 @@ def count_bytes(strategy, **settings):
 
 
 def count_collectives(strategy, **settings):
-    """Return how often each collective stands in the graph of a step."""
+    """Return the count of each collective in the graph of a step."""
     zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, min_compress_size=100, **settings)
     return collectives_in(run.graph(make_gradients(strategy, 0)))
@@ -241,15 +241,15 @@ def collectives_in(graph):
 
 
 def kind_of(op, name):
-    """Return TensorFlow's name of a collective; a gather may be sent at once.
+    """Return TensorFlow's name of a collective.
 
-    The words of one are copied for each replica then.
+    A gather that sends all messages at once copies its words per replica.
     """
     return "CollectiveGatherV2" if "gather_at_once" in name else op
 
 
 def average_statistics(strategy):
-    """Return what replicas have of a variable that each has assigned to."""
+    """Return a variable on each replica, after each has assigned to it."""
     with strategy.scope():
         variable = keras.Variable(np.zeros(3), dtype="float32")
         optimizer = tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2)
@@ -266,7 +266,7 @@ def average_statistics(strategy):
 
 
 def reduce_scalars(strategy):
-    """Return what Keras makes of logs, and one of them summed."""
+    """Return logs as Keras reduces them, and the sum of one."""
 
     def replica():
         place = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -290,7 +290,7 @@ def count_threads():
 
 
 def observe(kind, which):
-    """Return what is to be compared of a kind of strategy."""
+    """Return the results to compare for a kind of strategy."""
     strategy = STRATEGIES[kind]()
     result = train_all(strategy, which=which)
     threads = count_threads()
@@ -329,7 +329,7 @@ def observe(kind, which):
 
 
 def main():
-    """Run under the strategies that the command line names, one by one."""
+    """Run under each of the strategies on the command line."""
     if sys.argv[1:] == ["golden"]:
         strategy, begin = STRATEGIES["sparse"](), 3
         report(dgc.golden("dgc_paddle_clip", strategy, begin).tolist())

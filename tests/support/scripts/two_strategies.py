@@ -15,7 +15,7 @@ BEHAVIOURS = {
 
 
 def observe(function, *strategies):
-    """Return what a user sees of a behaviour: a value, or an error."""
+    """Return the result of a behaviour: a value, or an error."""
     try:
         return {"value": as_json(strategies[0], function(*strategies))}
     except Exception as error:
@@ -23,12 +23,12 @@ def observe(function, *strategies):
 
 
 def main():
-    """Run all, under one strategy and the other in turn."""
+    """Run all behaviours, under both strategies in turn."""
     stock = tf.distribute.MultiWorkerMirroredStrategy()
     ours = tfo.SparseMultiWorkerMirroredStrategy()
     results = {}
     for name, behaviour in BEHAVIOURS.items():
-        print(name, flush=True)  # Where it ends, if it does.
+        print(name, flush=True)  # Shows where a process crashes, if it does.
         results[name] = {
             "stock": observe(behaviour.function, stock, ours),
             "ours": observe(behaviour.function, ours, stock),

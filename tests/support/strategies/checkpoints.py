@@ -1,4 +1,4 @@
-"""What one strategy has trained and saved, the same or the other restores."""
+"""Checkpoints of one strategy, restored under the same or the other one."""
 
 import os
 import pathlib
@@ -57,7 +57,7 @@ class Training:
     def train(self, steps):
         for _ in range(steps):
             in_graph(self.strategy, self.step)
-        # Some of the optimizer's are a replica's own, which is their sum.
+        # The optimizer's variables per replica are restored as their sum.
         return [
             *(v.numpy().tolist() for v in self.variables),
             *(np.array(v).tolist() for v in self.optimizer.variables),
@@ -73,7 +73,7 @@ class Training:
 
 
 def restored(strategy, other, name, is_dense=False):
-    """Train, save, restore under the other, train there."""
+    """Train and save; restore and train under the other strategy."""
     folder = tempfile.mkdtemp(dir=os.environ["FOLDER"])
     training = Training(strategy, name, is_dense)
     before = training.train(2)
@@ -93,7 +93,7 @@ def _add_restored(name):
     if name in _OF_KERAS:
         kwargs = {
             "instead": lambda s, other: restored(s, s, name, is_dense=True),
-            "reason": "ours sums rows that come twice",
+            "reason": "ours sums repeated rows",
         }
     TABLE.add(
         f"{name}, same strategy",

@@ -1,7 +1,7 @@
-"""What replicas exchange.
+"""Exchanges between replicas.
 
-Not compared: an all-gather of nothing, in which TensorFlow (2.21) ends the
-process; under ours, sparse gradients without any row are no such.
+Not compared: an all-gather of empty tensors, which crashes TensorFlow (2.21).
+Under ours, sparse gradients without rows need no such gather.
 """
 
 import functools
@@ -53,7 +53,7 @@ _add_all_reduces()
 
 
 def slices(rows, start=0, dense_rows=6):
-    """Return rows of a table; of more than three, some twice."""
+    """Return rows of a table; if more than three, with duplicates."""
     return tf.IndexedSlices(
         matrix(replica_number() + start, rows),
         tf.range(rows, dtype=tf.int64) % 3,
@@ -62,7 +62,7 @@ def slices(rows, start=0, dense_rows=6):
 
 
 def each_row_once(part):
-    """Return slices without duplicate rows, whose values are summed."""
+    """Return slices with duplicate rows summed."""
     if not isinstance(part, tf.IndexedSlices):
         return part
     rows, places = tf.unique(part.indices)
@@ -96,7 +96,7 @@ def _add_slices():
             f"all_reduce slices, {name}, {op}",
             reduce,
             instead=lambda s, other, summed=summed: s.run(summed),
-            reason="Keras's optimizers square duplicate rows apart.",
+            reason="Keras's optimizers square duplicate rows separately.",
         )
 
 

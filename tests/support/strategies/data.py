@@ -1,4 +1,4 @@
-"""Data: which rows come to which replica, and in which order."""
+"""Data: the rows of each replica, and their order."""
 
 import functools
 import itertools
@@ -19,13 +19,13 @@ def batches(rows, size, drop_remainder=False, policy="AUTO"):
 
 
 def seen(strategy, data):
-    """Return what each replica is called with, of every batch."""
+    """Return the rows that each replica gets, by batch."""
     replicas = (strategy.run(lambda v: v, (batch,)) for batch in data)
     return list(map(strategy.experimental_local_results, replicas))
 
 
 def signature(data):
-    """Return a specification as functions take it, whatever its class."""
+    """Return a specification in the form that functions take."""
     tf.function(lambda batch: None, [data.element_spec])(next(iter(data)))
     return repr(data.element_spec).partition("Spec(")[2]
 

@@ -1,7 +1,7 @@
-"""What `run` and `reduce` return.
+"""The results of `run` and `reduce`.
 
-Not compared: the sum of values of different shapes without an axis, which ours
-fills up; TensorFlow's strategy aborts, and no collective runs after that.
+Not compared: the sum of values of different shapes without an axis. Ours pads
+them; TensorFlow's strategy aborts, and no collective runs after that.
 """
 
 import itertools
@@ -137,7 +137,7 @@ TABLE.add(
 
 
 def _of_run(ops):
-    """Reduce what a `run` has returned, scalars among it, one by one."""
+    """Reduce the results of a `run`, including scalars, one by one."""
 
     def reduce(strategy, other):
         def step(value):

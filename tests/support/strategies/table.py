@@ -7,13 +7,13 @@ import tensorflow as tf
 
 
 class Behaviour(NamedTuple):
-    """What is done under a strategy.
+    """A function to run under both strategies.
 
     Args:
         function: Takes the strategy, and the other one.
-        error: The class of what both raise, or only TensorFlow's.
-        instead: What TensorFlow's must be asked to return the same as ours.
-        reason: Why ours differs by intent.
+        error: The class of the error that both raise, or only TensorFlow's.
+        instead: The function with which TensorFlow's strategy gives our result.
+        reason: The reason for an intended difference.
     """
 
     function: Callable
@@ -30,13 +30,13 @@ class Table(dict):
         self[name] = Behaviour(function, error, instead, reason)
 
     def behaviour(self, function):
-        """Add one that needs only its strategy."""
+        """Add a behaviour that needs only one strategy."""
         name = function.__name__.replace("_", " ")
         self.add(name, lambda strategy, other: function(strategy))
         return function
 
     def in_replica(self, name, function, **kwargs):
-        """Add what a function of a replica returns, eagerly and in a graph."""
+        """Add the result of a function on replicas, eagerly and in a graph."""
         self.add(f"{name}, eager", lambda s, other: s.run(function), **kwargs)
         self.add(
             f"{name}, graph", lambda s, other: in_graph(s, function), **kwargs
@@ -49,7 +49,7 @@ def in_graph(strategy, function):
 
 
 def per_replica(strategy, make):
-    """Return what `make` returns for every replica's number."""
+    """Return the result of `make` for every replica's number."""
     return strategy.experimental_distribute_values_from_function(
         lambda context: make(context.replica_id_in_sync_group)
     )
@@ -65,7 +65,7 @@ def replica_number():
 
 
 def matrix(replica, rows=2, dtype="float32"):
-    """Return numbers that no other replica has."""
+    """Return numbers that differ between replicas."""
     start = 10 * (replica + 1) ** 2
     return tf.cast(
         tf.reshape(tf.range(start, start + 3 * rows), [rows, 3]), dtype
@@ -73,7 +73,7 @@ def matrix(replica, rows=2, dtype="float32"):
 
 
 def as_json(strategy, value):
-    """Return all that a user sees of a nest: values, dtypes, shapes."""
+    """Return the values, dtypes and shapes of a nest."""
     if isinstance(value, tf.IndexedSlices):
         parts = [value.values, value.indices, value.dense_shape]
         return {"slices": as_json(strategy, parts)}
@@ -83,7 +83,7 @@ def as_json(strategy, value):
         return [as_json(strategy, v) for v in value]
     if isinstance(value, tf.distribute.DistributedValues):
         local = strategy.experimental_local_results(value)
-        kind = next(  # Ours are subclasses of TensorFlow's.
+        kind = next(  # Our classes are subclasses of TensorFlow's.
             each
             for each in type(value).__mro__
             if each.__module__.startswith("tensorflow")
@@ -98,7 +98,7 @@ def _tensor_as_json(value):
     dtype, shape = value.dtype, value.shape.as_list()
     if dtype == tf.string:
         value = [text.decode() for text in value.numpy().ravel()]
-    elif dtype.is_floating:  # float64 holds all of them exactly.
+    elif dtype.is_floating:  # float64 holds all values exactly.
         value = tf.cast(value, tf.float64).numpy().tolist()
     else:
         value = value.numpy().tolist()

@@ -1,4 +1,4 @@
-"""Variables: who writes what, and what is read."""
+"""Variables: writes and reads, in replicas and outside."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def make(strategy, aggregation="NONE", synchronization="AUTO", dtype="float32"):
 
 
 def read(strategy, variable):
-    """Return a variable as seen from everywhere."""
+    """Return a variable's values, read in replicas and outside."""
     return {
         "replica": strategy.run(lambda: variable.read_value()),
         "graph": in_graph(strategy, lambda: variable + 0),
@@ -39,7 +39,7 @@ def own(dtype="float32"):
 
 
 def write(strategy, variable, method, where):
-    """Write, each replica its own value; return what that returned."""
+    """Write a different value per replica; return the call's result."""
     update = getattr(variable, method)
     if where == "replica":
         return strategy.run(lambda: update(own(variable.dtype)).read_value())
@@ -54,7 +54,7 @@ def write(strategy, variable, method, where):
 
 
 def error_of(synchronization, aggregation, method, where, dtype):
-    """Return what TensorFlow documents, or None."""
+    """Return the error that TensorFlow documents, or None."""
     local = synchronization == "ON_READ"
     adds_to_sum = aggregation == "SUM" and method != "assign"
     if (

@@ -1,9 +1,9 @@
-"""An extension of Griffe: docstrings in the house's form, as Markdown.
+"""An extension of Griffe that turns our docstrings into Markdown.
 
 Docstrings are written for `help()`: formulas are indented, and lines such as
-"State:" or "Differs from Keras:" begin a paragraph of their own. Markdown and
-Griffe's Google parser would take the first for quotes or for sections, and
-would run the second together. The arguments stay as they are.
+"State:" or "Differs from Keras:" begin a new paragraph. Markdown and Griffe's
+Google parser would turn the former into quotes or sections, and join the
+latter. Arguments stay as they are.
 """
 
 import ast
@@ -14,7 +14,7 @@ from typing import Any
 
 import griffe
 
-# What may begin a line, and then ends with a colon.
+# Labels that may begin a line, before a colon.
 LABELS = (
     "State",
     "Traffic",
@@ -26,17 +26,17 @@ LABELS = (
 )
 LABEL = re.compile(rf"^(?=(?:{'|'.join(LABELS)})\b)", re.M)
 LABELLED = re.compile(rf"((?:{'|'.join(LABELS)})\b[^:]*):\s+(.*)", re.S)
-# Sections that Griffe knows; their lines are left to it.
+# Sections that Griffe knows, and renders itself.
 KNOWN = ("Args", "Attributes", "Raises", "Returns", "Yields", "Example")
-# Sections of "name: text", which it does not.
+# Sections of "name: text", which it does not know.
 LISTS = ("Options", "Exit codes")
 SECTION = re.compile(rf"({'|'.join((*KNOWN, *LISTS, 'Reference'))}):$")
-# The signature has it, too.
+# The signature shows it, too.
 DEFAULT = re.compile(r"\s+Defaults\s+to\s+`[^`]*`\.$", re.M)
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
 
-class HouseDocstrings(griffe.Extension):
+class DocstringMarkdown(griffe.Extension):
     """Rewrites each docstring before Griffe parses it."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class HouseDocstrings(griffe.Extension):
 
 
 def as_markdown(docstring: str) -> str:
-    """Return a docstring that Griffe's Google parser renders as it is meant."""
+    """Return a docstring that Griffe's Google parser renders correctly."""
     return "\n\n".join(
         block
         for title, lines in sections(docstring.splitlines())
@@ -55,7 +55,7 @@ def as_markdown(docstring: str) -> str:
 
 
 def sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Split at lines such as "Args:"; what is not indented ends a section."""
+    """Split at lines such as "Args:"; a section ends where indentation ends."""
     title, content = "", []
     for line in lines:
         match = SECTION.fullmatch(line)
@@ -76,7 +76,7 @@ def section(title: str, lines: list[str]) -> Iterator[str]:
     elif title == "Reference":
         yield f"**Reference:** {linked(textwrap.dedent(text))}"
     elif title:
-        # Griffe's own name of it is a plural.
+        # Griffe's name for this section is a plural.
         title = title.replace("Example", "Examples")
         yield f"{title}:\n{DEFAULT.sub('', text)}"
     else:
@@ -102,7 +102,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def merged(paragraphs: Iterable[str]) -> Iterator[str]:
-    """Put indented blocks together that only an empty line divides."""
+    """Join indented blocks that only an empty line separates."""
     held = ""
     for paragraph in paragraphs:
         if held.startswith(" ") and paragraph.startswith(" "):
@@ -116,7 +116,7 @@ def merged(paragraphs: Iterable[str]) -> Iterator[str]:
 
 
 def fenced(code: str) -> str:
-    """Return a block of code, as Python's if it is that."""
+    """Return a fenced block of code, marked as Python if it is."""
     try:
         ast.parse(code)
         language = "python"
@@ -126,5 +126,5 @@ def fenced(code: str) -> str:
 
 
 def linked(text: str) -> str:
-    """Return text whose arXiv numbers are links."""
+    """Return text with links for arXiv numbers."""
     return ARXIV.sub(r"[\g<0>](https://arxiv.org/abs/\1)", text)
