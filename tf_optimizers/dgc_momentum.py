@@ -273,7 +273,7 @@ class DGCMomentum(CompressedOptimizer):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "DGCMomentum":
         """Return an optimizer from its config."""
-        # Configs of older versions lack it.
+        # Configs of older versions lack this key.
         config = {"rate_in_momentum": False} | config
         regularizer = config.get("regularizer")
         if isinstance(regularizer, dict):
@@ -322,7 +322,7 @@ class DGCMomentum(CompressedOptimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Exchange at the stage of this step, and update the variables."""
+        """Exchange at the sparsity of this step, and update the variables."""
 
         def update(sparsity: float | None, gradients: list[Gradient]) -> None:
             rates = tf.convert_to_tensor(self.learning_rate), tf.constant(1.0)

@@ -64,8 +64,8 @@ def _cached_function(
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the numbers, if any."""
     del context, shape, dtype
-    # TensorFlow counts the traces of a Python function. A nested function would
-    # count as the same one for all signatures, and get a warning.
+    # TensorFlow counts the traces of a Python function. It would count a nested
+    # function as the same one for all signatures, and warn.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)
@@ -75,7 +75,7 @@ def _cached_function(
 def _with_numbers(
     function: Callable, places: tuple, numbers: tf.Tensor, *tensors: Any
 ) -> Any:
-    """Call `function` with `numbers` put into their places in the constants."""
+    """Put `numbers` into their places in the constants; call `function`."""
     rest = iter(tf.unstack(numbers))
     leaves = tf.nest.flatten(places)
     leaves = [next(rest) if leaf is float else leaf for leaf in leaves]
@@ -90,7 +90,7 @@ def scalar(number: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def on_gpu() -> bool:
     """Return whether operations created here run on a GPU."""
     device = tf.DeviceSpec.from_string(tf.constant(0.0).device)
-    if device.device_type is None:  # In a graph: on the default device.
+    if device.device_type is None:  # In a graph: the default device.
         return bool(tf.config.list_logical_devices("GPU"))
     return device.device_type == "GPU"
 

@@ -162,7 +162,8 @@ class Exclusions:
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
         paths = list(map(path_of, variables))
-        # Loading drops the model's name, so patterns may match with or without.
+        # Loading drops the model's name, so patterns may match paths with it or
+        # without.
         pairs = list(zip(paths, _without_model(paths), strict=True))
         return {
             i
@@ -240,7 +241,7 @@ def _in_name(pattern: str) -> str:
         lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
         pattern.removeprefix(flags),
     )
-    # Flags must come first. The lookahead leaves no slash to cross.
+    # Flags must come first. The lookahead keeps matches in the last part.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"
 
 

@@ -74,7 +74,9 @@ class Wrapper(Optimizer):
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
-    """Raise if `value` is not a new optimizer; `check` all that it wraps."""
+    """Raise if `value` is not a new optimizer.
+
+    `check` is called for it, and for every optimizer that it wraps."""
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be a Keras optimizer, such as "
@@ -161,7 +163,7 @@ class InnerSteps:
         shown = [
             variable
             if isinstance(variable, keras.Variable)
-            and variable.shape == weight.shape  # False for some of its rows.
+            and variable.shape == weight.shape  # Not for some rows.
             else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]

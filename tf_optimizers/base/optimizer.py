@@ -277,12 +277,12 @@ class Optimizer(keras.optimizers.Optimizer):
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 
-    # Call it after assigning to `_full_precision(variable)`.
+    # Call this after assigning to `_full_precision(variable)`.
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
         """Return the optimizer whose state is saved in place of this one's."""
-        # Not an attribute: Keras would track its variables.
+        # Not an attribute, since Keras would track the optimizer's variables.
         return self
 
     def _check_name(self, name: str) -> None:

@@ -107,6 +107,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # Zeros, which the first step replaces by the weights: a model that is built
+    # The first step replaces these zeros by the weights: a model that is built
     # in a trace has no weights yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")

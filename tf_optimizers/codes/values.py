@@ -26,7 +26,7 @@ from tf_optimizers.codes.layout import Layout, chunk_count
 # Smaller scales become 0. Some threads flush denormal numbers to 0 and some do
 # not, but all replicas must read the same values.
 _LEAST = 2.0**-120
-# The largest bfloat16 that float32 can hold seven times.
+# The largest bfloat16 that is finite in float32 when multiplied by 7.
 _LARGEST_STEP = 73 * 2.0**119
 
 _NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))
@@ -90,7 +90,7 @@ class Chunked(abc.ABC):
         """Return the chunks that codes stand for, with 0 in gaps."""
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of `count` values of some tensors, and scales."""
+        """Return the bytes of `count` values of `tensors` tensors, with scales."""
         chunks = chunk_count(count, tensors)
         scales = self.scales * tf.bfloat16.size * chunks
         return scales + self._padded(count) * self.width // 8
@@ -188,7 +188,7 @@ class Int4(Chunked):
     width, scales = 4, 1
 
     def encode(self, chunks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the uint8 codes and the [chunks, 1] scales of chunks."""
+        """Return uint8 codes, and scales of shape [chunks, 1]."""
         largest = tf.reduce_max(tf.abs(chunks), axis=1, keepdims=True)
         scale = _in_range(tf.minimum(largest / 7.0, _LARGEST_STEP))
         steps = tf.round(tf.math.divide_no_nan(chunks, scale))
@@ -209,7 +209,7 @@ class Int2(Chunked):
     width, scales = 2, 2
 
     def encode(self, chunks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the uint8 codes and the [chunks, 2] scales of chunks."""
+        """Return uint8 codes, and scales of shape [chunks, 2]."""
         magnitudes = tf.abs(chunks)
         largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
         # Relative magnitudes, so that their sum cannot overflow. Zeros do not

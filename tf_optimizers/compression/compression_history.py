@@ -119,7 +119,7 @@ class CompressionHistory:
                 "step, since one of the steps sends all residuals. "
                 f"Received: no gradient of {paths[min(missing)]}, which had "
                 "one in an earlier step. Pass `rampdown_begin_step=None` and "
-                "`rampdown_step=1`, or use an optimizer for each set of "
-                "variables."
+                "`rampdown_step=1`, or use a separate optimizer for each set "
+                "of variables."
             )
         self._indices |= set(indices)

@@ -87,7 +87,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for variables of a strategy; see `add`."""
+        """Prepare for the variables of a strategy, which `add` then adds."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}

@@ -22,8 +22,8 @@ from tf_optimizers.kernels import compiled
 
 # The expected number of the k largest entries in the sample. Its standard
 # deviation is about its square root. The threshold is four deviations lower, so
-# it rarely leaves fewer than k candidates. Then a second search, among all
-# entries, still gives the exact result.
+# it rarely leaves fewer than k candidates. If it does, a second search among
+# all entries gives the exact result.
 _SAMPLED = 128
 _DEVIATIONS = 4
 # The largest stride. A smaller one samples more elements, for fewer needless

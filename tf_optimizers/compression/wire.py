@@ -44,7 +44,7 @@ class Wire(NamedTuple):
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
         """Return the wire of a strategy."""
         group = replicas_of(strategy)
-        # A single worker has no slow network that sharing would relieve.
+        # Sharing saves traffic between workers; a single worker has none.
         is_shared = group.packs_entries and group.workers > 1
         devices = len(group.devices) if is_shared else 1
         return cls(group.count, dtype, group.packs_entries, devices)

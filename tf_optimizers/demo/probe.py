@@ -1,4 +1,4 @@
-"""Measures a simulated link, after checking that loopback works."""
+"""Checks that loopback works, and measures simulated links."""
 
 import socket
 import statistics
@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from tf_optimizers.demo.link import LOCALHOST, Forwarder, Link
 
 ROUND_TRIPS = 20
-SECONDS = 0.5  # Of data at the link's rate.
+SECONDS = 0.5  # Time to send at the link's rate.
 CHUNK = 1 << 16
 
 

@@ -133,7 +133,7 @@ class LayerwiseOptimizer(Optimizer):
         gradients: list[Gradient],
         variables: list[tf.Variable],
     ) -> None:
-        if self.update_step != self._update_step:  # A subclass has its own.
+        if self.update_step != self._update_step:  # A subclass overrides it.
             super()._step_at(learning_rate, gradients, variables)
             return
         rates = [learning_rate] * len(variables)

@@ -20,7 +20,7 @@ from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.replicas import replicas_of
 
-# Without a job and task: the enclosing scope adds this worker's.
+# The enclosing scope adds this worker's job and task.
 HOST = "/CPU:0"
 
 
@@ -111,7 +111,7 @@ def variables_on_host() -> Iterator[None]:
     def create(
         next_creator: Callable, initial_value: Any = None, **kwargs: Any
     ) -> tf.Variable:
-        del next_creator  # The strategy's: it makes one variable per replica.
+        del next_creator  # The strategy's creator makes one variable per replica.
 
         def value() -> tf.Tensor:
             # TensorFlow calls this outside of any device scope.

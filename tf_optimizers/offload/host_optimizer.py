@@ -40,8 +40,8 @@ from tf_optimizers.replicas import replicas_of
 # Variables of at least this many elements are stepped one after another, so
 # that the first changes are sent back while other variables are stepped.
 _LARGE = 1 << 18
-# The number of large variables that are stepped at the same time. XLA gives a
-# kernel limited by memory sqrt(processors) threads (TensorFlow 2.21).
+# The number of large variables that are stepped at the same time. XLA runs a
+# memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
@@ -139,16 +139,15 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # The same dtypes as a step returns; XLA also needs the same
-                # shapes.
+                # Dtypes must equal those of `step`; under XLA, shapes as well.
                 with tf.device(HOST):
                     return [
                         tf.zeros(v.shape if in_xla() else [0], v.dtype)
                         for v in _elsewhere(variables)
                     ]
 
-            # Branches do not inherit the device, but the tensors that they
-            # capture are copied to it.
+            # Branches do not run on the device of this scope, but tensors that
+            # they capture are copied there.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
@@ -165,7 +164,7 @@ class HostOptimizer(Optimizer):
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
         """Step on the host; return the changes for variables elsewhere."""
-        # Both are read on their own devices.
+        # Read these on their own devices, not on the host.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):

@@ -13,7 +13,7 @@ from tf_optimizers._compat.owned import Rows
 # Largest load, relative to the mean, before a warning. If all variables can be
 # split, no load exceeds this: an unsplit variable has at most half of the mean.
 _UNEVEN = 1.5
-# Keras's optimizers whose step of an entry depends on that entry alone.
+# Keras's elementwise optimizers: the step of an entry depends on it alone.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (

@@ -69,7 +69,7 @@ class ShardedSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.position, []).append(piece)
         self._replicated = slots.replicated
-        self._stepped: set[int] = set()  # In the step that was traced last.
+        self._stepped: set[int] = set()  # By the last traced step.
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
             self._averages = WholeAverages(optimizer)

@@ -58,7 +58,7 @@ class Slots:
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[list[Any]]:
-        """Yield the variables to build the optimizer with; create its state."""
+        """Create the state of an optimizer; yield the variables to build it with."""
         positions = {
             variable_key(optimizer, variable): position
             for position, variable in enumerate(self._variables)
@@ -74,7 +74,7 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # Takes precedence over optimizers that put their state on the host.
+        # A higher priority than that of optimizers with state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)
@@ -113,7 +113,7 @@ class Slots:
         return variable
 
     def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
-        """Raise if state has a variable's shape, but no known variable."""
+        """Raise if state has a variable's shape, but no reference to one."""
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "

@@ -22,7 +22,7 @@ LOWEST = 0.75  # The lowest accuracy that is shown.
 
 
 def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Write the plot; return its caption -> its file name."""
+    """Write the plot; return {caption: file name}."""
     link = result["settings"]["link"]
     where = "without a link" if link == "none" else f"over {link}"
     with matplotlib.rc_context(STYLE):

@@ -42,7 +42,7 @@ def main(task_path: str) -> None:
     """Run the task; write its outcome on the first worker."""
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     link = parse_link(task["link"])
-    # Create it before the strategy, and the strategy before any tensor.
+    # Must be created before the strategy, and the strategy before any tensor.
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     # Called only once, since it discards all compiled kernels. TensorFlow

@@ -14,7 +14,7 @@ from tf_optimizers.demo.plots import STYLE, add_legend, draw_runs, line_style
 
 
 def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Write the plots; return caption -> file name in reading order."""
+    """Write the plots; return {caption: file name}, in reading order."""
     cells = result["cells"]
     steps = max(cell["steps"] for cell in cells if _has_curves(cell))
     images = max(cell["batch_size"] for cell in cells)

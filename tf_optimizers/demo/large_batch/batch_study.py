@@ -138,7 +138,7 @@ class StepRecorder(keras.callbacks.Callback):
 
 
 class Study:
-    """Fills the cells of one optimizer after another."""
+    """Tunes and tests the cells of the study."""
 
     def __init__(
         self,
