@@ -76,7 +76,8 @@ class Wrapper(Optimizer):
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
     """Raise if `value` is not a new optimizer.
 
-    `check` is called for it, and for every optimizer that it wraps."""
+    `check` is called for it, and for every optimizer that it wraps.
+    """
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
             "`inner_optimizer` must be a Keras optimizer, such as "

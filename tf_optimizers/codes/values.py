@@ -90,7 +90,7 @@ class Chunked(abc.ABC):
         """Return the chunks that codes stand for, with 0 in gaps."""
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of `count` values of `tensors` tensors, with scales."""
+        """Return the bytes of `count` values of some tensors, with scales."""
         chunks = chunk_count(count, tensors)
         scales = self.scales * tf.bfloat16.size * chunks
         return scales + self._padded(count) * self.width // 8

@@ -58,7 +58,7 @@ class Slots:
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[list[Any]]:
-        """Create the state of an optimizer; yield the variables to build it with."""
+        """Create an optimizer's state; yield the variables to build it with."""
         positions = {
             variable_key(optimizer, variable): position
             for position, variable in enumerate(self._variables)
