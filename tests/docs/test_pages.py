@@ -105,12 +105,12 @@ def test_examples_train_on_a_machine_with_a_gpu(
     "path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem
 )
 def test_page_begins_with_its_purpose_and_something_to_run(path):
-    text = path.read_text()
-    # The home begins with a plot.
-    parts = 2 if path.stem == "index" else 1
-    start = "\n## ".join(text.split("\n## ")[:parts])
+    """In its first screen: at most 16 lines are above the code."""
+    start = "\n".join(path.read_text().splitlines()[:17])
     assert re.match(r"# .+\n\n[\w`\[]", start)
-    assert re.search(r"^```(python|bash)\n", start, re.M)
+    before, *code = re.split(r"^```(?:python|bash)$", start, flags=re.M)
+    assert code
+    assert "\n## " not in before
 
 
 @pytest.mark.parametrize(
