@@ -1,4 +1,4 @@
-"""In which order tests run, and which only on demand."""
+"""The order of tests, and tests that only run on demand."""
 
 import collections
 import gc
@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-# Modules with assertions that several files of tests share.
+# Modules with assertions that several test files share.
 pytest.register_assert_rewrite("contract", "dgc")
 
-# First, half a minute or more each, those whose workers need two processors,
-# by turns with those that mostly wait. Then others that take long.
+# First, files of half a minute or more: those whose workers need two processors
+# alternate with those that mostly wait. Then other slow files.
 LONGEST = [
     *("test_resume", "test_guide", "test_worker_errors", "test_strategy"),
     *("test_tensorflow", "test_programs", "test_additions", "test_ending"),
@@ -25,13 +25,13 @@ LONGEST = [
 
 
 def pytest_configure(config):
-    """Load TensorFlow, but not into a process that only has others test."""
+    """Load TensorFlow, except in a process that only distributes tests."""
     if config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("devices")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Begin with the files that take longest; say what is left out."""
+    """Run the slowest files first; report tests that are skipped."""
     places = {name: place for place, name in enumerate(LONGEST)}
     counts = collections.Counter(item.path for item in items)
     items.sort(
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave what was imported out of garbage collections, which are rare."""
+    """Exclude imported objects from garbage collection, and make it rare."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

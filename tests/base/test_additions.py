@@ -1,7 +1,7 @@
-"""Replicas stay equal in whatever order repeated positions are added.
+"""Replicas stay equal, regardless of the order of additions.
 
-On a GPU that order is nobody's, so what a replica computes from values that
-all of them have received must not depend on it.
+A GPU adds values at repeated positions in any order. A replica's results must
+not depend on this order, since all replicas receive the same values.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from scripts import additions
 
 from tf_optimizers.kernels import sum_rows
 
-# In 6 steps of 1e-2, but for what compression holds back.
+# In 6 steps of 1e-2; compression defers a part.
 MOVED = 5e-3
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 on_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
 
 
 def assert_replicas_agree(found):
-    """Check weights by replica, of several processes, of each training."""
+    """Check the weights of all replicas and processes, for each training."""
     for name in found[0]:
         first, *others = [
             row for result in found for row in result[name]["replicas"]
@@ -89,7 +89,7 @@ def test_replicas_on_a_gpu_agree(tmp_path, where, workers, names, part):
 
 
 def test_permuted_additions_differ():
-    """Otherwise the tests above would prove nothing."""
+    """Check the patch; without it, the tests above would prove nothing."""
     values = tf.random.stateless_normal([1000, 1], [1, 2])
     rows = tf.zeros([1000], tf.int32)
     with permuted_additions():

@@ -260,8 +260,8 @@ def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
     assert Start.epochs == [2, 3]
 
 
-def test_keras_still_tells_lists_of_callbacks_the_model(monkeypatch):
-    """In `fit`, where a validation has the same list, and elsewhere."""
+def test_keras_still_sets_the_model_of_callback_lists(monkeypatch):
+    """In `fit`, a validation has the same list of callbacks."""
     owner = keras.callbacks.CallbackList
     monkeypatch.setattr(owner, "set_model", owner.set_model)
     events = []
@@ -318,7 +318,7 @@ def test_keras_still_draws_from_the_global_seed():
 
 
 def test_keras_still_calls_the_hooks():
-    """A hook that nothing calls would leave Keras's own order in place."""
+    """If nothing called a hook, Keras's own order would stay in place."""
     source = inspect.getsource(keras.optimizers.Optimizer.apply)
     assert "self._backend_apply_gradients(" in source
     source = inspect.getsource(
@@ -327,7 +327,7 @@ def test_keras_still_calls_the_hooks():
     assert "self._overwrite_model_variables_with_average_value(" in source
 
 
-def test_keras_still_calls_what_the_batch_hooks_replace():
+def test_keras_still_calls_the_methods_that_batch_hooks_replace():
     for caller, call in (
         (keras_losses.reduce_values, "= scale_loss_for_distribution("),
         (keras_losses.Loss.__call__, "return reduce_weighted_values("),
@@ -420,7 +420,7 @@ def make_lazy(shape=(2, 3)):
         return tf.Variable(lambda: tf.ones([]), dtype=tf.float32)
 
 
-def test_lazy_zeros_take_no_memory_whoever_reads_or_clears_them(tmp_path):
+def test_lazy_zeros_take_no_memory_when_read_or_cleared(tmp_path):
     lazy, zeros = make_lazy(), np.zeros((2, 3))
     checkpoint = tf.train.Checkpoint(lazy=lazy)
     checkpoint.read(checkpoint.write(tmp_path / "c")).assert_consumed()
@@ -437,7 +437,7 @@ def test_lazy_zeros_take_no_memory_whoever_reads_or_clears_them(tmp_path):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_lazy_zeros_take_what_is_assigned(graph, tmp_path):
+def test_lazy_zeros_hold_assigned_values(graph, tmp_path):
     lazy, other = make_lazy(), make_lazy()
     value = tf.constant([[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
     assign = tf.function(lazy.assign) if graph else lazy.assign
@@ -466,7 +466,7 @@ def test_lazy_zeros_are_made_for_every_replica_and_in_functions(mirrored):
     ids=[owner.__name__ for owner in TENSORFLOW],
 )
 def test_tensorflow_has_private_names(owner, names):
-    """Of classes by their source: most are set in constructors."""
+    """Look for names in the source of classes: most are set in constructors."""
     source = inspect.getsource(owner)
     for name in names:
         assert re.search(rf"\b{name}\b", source), (
@@ -476,7 +476,7 @@ def test_tensorflow_has_private_names(owner, names):
 
 
 def test_keras_still_makes_data_sets_of_arrays_in_one_place():
-    """Where it looks TensorFlow up each time; later ones shuffle by epoch."""
+    """Keras looks TensorFlow up each time; later versions shuffle per epoch."""
     source = inspect.getsource(
         array_data_adapter.ArrayDataAdapter.get_tf_dataset
     )
@@ -485,7 +485,7 @@ def test_keras_still_makes_data_sets_of_arrays_in_one_place():
 
 
 def test_every_private_name_is_listed_here():
-    """Of others: what is used and not ours, and what ours overrides."""
+    """This includes names of other packages that we use, or override."""
     listed = {
         *METHODS,
         *ATTRIBUTES,
@@ -493,7 +493,7 @@ def test_every_private_name_is_listed_here():
         *MODEL,
         *LOSS_SCALING,
         *("_initialize", "_moments"),
-        "_tf_shuffle",  # Of Keras from 3.16 on; older ones never ask for it.
+        "_tf_shuffle",  # Only Keras 3.16 and newer ask for it.
         *itertools.chain(*TENSORFLOW.values()),
     }
     listed = {name for name in listed if name.startswith("_")}
@@ -512,7 +512,7 @@ DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def names_in(folder):
-    """Return private names of its own, those it uses, and those in texts."""
+    """Return private names that a folder defines, uses, and has in strings."""
     own, used, written = set(), set(), set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -533,10 +533,10 @@ def names_in(folder):
 
 
 def overridden():
-    """Return private names of others' classes that ours define anew."""
+    """Return private names of foreign classes that our classes override."""
     found = set()
     for module in pkgutil.walk_packages(tfo.__path__, "tf_optimizers."):
-        # The demo has packages of its own, which may not be installed.
+        # The demo's own dependencies may not be installed.
         if "__main__" in module.name or ".demo" in module.name:
             continue
         for cls in vars(importlib.import_module(module.name)).values():
@@ -561,7 +561,7 @@ def is_ours(cls):
 
 
 def test_private_names_are_used_in_compat_only():
-    """Keras's and TensorFlow's; our own underscores are ours."""
+    """Check names of Keras and TensorFlow; our own may be used anywhere."""
     names = [*METHODS, *ATTRIBUTES, *MODEL, *LOSS_SCALING, "__internal__"]
     names += [r"keras\.src", r"tensorflow\.python"]
     private = re.compile(rf"(?<!\w)(?:{'|'.join(names)})")

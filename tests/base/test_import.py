@@ -1,4 +1,4 @@
-"""What `import tf_optimizers` brings, in new processes."""
+"""`import tf_optimizers` in new processes."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ for name in ("AdamOffload", "DGCMomentum", "LANS", "SparseLoCo"):
     assert keras.saving.get_registered_object(f"tf_optimizers>{name}"), name
 """
 
-# What a new version of TensorFlow may do.
+# A new version of TensorFlow may remove these.
 WITHOUT_PRIVATE_MODULES = """
 import sys
 import keras
@@ -134,15 +134,13 @@ def test_one_process_needs_no_private_module_of_distribute(model_file):
     assert "tensorflow.python.distribute" in error
 
 
-def test_one_process_replaces_only_what_keeps_steps_out_of_xla(model_file):
+def test_one_process_patches_only_the_choice_of_xla(model_file):
     (patch,) = [p for p in PATCHES if WITHOUT_XLA in p.features]
     names = sorted(patch.names)
     assert run(REPLACES, model_file) == ["[]", str(names)]
 
 
-def test_processes_of_tests_find_what_the_tests_were_given(
-    monkeypatch, tmp_path
-):
+def test_processes_of_tests_get_the_path_of_the_tests(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", "given")
     for found in (environment(tmp_path), groups._environment()):
         assert found["PYTHONPATH"].split(os.pathsep)[-1] == "given"

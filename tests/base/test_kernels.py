@@ -1,4 +1,4 @@
-"""Kernels outlive optimizers, not their context, and no tape sees them."""
+"""Kernels outlive optimizers, but not their context; tapes ignore them."""
 
 import functools
 import pathlib
@@ -43,8 +43,8 @@ for _ in range(2):
 
 
 @pytest.mark.long
-def test_steps_go_on_after_tensorflow_is_reset():
-    """As Keras's own tests of strategies do before each."""
+def test_steps_continue_after_tensorflow_is_reset():
+    """Keras's own tests of strategies reset TensorFlow before each test."""
     done = subprocess.run(
         [sys.executable, "-c", RESET],
         cwd=pathlib.Path(__file__).parents[2],
@@ -70,7 +70,7 @@ def test_steps_go_on_after_tensorflow_is_reset():
 )
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
 def test_tape_that_still_records_has_the_gradients_of_the_loss(make, graph):
-    """Kernels of 4,096 elements and more loop, and XLA knows no gradient."""
+    """Kernels of 4,096 elements loop, and XLA has no gradient of a loop."""
     variable, optimizer = keras.Variable(tf.ones([64, 64])), make()
     optimizer.build([variable])
 
@@ -88,7 +88,7 @@ def test_tape_that_still_records_has_the_gradients_of_the_loss(make, graph):
 
 L2 = keras.regularizers.L2
 SMALL = {"sparsity": (0.9,), "min_compress_size": 1}
-# Optimizers with numbers, and another value of each that changes a step.
+# Optimizers with numbers, and a second value of each that changes a step.
 SWEEPS = {
     "lamb": (
         lambda **kwargs: tfo.Lamb(0.1, **kwargs),
@@ -150,7 +150,7 @@ SWEEPS = {
 @pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.filterwarnings("ignore:.*saves traffic:UserWarning")
 def test_optimizers_of_a_sweep_share_their_kernels(name, monkeypatch):
-    """Each would otherwise leave its kernels behind, and compile anew."""
+    """Otherwise each optimizer would compile kernels, and leave them behind."""
     make, numbers = SWEEPS[name]
     start = np.linspace(-2, 2, 30, dtype="float32").reshape(6, 5)
 
@@ -178,7 +178,7 @@ def test_optimizers_of_a_sweep_share_their_kernels(name, monkeypatch):
     np.testing.assert_array_equal(train(number), weights)
 
 
-def test_numbers_are_told_from_equal_constants_of_other_kinds():
+def test_numbers_are_distinct_from_equal_constants_of_other_types():
     """Python's True, 1 and 1.0 are equal."""
     like = tf.zeros([2])
 

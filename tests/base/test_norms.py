@@ -23,7 +23,7 @@ def test_norm_matches_numpy(shape, scale):
 def test_norms_of_two_vectors_in_blocks_equal_those_of_whole_vectors(
     length, gpu
 ):
-    """The blocks are of vectors that are made of several tensors."""
+    """Each vector is computed from several tensors."""
     a, b = np.random.default_rng(0).standard_normal((2, length))
 
     def vectors(a, b):
@@ -49,7 +49,7 @@ def test_norm_of_nothing_is_zero():
 
 
 def test_norm_of_many_equal_elements_is_exact():
-    """Where a float32 sum, one by one, is off by more than 1e-4."""
+    """A sequential float32 sum would be off by more than 1e-4."""
     values = np.full(20_000_000, 3.1, "float32")
     exact = float(values[0]) * np.sqrt(values.size)
     assert float(norm(tf.constant(values))) == pytest.approx(exact, rel=1e-7)
@@ -58,7 +58,7 @@ def test_norm_of_many_equal_elements_is_exact():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_norm_is_not_finite_where_an_element_is_not(value):
+def test_norm_is_not_finite_if_an_element_is_not(value):
     values = np.ones(5000, "float32")
     values[4999] = value
     result = float(norm(tf.constant(values)))

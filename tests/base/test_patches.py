@@ -1,4 +1,4 @@
-"""What is replaced in Keras and TensorFlow, and what if it is not there."""
+"""The patches of Keras and TensorFlow, and errors if a name is missing."""
 
 import pathlib
 import re
@@ -30,9 +30,9 @@ def test_effect_of_every_patch_is_tested(patch):
 
 
 def test_nothing_else_is_replaced():
-    """But for `tf.random.shuffle`, for a moment, under Keras before 3.16.
+    """Except `tf.random.shuffle`, for a moment, under Keras before 3.16.
 
-    What is set of `cls` is ours, and what `ChiefOnly` sets of itself.
+    Attributes of `cls` are ours, and `ChiefOnly` sets its own attributes.
     """
     setting = re.compile(
         r"^\s*(?:setattr\((?!sys,|cls,)|(?:keras|tf|\w+_op)[\w.]*\.\w+ = )"
@@ -50,12 +50,12 @@ def test_nothing_else_is_replaced():
         ("shuffles.py", "tf.random.shuffle = shuffle"),
     ]
     assert len(set(NAMES)) == len(NAMES) <= 25
-    assert list(patches.NAMES.values()) == NAMES  # No two have one key.
+    assert list(patches.NAMES.values()) == NAMES  # Keys are unique.
 
 
 @pytest.mark.parametrize("which", cases.with_long(["all", "each"], ["each"]))
 def test_one_replica_does_without_them(which):
-    """All of them, or each, are deleted; only what needs one must tell so."""
+    """Delete all of them, or each: only features that need one may raise."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, which, *sorted({*NAMES} - NEEDED)],
         capture_output=True,

@@ -10,7 +10,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 def ask(strategy):
-    """Return what both replicas get, as arrays."""
+    """Return the results on both replicas, as arrays."""
 
     @tf.function(autograph=False)
     def step():
@@ -21,7 +21,7 @@ def ask(strategy):
             [Entries(own[:1], position, 4), own]
         )
         first, second = group.sum_at_owners([own, 2 * own], [1, 0])
-        summed = [second, first][group.rank]  # At its owner.
+        summed = [second, first][group.rank]  # At the owner of the value.
         first, second = group.gather_from_owners([own, 2 * own], [1, 0])
         return {
             "rank": tf.constant(group.rank),

@@ -1,4 +1,4 @@
-"""Which optimizers train a model, and what they train."""
+"""The optimizers that train a model, and their variables."""
 
 import keras
 import pytest
@@ -40,7 +40,7 @@ def model():
     return model
 
 
-def test_every_optimizer_is_found_once_wherever_it_hangs(model):
+def test_every_optimizer_is_found_once_in_any_attribute(model):
     found = optimizers_of(model)
     assert {name: kind_of(each) for name, each in found.items()} == {
         "part.optimizer": "Adam",
@@ -54,14 +54,14 @@ def test_every_optimizer_is_found_once_wherever_it_hangs(model):
     assert next(iter(optimizers_of(model))) == "optimizer"
 
 
-def test_those_of_compiled_parts_are_built(model):
+def test_optimizers_of_compiled_parts_are_built(model):
     assert build_optimizers(model) == [
         *("nested['a'][1][0]", "wrapped", "holder.optimizer"),
     ]
     assert model.part.optimizer.built
 
 
-def test_what_they_update_is_of_the_model_wherever_it_hangs(model):
+def test_their_variables_belong_to_the_model(model):
     outside = keras.Variable(1.0)
     model.wrapped.build([outside])
     variables = with_updated(model, model.variables)
@@ -85,6 +85,6 @@ def test_a_model_makes_local_steps_if_no_optimizer_exchanges_in_each():
     scaled = keras.optimizers.LossScaleOptimizer(first)
     assert found(scaled, second) == [first, second]
     assert found(local(1)) == []
-    # As a layer of a model that was trained before.
+    # Like a layer of a model that was trained before.
     assert found(keras.optimizers.Adam(), first) == []
     assert found(first, local(1)) == []

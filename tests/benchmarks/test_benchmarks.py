@@ -1,4 +1,4 @@
-"""The parts of the benchmarks whose mistakes would show nowhere else."""
+"""Parts of the benchmarks whose mistakes nothing else would reveal."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ from tf_optimizers.compression.wire import Wire
 
 
 def can_build_networks():
-    """Root is not enough: a container may forbid it."""
+    """Root is not enough: containers may forbid namespaces."""
     if os.name != "posix" or os.geteuid() or not shutil.which("tc"):
         return False
     try:
@@ -64,7 +64,7 @@ print(time.perf_counter() - start)
 
 
 @needs_networks
-def test_link_is_as_fast_as_its_name_says():
+def test_link_has_the_speed_in_its_name():
     with hosts.network(2) as net:
         net.shape("100 Mbit/s")
         first, second = net.hosts
@@ -128,8 +128,9 @@ def test_networks_are_of_the_documented_size():
             *(0.001, 3, 3 * (1000 * 4 + (1000 * 10 + 1954) / 8), 1),
         ),
         (traffic.all_gather("float32"), 0.9, 6, 2 * 3 / 4 * 4e6, 2),
-        # A shard is sent 297 float16, at most, and sends 250 float32. Positions
-        # take 10 bits each, and a bit for each of 489 blocks, both times.
+        # A shard receives at most 297 float16 values, and sends 250 float32
+        # ones. Both times, positions take 10 bits each, and one bit for each of
+        # 489 blocks.
         (
             traffic.reduce_scatter("float16"),
             *(0.001, 6, 3 * (297 * 2 + 250 * 4 + (547 * 10 + 2 * 489) / 8), 2),
@@ -154,7 +155,7 @@ def test_many_workers_gather_in_two_levels():
         assert found[::2] == (workers - 1 + sent, 1 + rounds)
 
 
-def test_message_is_what_another_worker_adds():
+def test_message_time_is_that_of_another_worker():
     workers = {
         str(n): {"0": {"processor_ms": 3 + 0.25 * (n - 1)}} for n in (2, 4, 16)
     }
@@ -164,7 +165,7 @@ def test_message_is_what_another_worker_adds():
 
 @pytest.mark.parametrize("workers", [8, 64, 1024])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int4"])
-def test_traffic_of_shards_is_what_the_optimizer_sends(workers, dtype):
+def test_traffic_of_shards_equals_the_optimizer_s(workers, dtype):
     n, k = 100_000_000, 100_000
     wire = Wire(workers, dtype, is_packed=True)
     exchange = choose_exchange(wire, [n], [k], "sharded")
@@ -219,7 +220,7 @@ def test_rate_of_lowest_mean_validation_loss_is_chosen():
     assert study.tuned_rate([*trials, trial(0.2, 0.6)]) == 0.1
 
 
-def test_interrupted_study_goes_on_where_it_was(tmp_path):
+def test_interrupted_study_resumes(tmp_path):
     path, dense = tmp_path / "accuracy.json", study.DENSE
     variants = {dense: study.Variant(1, None, seeds=3)}
     family = study.Family("digits", [0.1, 0.2], [7], variants)

@@ -1,4 +1,4 @@
-"""What the latency benchmark finds, between workers that are far apart."""
+"""The results of the latency benchmark, with distant workers."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import tables
 
 
-def test_round_trips_are_what_delay_adds():
+def test_round_trips_are_the_added_delay():
     step_ms = {"0": [9.0, 10.0, 50.0], "20": [50.0], "80": [170.0, 170.0]}
     assert latency.round_trips_of(step_ms) == {"20": 2.0, "80": 2.0}
 
@@ -29,6 +29,6 @@ def test_benchmark_runs(tmp_path):
     result = json.loads(path.read_text())["models"]["2 workers"]
     times = result["contenders"][contender]["step_ms"]
     assert set(times) == {"0", "20"}
-    # The gradients' sum is a round trip at least.
+    # Summing gradients takes at least one round trip.
     assert min(times["20"]) > 20
     assert contender in tables.latency("2 workers", result)

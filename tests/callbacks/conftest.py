@@ -1,4 +1,4 @@
-"""The strategies that a backup may come from and go to."""
+"""The strategies under which backups are made and restored."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What a backup holds is restored, or refused with nothing changed."""
+"""Backups are restored, or rejected without any change."""
 
 import errno
 import os
@@ -60,7 +60,7 @@ def test_sums_of_replicas_are_conserved(tmp_path, strategies, old, new):
 
 
 def moved_and_held(model):
-    """Return what all replicas together have not sent, by variable."""
+    """Return the residuals summed over replicas, by variable."""
     optimizer, strategy = model.optimizer, model.distribute_strategy
     local = strategy.experimental_local_results
     replicas = strategy.num_replicas_in_sync
@@ -82,10 +82,8 @@ def moved_and_held(model):
 @pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
 @pytest.mark.parametrize("old", ["one", "two"])
 @pytest.mark.parametrize("new", ["one", "two"])
-def test_what_local_steps_have_moved_is_conserved(
-    tmp_path, strategies, old, new
-):
-    """In the middle of a round, where each replica has its own weights."""
+def test_movements_of_local_steps_are_conserved(tmp_path, strategies, old, new):
+    """The backup is made in the middle of a round, when weights differ."""
     source, model = make_archive(tmp_path, strategies[old], "rounds")
     scramble(model, 0)
     local = strategies[old].experimental_local_results
@@ -142,7 +140,7 @@ def test_states_of_inner_optimizers_are_averaged(tmp_path, strategies):
 def test_accumulated_gradients_are_conserved(
     tmp_path, strategies, name, old, wrapper
 ):
-    """Each replica has a share of them, but the host the sum."""
+    """Each replica holds a share; on the host, there is one sum."""
 
     def accumulating(strategy):
         archive, model = make_archive(
@@ -209,7 +207,7 @@ def test_damaged_backup_is_not_used(tmp_path, file, damage):
 
 
 def test_backup_holds_no_code(tmp_path):
-    """What pickles is refused by the reader, whatever its checksum."""
+    """The reader rejects pickled data, even with a valid checksum."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")
     archive.save({"epoch": 1, "batch": 0})
     part = tmp_path / "00000001.worker-0.npz"
@@ -242,7 +240,7 @@ def test_backup_that_cannot_be_written_leaves_the_one_before(
 def test_folder_that_cannot_be_synced_takes_backups(
     tmp_path, monkeypatch, error
 ):
-    """As of some network file systems."""
+    """Some network file systems do not support it."""
     sync = os.fsync
 
     def of_files(descriptor):
@@ -256,10 +254,8 @@ def test_folder_that_cannot_be_synced_takes_backups(
     assert archive.newest()["epoch"] == 1
 
 
-def test_worker_that_cannot_write_is_told_before_training(
-    tmp_path, monkeypatch
-):
-    """Also if it is not the first, which writes most."""
+def test_worker_that_cannot_write_raises_before_training(tmp_path, monkeypatch):
+    """This includes workers other than the first, which writes most."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")
     monkeypatch.setattr(ReplicaGroup, "worker", 1)
     monkeypatch.setattr(
@@ -274,7 +270,7 @@ def test_worker_that_cannot_write_is_told_before_training(
         archive.check_shared()
 
 
-def test_relative_folder_stays_where_it_was(tmp_path, monkeypatch):
+def test_relative_folder_does_not_move(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     archive, _ = make_archive("backup", optimizer="lamb")
     archive.save({"epoch": 1, "batch": 0})
@@ -286,7 +282,7 @@ def test_relative_folder_stays_where_it_was(tmp_path, monkeypatch):
 
 
 def test_second_process_in_a_folder_is_noticed(tmp_path):
-    """By whichever of the two comes second."""
+    """The second process gets the error."""
     archives = [make_archive(tmp_path, optimizer="lamb")[0] for _ in range(2)]
     for archive in archives:
         assert archive.newest() is None
@@ -322,7 +318,7 @@ def test_file_of_another_worker_may_appear_late(tmp_path, monkeypatch):
 
 
 def test_backups_that_cannot_be_deleted_do_not_end_a_run(tmp_path, monkeypatch):
-    """Which has come to its end, and has its model still to save."""
+    """The run has finished, and still has to save its model."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")
     archive.save({"epoch": 1, "batch": 0})
 
@@ -338,7 +334,7 @@ def test_backups_that_cannot_be_deleted_do_not_end_a_run(tmp_path, monkeypatch):
 def test_folder_that_cannot_be_listed_is_an_error_of_all(
     tmp_path, monkeypatch, method
 ):
-    """Workers that are not told would wait for the others."""
+    """Workers that get no error would wait for the others."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")
 
     def fail(*_):
@@ -350,7 +346,7 @@ def test_folder_that_cannot_be_listed_is_an_error_of_all(
         archive.save({"epoch": 1, "batch": 0})
 
 
-def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):
+def test_folder_of_each_worker_alone_is_rejected(tmp_path, monkeypatch):
     archive, _ = make_archive(tmp_path, optimizer="lamb")
     monkeypatch.setattr(Folder, "sees", lambda *_: False)
     with pytest.raises(RuntimeError, match="all workers share.*worker 0 does"):
@@ -358,7 +354,7 @@ def test_folder_of_each_worker_alone_is_refused(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stock_strategy_of_several_workers_is_refused():
+def test_stock_strategy_of_several_workers_is_rejected():
     with pytest.raises(TypeError, match="SparseMultiWorkerMirroredStrategy"):
         _ = replicas_of(tf.distribute.MultiWorkerMirroredStrategy()).worker
 
@@ -390,7 +386,7 @@ def test_older_backups_are_deleted(tmp_path, kept):
     ],
     ids=["optimizer", "wrapped optimizer", "shape"],
 )
-def test_backup_of_another_training_is_refused(tmp_path, kwargs, message):
+def test_backup_of_another_training_is_rejected(tmp_path, kwargs, message):
     saved = {"optimizer": "lamb", "wrapper": kwargs.get("wrapper", "alone")}
     make_archive(tmp_path, **saved)[0].save({"epoch": 1, "batch": 0})
     archive, model = make_archive(tmp_path, **saved | kwargs)

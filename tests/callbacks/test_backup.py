@@ -1,4 +1,4 @@
-"""Backups: a training that was interrupted goes on as if nothing had been."""
+"""An interrupted training resumes as if nothing had happened."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from backups import (
 
 import tf_optimizers as tfo
 
-# Their state is of the kind that others have, too.
+# Others have the same kinds of state.
 LONG = ["lamb", "lans", "loco", "keras-adam", "rounds", "adam_offload"]
 
 
@@ -52,7 +52,7 @@ LONG = ["lamb", "lans", "loco", "keras-adam", "rounds", "adam_offload"]
 def test_resumed_training_equals_an_uninterrupted_one(
     tmp_path, strategies, name, freq, step, replicas, execution
 ):
-    """Killed after `step` calls of as many batches as `execution` says."""
+    """Interrupt after `step` calls, each of `execution` batches."""
 
     def make():
         return make_model(
@@ -78,9 +78,9 @@ def test_resumed_training_equals_an_uninterrupted_one(
 
 
 def test_round_that_no_step_has_been_traced_of_is_resumed(tmp_path, strategies):
-    """After an epoch's last batch: weights are synchronized first of all.
+    """The backup follows an epoch's last batch, and a synchronization.
 
-    That a table's gradients are rows is known from steps.
+    Only steps show that the gradients of a table are sparse.
     """
     x = np.random.default_rng(0).integers(0, 50, (60, 3))
 
@@ -119,7 +119,7 @@ def test_round_that_no_step_has_been_traced_of_is_resumed(tmp_path, strategies):
 
 
 class Own(keras.Model):
-    """Has an optimizer of its own, besides that of `compile`."""
+    """Has a second optimizer, in addition to that of `compile`."""
 
     def __init__(self):
         super().__init__()
@@ -165,7 +165,7 @@ def test_optimizer_of_a_train_step_is_resumed(tmp_path):
 
 
 class OwnLoss(keras.Sequential):
-    """Never builds the loss of `compile`."""
+    """Has `compute_loss`, and never builds the loss of `compile`."""
 
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
         return keras.ops.mean((y - y_pred) ** 2)
@@ -230,13 +230,13 @@ def test_optimizers_of_compiled_parts_are_resumed(tmp_path):
     assert counts == [18, 18]
 
 
-def test_optimizers_that_are_not_built_are_refused(tmp_path):
+def test_optimizers_that_are_not_built_are_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"Received: `optimizers\['own'\]` of"):
         fit(make_own(build=False), tmp_path)
 
 
 class Decay(keras.callbacks.Callback):
-    """Halves the rate with each epoch, as `LearningRateScheduler` may."""
+    """Halves the rate in each epoch, as `LearningRateScheduler` may do."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.optimizer.learning_rate = (
@@ -265,7 +265,7 @@ def test_rate_is_not_lowered_twice_in_a_resumed_epoch(tmp_path):
 
 @pytest.mark.parametrize("step", [8, 10])
 def test_another_rate_of_the_script_is_used(tmp_path, step):
-    """Between epochs, and in the middle of one."""
+    """The script changes the rate between epochs, or within one."""
     interrupt(make_sgd(), tmp_path, step, save_freq=2)
     resumed = make_sgd(0.025)
     with pytest.warns(UserWarning, match="=0.025, which was 0.1"):
@@ -276,7 +276,7 @@ def test_another_rate_of_the_script_is_used(tmp_path, step):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("known", cases.with_long([True, False], [True]))
 def test_last_execution_of_an_epoch_may_be_short(tmp_path, known):
-    """Six batches, four of them and two in an execution."""
+    """Six batches are executed in groups of four and two."""
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
     if not known:
         data = data.filter(lambda x, y: True)
@@ -297,7 +297,7 @@ def test_last_execution_of_an_epoch_may_be_short(tmp_path, known):
 
 
 def test_generator_that_yields_none_is_resumed(tmp_path):
-    """In place of sample weights, for which Keras draws optionals."""
+    """None stands for sample weights; Keras then draws optionals."""
 
     def draw():
         while True:
@@ -318,13 +318,13 @@ def test_generator_that_yields_none_is_resumed(tmp_path):
 
 
 class StopAt(keras.callbacks.Callback):
-    """Ends a fit in the middle of an epoch, as when time is up."""
+    """Ends a `fit` in the middle of an epoch, as at a time limit."""
 
     def on_train_batch_end(self, batch, logs=None):
         self.model.stop_training = batch == 3
 
 
-def test_fit_that_was_stopped_goes_on_in_its_epoch(tmp_path):
+def test_stopped_fit_resumes_in_its_epoch(tmp_path):
     model = make_sgd()
     fit(model, tmp_path / "a")
     stopped = make_sgd()
@@ -337,14 +337,14 @@ def test_fit_that_was_stopped_goes_on_in_its_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("place", cases.with_long(["layer", "loss"], ["layer"]))
-def test_unseeded_random_numbers_go_on(tmp_path, place):
-    """Of a generator that Keras creates with a layer, or in the first step."""
+def test_unseeded_random_numbers_continue(tmp_path, place):
+    """Keras creates the generator with a layer, or in the first step."""
 
     def noisy(x):
         return x + keras.random.normal((1, 8))
 
     def start():
-        keras.utils.clear_session()  # as a new process would
+        keras.utils.clear_session()  # Like a new process.
         keras.utils.set_random_seed(1)
         layer = keras.layers.Lambda(noisy, output_shape=(8,))
         model = keras.Sequential(
@@ -383,12 +383,12 @@ def test_unseeded_random_numbers_go_on(tmp_path, place):
     ],
     ids=str,
 )
-def test_bad_argument_is_refused(kwargs, error, message):
+def test_bad_argument_is_rejected(kwargs, error, message):
     with pytest.raises(error, match=message):
         tfo.callbacks.BackupAndRestore(**{"backup_dir": "x"} | kwargs)
 
 
-def test_unbuilt_model_is_refused(tmp_path):
+def test_unbuilt_model_is_rejected(tmp_path):
     callback = tfo.callbacks.BackupAndRestore(tmp_path)
     callback.set_model(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(ValueError, match="must be built"):
@@ -396,12 +396,12 @@ def test_unbuilt_model_is_refused(tmp_path):
 
 
 def restarted(folder):
-    """Return a copy of a folder, which no `fit` of this process has used."""
+    """Return a copy of a folder that no `fit` of this process has used."""
     return shutil.copytree(folder, folder.with_name(f"{folder.name}-again"))
 
 
 @pytest.mark.filterwarnings("ignore:A backup must be of this `fit`")
-def test_each_of_two_fits_goes_on_from_its_own_backup(tmp_path):
+def test_each_of_two_fits_resumes_from_its_own_backup(tmp_path):
     def script(folder, *callbacks):
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -422,7 +422,7 @@ def test_each_of_two_fits_goes_on_from_its_own_backup(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-def test_backup_of_another_fit_is_left_alone_and_told_of(tmp_path):
+def test_backup_of_another_fit_is_kept_with_a_warning(tmp_path):
     model = make_small(tmp_path, 7, save_freq="epoch", name="other")
     with pytest.warns(UserWarning, match="'other'.*is 'fit 1'.*name='other'"):
         assert epochs_of(fit(model, tmp_path)) == [0, 1, 2]
@@ -431,8 +431,8 @@ def test_backup_of_another_fit_is_left_alone_and_told_of(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_backup_without_a_name_is_everybodys(tmp_path):
-    """As those of 0.1.0 are, which have no seeds either."""
+def test_backup_without_a_name_suits_any_fit(tmp_path):
+    """Backups of 0.1.0 have no name, and no seeds."""
     model = make_small(tmp_path, 7, save_freq="epoch")
     path = tmp_path / "00000001.json"
     content = json.loads(json.loads(path.read_text())["content"])
@@ -444,7 +444,7 @@ def test_backup_without_a_name_is_everybodys(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_kept_backups_are_gone_on_from(tmp_path):
+def test_kept_backups_are_resumed_from(tmp_path):
     model = make_small(tmp_path, 0)
     for epochs, expected in [(1, [0]), (3, [1, 2])]:
         found = fit(model, tmp_path, epochs=epochs, delete_checkpoint=False)
@@ -457,7 +457,7 @@ def test_kept_backups_are_gone_on_from(tmp_path):
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_backup_of_more_epochs_is_kept(tmp_path, epochs):
-    """By a restart that asks for fewer."""
+    """A restart asks for fewer epochs."""
     # After the second batch of the third epoch.
     model = make_small(tmp_path, 14, save_freq=2)
     with pytest.warns(UserWarning, match=f"epochs={epochs}, and a backup"):
@@ -466,8 +466,8 @@ def test_backup_of_more_epochs_is_kept(tmp_path, epochs):
     assert not tmp_path.exists()
 
 
-def test_finished_run_is_ended_by_its_restart(tmp_path):
-    """Killed between its last backup and their deletion."""
+def test_restart_ends_a_finished_run(tmp_path):
+    """It was killed between its last backup and the deletion of backups."""
     model = make_small(tmp_path, 0)
     fit(model, tmp_path, delete_checkpoint=False)
     with pytest.warns(UserWarning, match="epochs=3, and a backup after epoch"):
@@ -475,7 +475,7 @@ def test_finished_run_is_ended_by_its_restart(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_batches_of_another_size_are_told_of(tmp_path):
+def test_batches_of_another_size_are_warned_of(tmp_path):
     model = make_small(tmp_path)
     backup = tfo.callbacks.BackupAndRestore(tmp_path)
     with pytest.warns(UserWarning, match="Received: 12, and 6 when.* 4 batch"):
@@ -483,7 +483,7 @@ def test_batches_of_another_size_are_told_of(tmp_path):
 
 
 class Scaled(keras.layers.Layer):
-    """Has weights that are called like what an optimizer has."""
+    """Has weights that are named like variables of an optimizer."""
 
     def build(self, _):
         self.rate = self.add_weight(shape=(), name="learning_rate")

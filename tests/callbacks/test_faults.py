@@ -1,4 +1,4 @@
-"""A few of the faults of tests/faults, which tries all, and again."""
+"""A few of the faults in tests/faults, which tries all, repeatedly."""
 
 import json
 import pathlib
@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from faults import soak, table, training
 
-# At a step each. That workers die in the midst of a training stands in
-# test_resume.py; damaged backups and NaN, in one process, in test_backup.py.
+# Each at one step. test_resume.py kills workers during training; test_backup.py
+# tests damaged backups and NaN in one process.
 CASES = {
     "chief killed as it writes its part": 31,
     "network down for good": 58,
@@ -16,7 +16,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The weights of a training that nothing happens to."""
+    """Return the weights of an undisturbed training."""
     return training.reference(tmp_path_factory.mktemp("reference"))
 
 
@@ -43,8 +43,8 @@ def test_fault_ends_as_it_should(case, expected):
 
 
 @pytest.mark.long
-def test_state_that_is_shared_out_outlives_a_kill_while_it_is_saved(tmp_path):
-    """The part of the killed worker is in no other's file."""
+def test_distributed_state_survives_a_kill_during_saving(tmp_path):
+    """No other worker's file holds the part of the killed worker."""
     own = {"optimizer": "ShardedState"}
     expected = training.reference(tmp_path, **own)
     case = "other worker killed as it writes its part"

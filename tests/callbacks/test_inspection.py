@@ -1,4 +1,4 @@
-"""What is not finite, or not the same on all replicas, is not backed up."""
+"""Variables that are not finite, or differ between replicas, are not saved."""
 
 import re
 import warnings
@@ -28,8 +28,10 @@ from tf_optimizers.replicas import replicas_of
     ["dense.*/kernel", "moving_variance", "dense.*_velocity"],
     ids=["weight", "statistics", "slot"],
 )
-def test_what_is_not_finite_is_not_backed_up(tmp_path, mirrored, part, value):
-    """Wherever it is; here on one replica where replicas differ."""
+def test_values_that_are_not_finite_are_not_backed_up(
+    tmp_path, mirrored, part, value
+):
+    """The value may be in any variable; here, on one replica."""
     archive, model = make_archive(tmp_path, mirrored, optimizer="lamb")
     archive.save({"epoch": 1, "batch": 0})
     variable = next(
@@ -44,7 +46,7 @@ def test_what_is_not_finite_is_not_backed_up(tmp_path, mirrored, part, value):
     assert archive.newest()["epoch"] == 1
 
 
-def test_frozen_weight_that_becomes_nan_is_not_backed_up(tmp_path):
+def test_frozen_nan_weight_is_not_backed_up(tmp_path):
     archive, model = make_archive(tmp_path, optimizer="lamb")
     model.layers[0].trainable = False
     model.weights[0].assign(tf.fill(model.weights[0].shape, np.nan))
@@ -53,7 +55,7 @@ def test_frozen_weight_that_becomes_nan_is_not_backed_up(tmp_path):
 
 
 class Mask(keras.layers.Layer):
-    """Has a variable that is -inf because it is meant to be."""
+    """Has a variable that is -inf intentionally."""
 
     def build(self, shape):
         self.mask = self.add_weight(
@@ -101,7 +103,7 @@ def test_last_good_backup_outlives_a_training_that_diverged(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
+def test_inf_from_the_start_is_backed_up(tmp_path):
     def make():
         model = keras.Sequential(
             [keras.Input((8,)), keras.layers.Dense(8), Mask()]
@@ -116,7 +118,7 @@ def test_inf_is_backed_up_where_it_was_when_the_training_began(tmp_path):
         fit(make(), tmp_path, spoil, save_freq=2)
 
 
-def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
+def test_not_finite_on_one_worker_is_an_error_on_all(monkeypatch):
     model = make_model(OPTIMIZERS["lamb"])
     state, group = State(model), replicas_of(NONE)
     assert find_not_finite(state, state.values(), group) is None
@@ -128,7 +130,7 @@ def test_what_is_not_finite_on_one_worker_is_told_on_all(monkeypatch):
     assert found == model.variables[1].path
 
 
-def test_weights_that_parted_are_not_backed_up(tmp_path, mirrored):
+def test_diverged_weights_are_not_backed_up(tmp_path, mirrored):
     archive, model = make_archive(tmp_path, mirrored, optimizer="lamb")
     part = mirrored.experimental_local_results(model.weights[0].value)[1]
     part.assign_add(tf.fill(part.shape, 1e-7))

@@ -1,4 +1,4 @@
-"""The monitors measure what happened, and show it where people look."""
+"""Monitors measure steps, and write to logs and TensorBoard."""
 
 import keras
 import numpy as np
@@ -62,7 +62,7 @@ def norm(arrays):
 
 @pytest.fixture(autouse=True)
 def one_replica():
-    """DGCMomentum warns of it."""
+    """Ignore DGCMomentum's warning about a single replica."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *args, **kwargs: None)
         yield
@@ -140,7 +140,7 @@ def test_variables_of_one_path_have_figures_of_their_own():
     ]
 
 
-def test_what_dgc_holds_back_is_measured_over_replicas(mirrored):
+def test_residual_of_dgc_is_measured_over_replicas(mirrored):
     with mirrored.scope():
         model = make_model(tfo.DGCMomentum(**DGC))
     fit(model)
@@ -166,8 +166,8 @@ def test_what_dgc_holds_back_is_measured_over_replicas(mirrored):
         np.testing.assert_allclose(history[key], [value], rtol=1e-4)
 
 
-def test_rows_of_an_embedding_are_told_and_nothing_of_it_waits():
-    """In the first measured step, too, which shows what is sparse."""
+def test_rows_of_an_embedding_are_reported_without_residual():
+    """This includes the first measured step, which shows sparse gradients."""
     model = keras.Sequential(
         [
             keras.Input((4,), dtype="int32"),
@@ -199,7 +199,7 @@ def test_rows_of_an_embedding_are_told_and_nothing_of_it_waits():
         assert history["sent_bytes"] == [4 * size * 24 + 6 * 8]
 
 
-def test_nothing_is_held_back_before_compression_begins():
+def test_there_is_no_residual_before_compression_begins():
     model = make_model(tfo.DGCMomentum(**DGC, rampup_begin_step=100))
     history = fit(model, callbacks.CompressionMonitor(every=2))
     assert history["sparsity"] == [0]
@@ -263,13 +263,13 @@ def test_a_step_is_measured_when_accumulated_gradients_are_applied(tmp_path):
     assert set(read_events(tmp_path)["update_norm"]) == {1, 2}
 
 
-def test_monitor_of_another_optimizer_is_refused():
+def test_monitor_of_another_optimizer_is_rejected():
     model = make_model("adam")
     with pytest.raises(TypeError, match="`CompressionMonitor` is for `DGCMom"):
         fit(model, callbacks.CompressionMonitor())
 
 
-def test_several_steps_per_execution_are_refused():
+def test_several_steps_per_execution_are_rejected():
     model = make_model(tfo.Lamb(), steps_per_execution=2)
     with pytest.raises(ValueError, match="steps_per_execution=2"):
         fit(model, callbacks.TrustRatioMonitor())
@@ -286,6 +286,6 @@ def test_missing_tensorboard_is_an_error_before_training(tmp_path, monkeypatch):
     [({"every": 0}, ValueError), ({"log_dir": 3}, TypeError)],
     ids=["every", "log_dir"],
 )
-def test_bad_argument_is_refused(argument, error):
+def test_bad_argument_is_rejected(argument, error):
     with pytest.raises(error, match=f"`{[*argument][0]}` must be"):
         callbacks.TrustRatioMonitor(**argument)

@@ -48,7 +48,7 @@ def make():
 
 
 def train(model, folder, *before, save_freq=1000, **kwargs):
-    """Three epochs of six batches, with validation of two."""
+    """Train for three epochs of six batches, with a validation of two."""
     backup = tfo.callbacks.BackupAndRestore(folder, save_freq, **kwargs)
     history = keras.callbacks.History()
     model.fit(
@@ -202,7 +202,7 @@ def test_fit_after_an_error_catches_the_signal_again(tmp_path):
 
 
 def free_ports(count):
-    """Return the first of some free ports that follow each other."""
+    """Return the first of `count` consecutive free ports."""
     for first in range(20000 + os.getpid() % 10000, 40000, count):
         with contextlib.ExitStack() as stack:
             try:
@@ -216,7 +216,7 @@ def free_ports(count):
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """Two launchers, as a step of Slurm with two tasks on a node has them."""
+    """Run two launchers, as a Slurm step with two tasks per node does."""
     folder = tmp_path_factory.mktemp("launched")
     program = real_workers.SCRIPTS / "preempted.py"
     command = [
@@ -258,13 +258,13 @@ def test_signal_to_one_worker_ends_all_and_nothing_is_lost(launched):
         )
         assert f"[launcher] {reason} Stopping all workers." in output
         assert result["restart"] == 1
-        # Short steps go on until all workers have heard of the signal.
+        # Short steps continue until the signal is known to all workers.
         assert 8 <= result["begun"] < 18
         assert result["equal"]
     assert results[0]["begun"] == results[1]["begun"]
 
 
-def test_trackers_run_on_the_chief_alone(launched):
+def test_trackers_run_only_on_the_chief(launched):
     folder, outputs, results = launched
     lines = (folder / "log.csv").read_text().splitlines()
     names = lines[0].split(",")
@@ -277,7 +277,7 @@ def test_trackers_run_on_the_chief_alone(launched):
     assert "Epoch" not in outputs[1]
 
 
-def test_chief_may_not_do_alone_what_takes_all_workers(launched):
+def test_chief_cannot_call_alone_what_needs_all_workers(launched):
     *_, (chief, other) = launched
     evaluated, read, stopped = chief["errors"]
     name = "which runs on one worker only. Make the call on every worker."

@@ -1,4 +1,4 @@
-"""Real workers that are killed, and others that go on in their place."""
+"""Real workers are killed, and others resume their training."""
 
 import pathlib
 import shutil
@@ -12,7 +12,7 @@ from scripts import resume
 
 pytestmark = [
     pytest.mark.long,
-    # One process alone goes on with what two have left, and the reverse.
+    # One process resumes the training of two, and the reverse.
     pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic"),
 ]
 STEPS_OF_EPOCH = 12
@@ -25,10 +25,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder):
-    """What trainings report, by name, and worker by worker.
+    """Return the reports of trainings, by name and worker.
 
-    Of elastic ones, the name tells who wrote the backup, and who took it up.
-    Processes cost more than steps, so that each does much.
+    Names of elastic trainings say which workers wrote the backup, and which
+    restored it. Processes cost more than steps, so each runs several trainings.
     """
 
     def run(count, *tasks, **kwargs):
@@ -52,7 +52,7 @@ def results(folder):
     found |= {"killed": two["killed"], "alone": two["alone"]}
     found |= {"2 once": two["2:1"], "2": two["2:2"]}
     found["1-2"] = two["1-2:2"]
-    # As many replicas as four workers are, but two share a memory.
+    # Four replicas, like four workers, but pairs share a residual.
     found["4-2"] = run(2, "4-2:2", devices=2)["4-2:2"]
     shutil.copytree(folder / "2", folder / "2-1")
     found |= {"2-1": alone("2-1", 3), "2-3": run(3, "2:3")["2:3"]}
@@ -70,7 +70,7 @@ def test_killed_training_equals_an_uninterrupted_one(results, name):
 
 
 def sums(results, when):
-    """What all workers hold together, by variable."""
+    """Return the sums over workers, by variable."""
     return [
         np.sum(parts, axis=0)
         for parts in zip(
@@ -81,8 +81,8 @@ def sums(results, when):
 
 
 @pytest.mark.parametrize("name", ["1-2", "4-2", "2-1", "2-3"])
-def test_memory_is_shared_out_among_other_workers(results, name):
-    """DGC's unsent gradient and momentum are all there, and used."""
+def test_residuals_are_distributed_among_other_workers(results, name):
+    """DGC's residuals and momentums are complete, and used."""
     source, target = results[name[0]], results[name]
     assert len(target) == int(name[-1])
     before, after = sums(source, "end"), sums(target, "start")
@@ -99,7 +99,7 @@ def test_memory_is_shared_out_among_other_workers(results, name):
         assert result["end"]["alike"]
 
 
-def test_each_of_as_many_workers_goes_on_with_its_own_memory(results):
+def test_same_number_of_workers_keeps_residuals(results):
     ends = [result["end"]["own"] for result in results["2 once"]]
     starts = [result["start"]["own"] for result in results["2"]]
     assert starts == ends
@@ -108,7 +108,7 @@ def test_each_of_as_many_workers_goes_on_with_its_own_memory(results):
 
 @pytest.mark.parametrize("kind", ["keras", "weights.h5", "checkpoint"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_keras_saves_on_each_worker_holds_the_sum(
+def test_files_of_keras_on_each_worker_hold_the_sum(
     results, folder, kind, place
 ):
     saves = pathlib.Path(folder / f"saves-{place}")

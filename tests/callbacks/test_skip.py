@@ -1,4 +1,4 @@
-"""Batches and epochs that a backup has seen are left out, once."""
+"""Batches and epochs before a backup are skipped, once."""
 
 import shutil
 
@@ -25,7 +25,7 @@ from tf_optimizers.replicas import ReplicaGroup
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_refused(
+def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_rejected(
     tmp_path, known
 ):
     model = make_small(tmp_path)
@@ -47,7 +47,7 @@ def test_epoch_of_fewer_batches_than_the_backup_has_seen_is_refused(
     assert epochs_of(fit(model, tmp_path)) == [0, 1, 2]
 
 
-def test_all_workers_refuse_what_is_too_short_for_one(tmp_path, monkeypatch):
+def test_all_workers_reject_data_too_short_for_one(tmp_path, monkeypatch):
     model = make_small(tmp_path)
     monkeypatch.setattr(
         *(ReplicaGroup, "agree"),
@@ -71,7 +71,7 @@ def test_skipping_does_not_outlive_a_fit_that_raises(tmp_path, step, compiled):
     assert (model.get_weights()[0] != before[0]).any()
 
 
-def test_skipping_does_not_outlive_it_in_the_callback(tmp_path):
+def test_skipping_does_not_outlive_a_fit_in_the_callback(tmp_path):
     model = make_small(tmp_path / "backup")
     backup = tfo.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(Interruption):
@@ -82,13 +82,13 @@ def test_skipping_does_not_outlive_it_in_the_callback(tmp_path):
 
 
 class Fail(keras.callbacks.Callback):
-    """Raises before the first epoch."""
+    """Raises an error before the first epoch."""
 
     def on_train_begin(self, logs=None):
         raise Interruption
 
 
-def test_epochs_left_out_do_not_outlive_a_fit_that_raises(tmp_path):
+def test_skipped_epochs_do_not_outlive_a_fit_that_raises(tmp_path):
     model = make_small(tmp_path, 7, save_freq="epoch")
     with pytest.raises(Interruption):
         fit(model, tmp_path, Fail())
@@ -96,7 +96,7 @@ def test_epochs_left_out_do_not_outlive_a_fit_that_raises(tmp_path):
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends the training with its first batch."""
+    """Ends the training after its first batch."""
 
     def on_train_batch_end(self, batch, logs=None):
         self.model.stop_training = True

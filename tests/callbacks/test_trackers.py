@@ -1,4 +1,4 @@
-"""Several workers make one run of a tracker, where one is installed."""
+"""Several workers make one run of a tracker, if one is installed."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What entries are sent as: every bit counts, and every entry arrives."""
+"""The encoding of entries: its size in bits, and lossless transfer."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_planes_make_the_low_bits_of_numbers(width):
 
 
 def test_position_takes_as_few_bits_as_a_code_can():
-    """12 bits at 0.1 %, 8 of one in 64; a bit per element of many."""
+    """12 bits at 0.1 %, 8 for one in 64; for many, a bit per element."""
     size = 4_000_000
     for count, each in ((4000, 11.96), (62_500, 8), (250_000, 6)):
         bits = position_bits(size, count)
@@ -65,7 +65,7 @@ def test_position_takes_as_few_bits_as_a_code_can():
 
 
 def drawn(rng, size, count, missing):
-    """Return positions, of which so many are none."""
+    """Return random positions; the first `missing` are -1."""
     found = np.sort(rng.choice(size, count - missing, replace=False))
     return np.append(np.full(missing, -1), found)
 
@@ -86,8 +86,8 @@ PLACES = {
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_positions_arrive_whatever_the_density(rows):
-    """Of several tensors at once, with others in every row."""
+def test_positions_arrive_at_any_density(rows):
+    """Several tensors at once, with different positions in every row."""
     rng = np.random.default_rng(0)
     sizes, counts, _ = zip(*PLACES.values(), strict=True)
     expected = [
@@ -107,7 +107,7 @@ def test_positions_beyond_32_bits_arrive():
     bits = write_positions([np.array(places)], [size])
     (found,) = read_positions(tf.concat(bits, 1), [size], [7])
     np.testing.assert_array_equal(found, places)
-    # Of several tensors, addresses may need them where no position does.
+    # Addresses over several tensors may need 64 bits, even if no position does.
     sizes, places = [2**31 - 2, 2**30], [[[5, 2**31 - 3]], [[0, 2**30 - 1]]]
     bits = write_positions([np.array(each) for each in places], sizes)
     found = read_positions(tf.concat(bits, 1), sizes, [2, 2])
@@ -117,7 +117,7 @@ def test_positions_beyond_32_bits_arrive():
 @pytest.mark.parametrize("share", [1, 4, 64, 2**32])
 @pytest.mark.parametrize("code", with_long(CODES, list(CODES)[1:]))
 def test_more_entries_than_32_bits_count_have_shapes(code, share):
-    """Traced only: no machine has the memory."""
+    """Only trace: no machine has the memory."""
     size = 2**33
     count = size // share
 
@@ -163,7 +163,7 @@ def rounded(code, values, positions=None):
 )
 @pytest.mark.parametrize("code", CODES)
 def test_entries_arrive_as_they_were_rounded(code, rows, graph):
-    """Of all densities, with values that are not finite among them."""
+    """Try all densities, with some values that are not finite."""
     rng = np.random.default_rng(0)
     tensors = [place for place in PLACES.values() if place[1]]
     positions = [
@@ -211,7 +211,7 @@ def test_four_bits_are_steps_of_a_seventh_of_a_chunks_largest():
     values = np.linspace(-1.4, 0, CHUNK)
     values = np.append(values, [0, 7.1, 70.0])[np.newaxis]
     (sent,) = rounded("int4", [values])
-    scale = np.repeat([0.2001953125, 10.0], [CHUNK, 3])  # As bfloat16.
+    scale = np.repeat([0.2001953125, 10.0], [CHUNK, 3])  # Scales are bfloat16.
     np.testing.assert_array_equal(sent, np.round(values / scale) * scale)
     assert sent.min() == -7 * scale[0] and sent.max() == 70
 
@@ -220,14 +220,14 @@ def test_two_bits_are_a_mean_of_either_side():
     values = np.array([[4.0, -12, 1, -1, 2, 0]])
     positions = np.array([[1, 2, 3, 4, 5, -1]])
     (sent,) = rounded("int2", [values], [positions])
-    # The mean of five is 4; what is no entry does not count, and stays 0.
+    # The mean of five is 4; missing entries do not count, and stay 0.
     low = tf.cast(tf.constant(4 / 3, tf.bfloat16), tf.float32)
     np.testing.assert_array_equal(sent, [[8, -8, low, -low, low, 0]])
 
 
 @pytest.mark.parametrize("code", ["int4", "int2"])
 def test_rounding_again_changes_nothing(code):
-    """Or else what is sent would not be what is taken out of v."""
+    """Otherwise v would lose other values than are sent."""
     rng = np.random.default_rng(0)
     values = [spread(rng, 2, count) for count in (1, 63, 64, 65, 20_000)]
     values += [values[-1] * np.float32(scale) for scale in (1e-36, 1e30)]
@@ -262,7 +262,7 @@ def test_a_chunk_is_of_one_tensor(code):
 @pytest.mark.parametrize("code", ["int4", "int2"])
 @pytest.mark.parametrize("counts", [(0, 1, 64, 0, 65, 7), (200, 0, 63), (3, 2)])
 def test_a_chunk_is_of_one_tensor_of_those_that_are_joined(code, counts):
-    """Of each row other counts, and first what is not sent."""
+    """Rows have different counts, and begin with missing entries."""
     rng = np.random.default_rng(0)
     ends = np.cumsum([300] * len(counts)).tolist()
     rows = [[40, *counts], [40, *counts[::-1]]]
@@ -273,7 +273,7 @@ def test_a_chunk_is_of_one_tensor_of_those_that_are_joined(code, counts):
             inside = np.sort(rng.choice(300, count, replace=False))
             at.append(inside + 300 * i)
             own.append(rng.standard_normal(count) * 1e6 ** (-i % 3))
-        # What is not sent is of the first tensor, and moves its chunks.
+        # Missing entries belong to the first tensor, and shift its chunks.
         at[:2], own[:2] = [np.hstack(at[:2])], [np.hstack(own[:2])]
         for place, value in zip(at, own, strict=True):
             if len(place):
@@ -298,7 +298,7 @@ def test_a_chunk_is_of_one_tensor_of_those_that_are_joined(code, counts):
 @pytest.mark.parametrize("tensors", [1, 2, 5])
 def test_there_are_as_many_chunks_as_any_counts_need(tensors):
     for count in [*range(200), 1000]:
-        # All but one have a single entry in a chunk of its own, if any.
+        # All tensors but one have one entry at most, in its own chunk.
         singles = min(tensors - 1, max(count - 1, 0))
         most = singles + -(-(count - singles) // CHUNK)
         assert chunk_count(count, tensors) == most

@@ -1,4 +1,4 @@
-"""Sums by shards: what is in which, what is sent on, and nothing is lost."""
+"""Sums by shards: their entries, the sums sent on, and conservation."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def test_every_entry_has_one_shard_and_an_address_of_its_own(count):
     positions = [np.arange(size) for size in SIZES]
     addresses = shards.addresses(positions).numpy()
     assert len(set(addresses)) == sum(SIZES)
-    # Addresses rise within a shard, and none has more than its share.
+    # Addresses increase within a shard, and shards are equally large.
     for shard in range(count):
         own = addresses[addresses // shards.span == shard]
         assert (np.diff(own) > 0).all()
@@ -58,7 +58,7 @@ def test_a_column_is_spread_over_all_shards(width):
     column = np.arange(3, width * 1000, width)
     counts = np.bincount(shards.addresses([column]).numpy() // shards.span)
     assert len(counts) == 8
-    # What a shard has capacity for; see `ShardedExchange.capacity`.
+    # The capacity of a shard; see `ShardedExchange.capacity`.
     assert counts.max() < 125 + 3 * 125**0.5
 
 
@@ -78,7 +78,7 @@ def test_the_largest_of_each_bin_fit():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_shards_send_their_largest_sums_on(dtype):
-    """With an all-to-all by hand."""
+    """This test does the all-to-all itself."""
     rng = np.random.default_rng(0)
     capacity, counts = 90, (12, 4, 160)
     wire = Wire(4, dtype, is_packed=True)
@@ -89,7 +89,7 @@ def test_shards_send_their_largest_sums_on(dtype):
     for _ in range(4):
         values = rng.integers(-9, 9, [4, capacity])
         groups = np.sort(rng.integers(0, first[-1] // 5, [4, capacity]) * 5, 1)
-        # One at each address; what is none comes first.
+        # One sum per address; missing ones come first.
         groups[np.diff(groups, prepend=-1) == 0] = -1
         groups.sort(axis=1)
         values *= groups >= 0
@@ -135,7 +135,7 @@ def test_shards_send_their_largest_sums_on(dtype):
     ],
 )
 def test_few_replicas_gather_and_many_have_shards(millions, dtype, most):
-    """From when on depends on how much there is to send."""
+    """The number of replicas depends on the bytes to send."""
     sizes, counts = 2 * [millions * 500_000], 2 * [millions * 500]
 
     def has_shards(replicas, is_packed=True):
@@ -183,7 +183,7 @@ SOME = {
 ROUNDED = {"many steps", "two bits", "bytes of few bits"}
 ROUNDED |= {"not finite in two bits"}
 GROUPS = [
-    # An odd number: nothing comes out even.
+    # An odd number, which divides no size.
     pytest.param((1, 3, "some"), id="3 devices"),
     pytest.param((1, 3, "all"), id="all of 3 devices", marks=pytest.mark.long),
     pytest.param((2, 2, "all"), id="2 workers of 2", marks=pytest.mark.long),
@@ -192,7 +192,7 @@ GROUPS = [
 
 @pytest.fixture(scope="module", params=GROUPS)
 def group(request, tmp_path_factory):
-    """What workers report, and how many there are, of how many devices."""
+    """Return the workers' reports, and the numbers of workers and devices."""
     count, devices, which = request.param
     folder = tmp_path_factory.mktemp("scatter")
     results = real_workers.results(
@@ -244,7 +244,7 @@ def test_training_matches_reference(group):
 
 @pytest.mark.slow
 def test_replicas_agree_to_the_bit(group):
-    """Of all workers, and of one; those of a worker in what they hold, too."""
+    """Weights agree on all replicas; residuals, on those of a worker."""
     results, count, _ = group
     for result in results:
         assert result["not finite"]["alike"]
@@ -257,8 +257,8 @@ def test_replicas_agree_to_the_bit(group):
 def test_nothing_is_lost(group):
     """Sum of everything sent + sum of v = sum of everything accumulated.
 
-    In many steps with values of float16 and without masking; in still more
-    with two bits.
+    This needs many steps with float16 values and without masking, and more with
+    two bits.
     """
     results, *_ = group
     for name in BALANCES & set(results[0]):
@@ -267,8 +267,8 @@ def test_nothing_is_lost(group):
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_beside_variables_of_other_scales(group):
-    """By shards; gathered, with codes that TensorFlow does not have."""
+def test_nothing_is_lost_next_to_variables_of_other_scales(group):
+    """Sum by shards, and by a gather with codes of a few bits."""
     results, *_ = group
     for name in ("scales", "scales of gathered"):
         for dtype in results[0][name]:
@@ -277,7 +277,7 @@ def test_nothing_is_lost_beside_variables_of_other_scales(group):
 
 
 @pytest.mark.slow
-def test_what_exceeds_a_shards_capacity_follows_largest_first(group):
+def test_entries_beyond_a_shards_capacity_follow_largest_first(group):
     results, *_ = group
     found = results[0]["drain"]
     total, weights = np.array(found["total"]), np.array(found["weights"])
@@ -302,8 +302,8 @@ def test_not_finite_is_seen_by_all_and_not_kept(group):
 
 
 @pytest.mark.slow
-def test_a_step_is_two_collectives_and_the_bytes_that_are_said(group):
-    """A small variable is in one of them; workers' own sum is a third."""
+def test_a_step_is_two_collectives_of_the_reported_bytes(group):
+    """One includes a small variable. Workers' internal sum is a third."""
     results, count, devices = group
     for result in results:
         for name in {"bytes", "bytes of few bits"} & set(result):

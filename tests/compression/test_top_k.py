@@ -1,4 +1,4 @@
-"""The selection is exact, whatever the values and wherever sampling starts."""
+"""The selection is exact for all values and starts of sampling."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def select(values, k, seed=(0, 0), function=GRAPH):
 
 
 def expected(values, k):
-    """Sorted, stable, NaN first, without zeros, by NumPy."""
+    """Select by NumPy: a stable sort, NaN first, without zeros."""
     magnitude = np.abs(values).astype("float64")
     magnitude[np.isnan(values)] = np.inf
     magnitude[np.isinf(values)] = np.finfo("float64").max
@@ -63,10 +63,10 @@ def make(kind, size):
     if kind == "rising":
         values = np.arange(size)
     if kind == "neighbours":
-        # Their bits differ in the last places.
+        # These differ in the last bits.
         values = (2**30 + rng.integers(0, 50, size, "int32")).view("float32")
     if kind == "tiny":
-        # Denormal numbers, which arithmetic on this machine takes for zero.
+        # Denormal numbers, which this machine's arithmetic treats as zero.
         values = values * 1e-40
     return values.astype("float32")
 
@@ -107,8 +107,8 @@ def test_larger_entry_is_not_pushed_out_by_ties(function):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_selection_is_exact_where_samples_mislead(seed):
-    """Large entries lie a stride apart: a sample has all of them, or none."""
+def test_selection_is_exact_if_samples_mislead(seed):
+    """Large entries are a stride apart: a sample has all of them, or none."""
     size, k = 300_000, 3000
     stride = module._stride(size, k)
     values = make("normal", size) * 1e-3
@@ -120,7 +120,7 @@ def test_selection_is_exact_where_samples_mislead(seed):
 
 
 def test_misleading_samples_were_among_them():
-    """Of such values some threshold is too high: the fallback is needed."""
+    """Some thresholds for such values are too high, so the fallback is used."""
     size, k = 300_000, 3000
     stride = module._stride(size, k)
     values = make("normal", size)
@@ -148,8 +148,8 @@ def test_misleading_samples_were_among_them():
 
 
 @pytest.mark.parametrize("columns", [1600, 1024, 512 * 3])
-def test_columns_are_sampled_alike(columns):
-    """Few columns have all, as where most units are never active."""
+def test_columns_are_sampled_evenly(columns):
+    """Only a few columns are nonzero, as with units that are never active."""
     values = np.zeros((1280, columns), "float32")
     values[:, 3:-1:17] = make("normal", 1280).reshape(-1, 1)
     k, flat = values.size // 64, tf.constant(values.reshape(-1))
@@ -160,7 +160,7 @@ def test_columns_are_sampled_alike(columns):
 
 
 def test_sampling_leaves_few_candidates():
-    """Otherwise the exact cut would sort what sampling should save."""
+    """Otherwise the exact cut would do the work that sampling should save."""
     values = tf.constant(make("normal", 10**6))
     for seed in range(20):
         threshold = module._threshold(values, 1000, tf.constant([seed, 0]))

@@ -1,6 +1,6 @@
-"""DGCMomentum, SparseLoCo in real workers, under each kind of strategy.
+"""DGCMomentum and SparseLoCo in real workers, under each kind of strategy.
 
-Transport never changes the mathematics, and no gradient is lost.
+The transport never changes the mathematics, and no gradient is lost.
 """
 
 import dgc
@@ -13,8 +13,8 @@ from scripts import transport
 pytestmark = pytest.mark.slow
 
 
-# Of each of two workers: the devices, which dtypes and settings are tried, and
-# the strategies in turn, of which TensorFlow's must be the first of a process.
+# For two workers: the devices of each, the set of dtypes and settings, and the
+# strategies in order. In a process, TensorFlow's must be the first.
 GROUPS = [
     pytest.param((1, "some", "sparse"), id="1 device"),
     pytest.param(
@@ -26,9 +26,9 @@ GROUPS = [
 
 @pytest.fixture(scope="module", params=GROUPS)
 def group(request, tmp_path_factory):
-    """The same run of DGCMomentum under each kind of strategy, by name.
+    """Return the same run of DGCMomentum under each kind of strategy, by name.
 
-    And how many devices each worker has, and which settings are tried.
+    The result also has the number of devices per worker, and the settings.
     """
     devices, which, *kinds = request.param
     folder = tmp_path_factory.mktemp("transport")
@@ -56,9 +56,9 @@ def which(group):
 
 @pytest.fixture(scope="module")
 def expected(mirrored, devices, which):
-    """The same without any transport.
+    """Return the same without any transport.
 
-    The devices of a host are one replica with the sum of their gradients.
+    The devices of a host act as one replica with the sum of their gradients.
     """
     return transport.train_all(mirrored, 2 * devices, which)
 
@@ -80,13 +80,13 @@ def test_several_dtypes_are_summed_on_a_worker_at_once(transports):
 
 
 def test_no_transport_rounds(transports, devices, expected):
-    """The optimizer does; what TensorFlow cannot gather travels as float32."""
+    """Only the optimizer rounds; TensorFlow gathers other dtypes as float32."""
     half = expected["half"]
     first, second, *_ = half.values()
     assert error(first, second) > 1e-4
     for dtype, of_one in half.items():
         if devices > 1 and dtype.startswith("int"):
-            continue  # Chunks are of what one device sends.
+            continue  # A chunk holds entries of one device.
         for kind, results in transports.items():
             for result in results:
                 assert error(result["half"][dtype], of_one) < 1e-6, (
@@ -95,14 +95,14 @@ def test_no_transport_rounds(transports, devices, expected):
                 )
 
 
-def test_much_is_sent_densely(transports, devices, expected):
+def test_many_entries_are_sent_densely(transports, devices, expected):
     for kind, results in transports.items():
         for result in results:
             if kind == "stock":
                 collectives = result["collectives of most"]
                 assert set(collectives) == {"CollectiveReduceV2"}
             else:
-                # 4 bytes of every element, of one replica or of two.
+                # 4 bytes per element, for one replica or for two.
                 size = sum(map(np.prod, transport.SHAPES.values()))
                 sent = result["bytes of most"]["sent"]["CollectiveGatherV2"]
                 assert sent == devices * 4 * size
@@ -127,7 +127,7 @@ def test_state_of_the_host_steps_as_any_other(
 
 @pytest.fixture(scope="module")
 def balances(mirrored, which):
-    """Those of one process, without any transport."""
+    """Return the balances of one process, without any transport."""
     return transport.balances(mirrored, which)
 
 
@@ -153,7 +153,7 @@ def test_not_finite_is_seen_by_all_in_its_step_and_not_kept(transports):
 
 
 def test_replicas_of_a_host_hold_the_same(transports):
-    """To the bit, or they would not select the same."""
+    """They are bitwise equal, or replicas would select different entries."""
     for kind, results in transports.items():
         for result in results:
             for balance in result["balance"].values():
@@ -162,9 +162,9 @@ def test_replicas_of_a_host_hold_the_same(transports):
     assert error(first["unsent"], second["unsent"]) > 0.1
 
 
-def test_devices_of_a_host_send_together_what_one_would(transports, devices):
-    """Each half of the entries, rounded up, and a count of its own."""
-    # A small variable of 5 elements goes with them.
+def test_devices_of_a_host_send_the_bytes_of_one(transports, devices):
+    """Each sends half of the entries, rounded up, in its own code."""
+    # A small variable of 5 elements is sent with them.
     expected = {
         "float32": {1: 1160 + 20, 2: 2 * (600 + 20)},
         "int4": {1: 312 + 20, 2: 2 * (176 + 20)},
@@ -178,9 +178,9 @@ def test_devices_of_a_host_send_together_what_one_would(transports, devices):
 
 
 def test_a_step_is_one_all_gather(transports, devices):
-    """Two compressed variables, and a small one; TensorFlow's needs more.
+    """There are two compressed variables, and a small one.
 
-    And, if a host has several devices, one sum there, of as little.
+    With several devices per host, there is one more sum on the host.
     """
     for result in transports["sparse"]:
         gathers = 1 if devices == 1 else 2 * devices
@@ -190,7 +190,7 @@ def test_a_step_is_one_all_gather(transports, devices):
 
 
 def test_local_steps_exchange_nothing(transports):
-    """All that workers tell each other is in branches of the graph."""
+    """All exchanges are in branches of the graph."""
     for result in transports["sparse"]:
         found = result["bytes outside of rounds"]
         assert found["sent"] == {}
@@ -204,7 +204,7 @@ def test_statistics_are_averaged_over_all_replicas(transports, devices):
 
 
 def test_logs_of_a_step_are_reduced_together(transports, devices):
-    """The means in one collective of each replica, the sum in another."""
+    """All means take one collective per replica; the sum, another one."""
     values = {1: [0.5, 5.0, 7.0, 10.0], 2: [1.5, 15.0, 7.0, 60.0]}[devices]
     for result in transports["sparse"]:
         assert result["logs"] == {
@@ -214,17 +214,17 @@ def test_logs_of_a_step_are_reduced_together(transports, devices):
 
 
 def test_steps_leave_no_threads_behind(transports):
-    """A collective with a timeout leaves one, until the timeout is over."""
+    """A collective with a timeout leaves a thread until the timeout is over."""
     for result in transports["sparse"]:
         assert result["new_threads"] < transport.STEPS
 
 
 @pytest.mark.long
 def test_golden_of_four_replicas(tmp_path):
-    """In one process, where each has a memory of its own.
+    """One process runs four replicas, each with its own u and v.
 
-    From the step on with which compression begins: before, ours clips large
-    tensors and Paddle's does not, so that the two part, by intent.
+    The comparison starts with compression: before, ours clips large tensors and
+    Paddle's does not, which is an intended difference.
     """
     (errors,) = real_workers.results(
         "transport", tmp_path, 1, "golden", devices=4

@@ -1,4 +1,4 @@
-"""Values of fewer bytes, or of few bits: nothing is lost to rounding."""
+"""Values with fewer bytes, or few bits: rounding loses nothing."""
 
 import dgc
 import keras
@@ -19,7 +19,7 @@ SHAPES = [(6, 8), (7,)]
 
 
 def rounded(values, dtype):
-    """Return values as they arrive, as float32."""
+    """Return received values, as float32."""
     values = tf.constant(values, "float32")[tf.newaxis]
     layout = Layout([tf.ones(values.shape, tf.int32)])
     (sent,) = CODES[dtype].round([values], layout)
@@ -27,7 +27,7 @@ def rounded(values, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_what_is_sent_and_what_is_missing_make_the_value(dtype):
+def test_sent_and_unsent_parts_sum_to_the_value(dtype):
     rng = np.random.default_rng(0)
     values = rng.standard_normal(10_000) * 10.0 ** rng.integers(-9, 8, 10_000)
     values = np.append(values, [3.4e38, -3.4e38, 65504, 65520]).astype(
@@ -43,13 +43,13 @@ def test_what_is_sent_and_what_is_missing_make_the_value(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_what_is_not_finite_arrives_as_such(dtype):
+def test_not_finite_values_arrive_unchanged(dtype):
     values = [np.nan, np.inf, -np.inf]
     np.testing.assert_array_equal(rounded(values, dtype), values)
 
 
 def single(mirrored, gradient, dtype, **kwargs):
-    """Return a run after a step in which only the first replica learns."""
+    """Return a run after a step with a gradient on the first replica only."""
     run = dgc.Run(
         mirrored,
         {"w": np.zeros(len(gradient))},
@@ -74,8 +74,8 @@ def test_values_beyond_the_range_are_sent_in_parts(mirrored):
     np.testing.assert_allclose(run.weights()[0], [-1e5, 0, 1e5, 0], atol=8)
 
 
-def test_what_rounds_to_zero_is_not_sent(mirrored):
-    """Nor is its momentum masked."""
+def test_values_that_round_to_zero_are_not_sent(mirrored):
+    """Its momentum is not masked either."""
     gradient = np.array([1e-9, 0, 1, 0], "float32")
     run = single(mirrored, gradient, "float16")
     np.testing.assert_array_equal(run.weights()[0], [0, 0, -1, 0])
@@ -87,8 +87,8 @@ def test_what_rounds_to_zero_is_not_sent(mirrored):
     assert run.weights()[0][0] == pytest.approx(-1e-9, rel=1e-2)
 
 
-def test_what_rounds_to_zero_in_its_chunk_waits(mirrored):
-    """Until it is large there. Two means have room for either."""
+def test_values_that_round_to_zero_in_their_chunk_stay(mirrored):
+    """It is sent once it is large in its chunk. Two bits can hold both."""
     gradient = np.array([0.07, 0, 1, 0], "float32")
     run = single(mirrored, gradient, "int4", momentum=0.0)
     np.testing.assert_allclose(run.weights()[0], [0, 0, -1, 0], rtol=4e-3)
@@ -101,7 +101,7 @@ def test_what_rounds_to_zero_in_its_chunk_waits(mirrored):
 @pytest.mark.parametrize("dtype", FEW)
 @pytest.mark.parametrize("value", [2e-38, 3.4e38])
 def test_smallest_and_largest_lose_nothing(mirrored, dtype, value):
-    """What would be a denormal part waits, and what a scale has no room for."""
+    """Denormal parts, and parts beyond the range of a scale, stay in v."""
     run = single(mirrored, [value, 0, 0, 0], dtype, momentum=0.0)
     sent = -run.weights()[0][0].astype("float64")
     kept = sum(v[0] for v in run.memory("residual")[0])
@@ -110,9 +110,7 @@ def test_smallest_and_largest_lose_nothing(mirrored, dtype, value):
 
 
 @pytest.mark.parametrize("dtype", FEW)
-def test_what_no_scale_is_small_enough_for_is_sent_once_it_has_grown(
-    mirrored, dtype
-):
+def test_values_below_any_scale_are_sent_once_they_grow(mirrored, dtype):
     value, steps = 2.0**-121, 20
     gradient = [value, 0, 0, 0]
     run = single(mirrored, gradient, dtype, momentum=0.0)
@@ -128,7 +126,9 @@ def test_what_no_scale_is_small_enough_for_is_sent_once_it_has_grown(
 
 @pytest.mark.parametrize("dtype", FEW)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_others_of_a_chunk_wait_for_what_is_not_finite(mirrored, dtype, value):
+def test_other_values_of_a_chunk_that_is_not_finite_stay(
+    mirrored, dtype, value
+):
     run = single(mirrored, [1, value, 0, 0], dtype, momentum=0.0)
     np.testing.assert_array_equal(run.weights()[0], [0, -value, 0, 0])
     np.testing.assert_array_equal(run.memory("residual")[0][0], [1, 0, 0, 0])
@@ -149,12 +149,12 @@ def test_not_finite_is_seen_in_the_weights_and_sent_once(
 def test_sums_over_replicas_are_in_float32(mirrored):
     run = dgc.Run(mirrored, {"w": np.zeros(1)}, 1.0, value_dtype="float16")
     run.step([[np.array([2048], "float32")], [np.array([1], "float32")]])
-    assert run.weights()[0] == [-2049]  # Is not a float16.
+    assert run.weights()[0] == [-2049]  # Not a float16 number.
 
 
 @pytest.mark.parametrize("dtype", with_long(CODES, ["float16", *FEW]))
-def test_nothing_is_lost_beside_variables_of_other_scales(mirrored, dtype):
-    """Masked densely, gathered, and all at once; test_sharded has shards."""
+def test_nothing_is_lost_next_to_variables_of_other_scales(mirrored, dtype):
+    """Exchanges are dense or gathered, and complete at the end."""
     steps = dgc.balances_of_scales(mirrored, value_dtype=dtype, **dgc.STAGES)
     dgc.assert_all_scales_are_conserved([steps], dtype)
 
@@ -172,9 +172,9 @@ def test_nothing_is_lost_beside_variables_of_other_scales(mirrored, dtype):
 def test_summary_counts_the_bytes_of_the_transport(
     mirrored, dtype, packed, plain
 ):
-    """TensorFlow knows no codes, and cannot gather bfloat16.
+    """TensorFlow has no codes, and cannot gather bfloat16.
 
-    A position takes 9 low bits, and the blocks of 512 are 1954 bits in all.
+    A position takes 9 low bits; 1954 bits encode all blocks of 512.
     """
     wires = {
         is_packed: Wire(2, dtype, is_packed) for is_packed in (True, False)

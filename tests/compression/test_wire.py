@@ -1,4 +1,4 @@
-"""Entries that would take more than a dense sum travel as a dense tensor."""
+"""Entries are sent as a dense tensor where that takes fewer bytes."""
 
 import math
 
@@ -21,14 +21,16 @@ SIZE = 10**6
 @pytest.mark.parametrize(
     ("replicas", "packed", "dtype", "densest"),
     [
-        # Of TensorFlow's, 8 bytes; of ours, a bit of each element and values.
+        # Under TensorFlow's, 8 bytes per entry; under ours, a bit per element,
+        # and values.
         (2, False, "float32", 0.5),
         (2, True, "float32", 31 / 32),
         (4, True, "float16", 15 / 16),
         (8, True, "float32", 7 / 32),
         (32, False, "float32", 1 / 32),
         (8, True, "int4", 7 / 4.25),
-        # Of fewer, three bits each, and one of every four elements.
+        # For fewer entries, three bits per entry, and one bit per four
+        # elements.
         (32, True, "int4", 1.75 / 7.25),
         (32, True, "int2", 1 / 2.5),
     ],
@@ -36,7 +38,7 @@ SIZE = 10**6
 def test_rule_compares_the_bytes_that_replicas_pass_on(
     replicas, packed, dtype, densest
 ):
-    """In a ring: (N - 1) k pair bytes, or 2 (N - 1) / N of 4 bytes each."""
+    """In a ring: (N - 1) k pairs, or 2 (N - 1) / N of 4 bytes per element."""
     wire = Wire(replicas, dtype, packed)
     for share in (0.98 * densest, 1.02 * densest):
         count = int(share * SIZE)
@@ -94,7 +96,7 @@ def test_both_ways_give_the_same_weights(mirrored, monkeypatch, dtype):
 
 @pytest.mark.parametrize(("is_packed", "index"), [(True, 4), (False, 8)])
 def test_row_of_a_sparse_gradient_is_its_values_and_an_index(is_packed, index):
-    """Ours sends indices as int32 where that holds them."""
+    """Our strategy sends indices as int32 if they fit."""
     wire = Wire(2, "float32", is_packed)
     rows = tf.IndexedSlices(
         tf.zeros([3, 2, 5]), tf.zeros([3], tf.int64), tf.constant([7, 2, 5])

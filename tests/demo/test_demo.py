@@ -40,7 +40,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """A folder in which the dataset was made without the network."""
+    """Return a folder with the dataset, made without the network."""
     folder = tmp_path_factory.mktemp("data")
 
     def refuse(*_):
@@ -55,7 +55,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("when", ["download_and_prepare", "_split_generators"])
 def test_other_worker_may_make_the_data_set_first(tmp_path, monkeypatch, when):
-    """After this one has looked for it, or has begun to make it."""
+    """The other worker makes it after this one has looked for it, or begun."""
     method = getattr(SklearnDigits, when)
     builders = []
 
@@ -75,7 +75,7 @@ def test_other_worker_may_make_the_data_set_first(tmp_path, monkeypatch, when):
 
 
 def images_of(data_dir, split):
-    """Return a split's images as they are stored, and their labels."""
+    """Return a split's images as stored, and their labels."""
     data = prepare(data_dir).as_dataset(split=split, as_supervised=True)
     images, labels = zip(*data.as_numpy_iterator(), strict=True)
     return np.stack(images), np.array(labels)
@@ -123,7 +123,7 @@ def test_shuffle_depends_on_the_seed_alone(data_dir):
 
     np.testing.assert_array_equal(labels(1), labels(1))
     assert (labels(1) != labels(2)).any()
-    # The second pass over the images has an order of its own.
+    # The second pass over the images has another order.
     assert (labels(1)[:4] != labels(1)[16:]).any()
 
 
@@ -203,7 +203,7 @@ def test_choice_takes_best_mean_then_lowest_rate():
 
 
 class StubTrainer:
-    """Reaches more on test, and less on validation, the higher the rate."""
+    """With higher rates, test accuracy rises, and validation accuracy falls."""
 
     def __init__(self):
         self.measured = {"validation": set(), "test": set()}
@@ -220,7 +220,7 @@ class StubTrainer:
 
 
 class SilentProgress:
-    """Takes the place of the progress bar."""
+    """Stands in for the progress bar."""
 
     def update(self):
         pass
@@ -241,7 +241,7 @@ def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
 
 @pytest.mark.parametrize("plan", [batch_study.FULL, batch_study.QUICK])
 def test_plan_keeps_its_promises(plan):
-    assert min(plan.tuning_seeds) > 1000  # test seeds count from 0
+    assert min(plan.tuning_seeds) > 1000  # Test seeds start at 0.
     assert list(plan.rates) == sorted(plan.rates)
     for budget in plan.budgets:
         assert SPLIT_SIZES["train"] % budget.batch_size == 0
@@ -250,7 +250,7 @@ def test_plan_keeps_its_promises(plan):
         for budget in plan.budgets
         if budget.batch_size == SPLIT_SIZES["train"]
     ]
-    assert len(full_batch) == 2  # the plot of the grid has two panels
+    assert len(full_batch) == 2  # The plot of the grid has two panels.
     assert plan.curve_budget == max(full_batch, key=lambda each: each.steps)
 
 
@@ -293,7 +293,7 @@ def test_json_is_whole_or_untouched(tmp_path):
 
 @pytest.fixture(scope="module")
 def report_dir(data_dir, tmp_path_factory):
-    """The folder of a reduced run's report."""
+    """Return the folder of a reduced run's report."""
     folder = tmp_path_factory.mktemp("run") / "report"
     arguments = ["--quick", "--report-dir", str(folder), "--seeds", "3"]
     part = ["--parts", "large-batch"]
@@ -303,7 +303,7 @@ def report_dir(data_dir, tmp_path_factory):
 
 @pytest.fixture
 def results(report_dir):
-    """What a reduced run wrote as JSON."""
+    """Return the JSON of a reduced run."""
     return json.loads((report_dir / "results.json").read_text())
 
 
@@ -330,7 +330,7 @@ def test_quick_run_fills_every_cell(results):
             for trial in entry["tuning"]
         }
         assert means[entry["learning_rate"]] == max(means.values())
-        # Chance is 0.1: an optimizer that is not moving would show.
+        # Chance is 0.1, which an optimizer that does not move would reach.
         assert entry["mean"] > 0.4
     assert results["quick"] is True
     assert results["environment"]["keras"] == keras.__version__
@@ -404,7 +404,7 @@ def test_bad_argument_is_explained(arguments, message, tmp_path, capsys):
 
 
 def test_missing_loopback_is_explained(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(probe, "LOCALHOST", "192.0.2.1")  # of no machine
+    monkeypatch.setattr(probe, "LOCALHOST", "192.0.2.1")  # Unused address.
     assert main(["--report-dir", str(tmp_path / "report")]) == 1
     message = " ".join(capsys.readouterr().err.split())
     assert "need ports of the loopback interface. Received: [Errno" in message
@@ -420,7 +420,7 @@ def test_interrupted_demo_ends_quietly(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_start_hides_what_is_said_unless_it_fails(fails, capfd):
+def test_start_hides_output_unless_it_fails(fails, capfd):
     def start():
         with hidden_unless_it_fails():
             os.write(2, b"no GPU here\n")
@@ -454,7 +454,7 @@ def test_nothing_stands_in_front_of_the_progress_bar(tmp_path):
 
 @pytest.mark.parametrize("name", PARTS)
 def test_closing_table_fits_the_terminal(name):
-    """Of the committed run; no name is cut."""
+    """Check the committed run; no name may be cut."""
     results = json.loads((ROOT / "docs/demo/results.json").read_text())
     _, show = load_part(name)
     console = Console(width=80, record=True, file=io.StringIO())

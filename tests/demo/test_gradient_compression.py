@@ -40,7 +40,7 @@ from tf_optimizers.demo.sockets import sent_bytes
 
 
 class Progress:
-    """Takes the place of the progress bar, and notes what it shows."""
+    """Stands in for the progress bar, and records its texts."""
 
     def __init__(self):
         self.shown = []
@@ -67,7 +67,7 @@ def test_progress_follows_the_first_worker_only():
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Write a module that workers can be started with."""
+    """Return a function that writes a module for workers to run."""
 
     def write(code):
         (tmp_path / "stub_worker.py").write_text(code)
@@ -122,8 +122,8 @@ def test_failing_workers_fail_the_demo(module, monkeypatch, tmp_path, capfd):
 
 
 def test_interrupted_workers_leave_no_process(module, tmp_path):
-    """Ctrl-C, also where only the demo itself gets it."""
-    # Imported without the package, which would load TensorFlow three times.
+    """Ctrl-C may reach only the demo itself."""
+    # Import without the package, which would load TensorFlow three times.
     alone = f"import sys; sys.path.append({os.path.dirname(link.__file__)!r})\n"
     module(
         f"{alone}import os, pathlib, time\n"
@@ -136,7 +136,7 @@ def test_interrupted_workers_leave_no_process(module, tmp_path):
     program = (
         f"{alone}import signal\n"
         "from processes import run_workers\n"
-        # What starts the tests in the background ignores it.
+        # Tests in the background may ignore the signal.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "run_workers(['stub_worker'], 2, 600, None)\n"
     )
@@ -159,7 +159,7 @@ def test_interrupted_workers_leave_no_process(module, tmp_path):
 
 @pytest.mark.parametrize("plan", [FULL, QUICK], ids=["full", "quick"])
 def test_plan_keeps_its_promises(plan):
-    assert min(plan.tuning_seeds) > 1000  # test seeds count from 0
+    assert min(plan.tuning_seeds) > 1000  # Test seeds start at 0.
     for rates in plan.rates.values():
         assert list(rates) == sorted(rates)
     assert plan.batch_size % plan.workers == 0
@@ -185,7 +185,7 @@ def test_plan_keeps_its_promises(plan):
 
 
 def test_rates_are_validated_on_splits_of_their_own(tmp_path, monkeypatch):
-    """Each seed of the tuning trains on other images, and never on test."""
+    """Each tuning seed trains on different images, never on the test split."""
     seen, validated = [], []
 
     class Stub:
@@ -214,7 +214,7 @@ def test_rates_are_validated_on_splits_of_their_own(tmp_path, monkeypatch):
     assert not test & set.union(*seen, *validated)
 
 
-LINK = Link(80e6, 0.02)  # 10 bytes a microsecond
+LINK = Link(80e6, 0.02)  # 10 bytes per microsecond.
 
 
 def made_up_run(seed, accuracies, seconds, sent, over_link):
@@ -230,7 +230,7 @@ def made_up_run(seed, accuracies, seconds, sent, over_link):
 
 
 def made_up_row(name, ends, seconds, sent, link=LINK, over_link=12):
-    """Return what is known of an optimizer whose seeds end at accuracies."""
+    """Return the row of an optimizer whose seeds end at `ends`."""
     timed = 0 if link == NONE else over_link
     runs = [
         made_up_run(0, [0.5, 0.9, ends[0]], seconds, sent, timed),
@@ -268,18 +268,18 @@ def made_up_result(dense, sparse, link=LINK):
     }
 
 
-# Of 4 steps, 0.4 s alone, 0.1 s for a million bytes, 0.16 s for two round
-# trips each.
+# 4 steps: 0.4 s alone, 0.1 s for a million bytes, 0.16 s for two round trips
+# each.
 SGD = made_up_row("SGD", (0.95, 0.97, 0.96), [0.66] * 3, [1_000_000] * 3)
 # One round trip each: 0.08 s.
 DGC_BYTES = [100_000, 10_000, 90_000]
 DGC = made_up_row("DGC", (0.95, 0.95, 0.95), [0.49, 0.481, 0.489], DGC_BYTES)
 
 
-def test_model_counts_round_trips_beside_bytes():
+def test_model_counts_round_trips_and_bytes():
     assert SGD["round_trips"] == pytest.approx(2.0)
     assert DGC["round_trips"] == pytest.approx(1.0)
-    # What was measured, and ten times slower: 1 s for a million bytes.
+    # The measured link, and one ten times slower: 1 s for a million bytes.
     np.testing.assert_allclose(clock(SGD, LINK), clock(SGD))
     slow = Link(LINK.rate / 10, LINK.round_trip)
     np.testing.assert_allclose(clock(SGD, slow), [1.56, 3.12, 4.68])
@@ -371,7 +371,7 @@ def test_report_without_a_link_has_no_model(tmp_path):
     text = compression_report.section(result, tmp_path)
     assert "calculated, not measured" not in text
     assert "There was no link" in text and "without a link" in text
-    # The median of the seeds.
+    # Seconds are medians over seeds.
     assert "| SGD | 0.8 | 1.2 | never | 1.2 |" in text
 
 
@@ -387,7 +387,7 @@ def test_report_without_counted_bytes_says_so(tmp_path):
     assert (tmp_path / "gradient_compression.png").exists()
 
 
-def test_report_says_what_the_link_did(tmp_path):
+def test_report_describes_the_link(tmp_path):
     text = compression_report.section(made_up_result(SGD, DGC), tmp_path)
     assert "Set to: 80 Mbit/s, 20 ms. Measured before the runs: " in text
     assert "80.0 Mbit/s, 20.0 ms." in text
@@ -398,7 +398,7 @@ def test_report_says_what_the_link_did(tmp_path):
 
 @pytest.fixture(scope="module")
 def report_dir(tmp_path_factory):
-    """The folder of a reduced run's report, made from the command line."""
+    """Return the folder of a reduced run's report, by the command line."""
     folder = tmp_path_factory.mktemp("run") / "report"
     command = [sys.executable, "-W", "error", "-m", "tf_optimizers.demo"]
     part = ["--parts", "gradient-compression", "--quick"]
@@ -412,7 +412,7 @@ def report_dir(tmp_path_factory):
 
 @pytest.fixture
 def result(report_dir):
-    """What the reduced run wrote as JSON."""
+    """Return the JSON of the reduced run."""
     document = json.loads((report_dir / "results.json").read_text())
     return document["parts"]["gradient-compression"]
 
@@ -423,32 +423,32 @@ def test_quick_run_trains_all_from_the_same_start(result):
         assert (pair["learning_rate"],) == QUICK.rates[pair["tuned"]]
         for row in pair["optimizers"]:
             assert sum(row["steps"]) == QUICK.steps
-            # Chance is 0.1: an optimizer that stands still would show.
+            # Chance is 0.1, which an optimizer that does not move would reach.
             assert np.array(row["accuracy"]).shape == (2, len(row["steps"]))
             assert np.min(row["accuracy"], axis=0)[-1] > 0.7
 
 
 @pytest.mark.long
-def test_quick_run_took_what_the_link_takes(result):
+def test_quick_run_took_the_time_of_the_link(result):
     measured = Link(**result["measured"])
     assert 60e6 < measured.rate < 101e6
     assert 0.02 <= measured.round_trip < 0.03
     for pair in result["pairs"]:
         for row in pair["optimizers"]:
-            # Each step waits for a round trip at least.
+            # Each step takes at least one round trip.
             assert min(row["seconds"]) > QUICK.measured_every * 0.02
             assert 0.5 < row["round_trips"] < 4
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sent_bytes() is None, reason="no counter of bytes")
-def test_quick_run_counts_what_was_sent(result):
+def test_quick_run_counts_sent_bytes(result):
     for pair in result["pairs"]:
         dense, sparse = (row["bytes"] for row in pair["optimizers"])
         least = 4 * result["parameters"] * QUICK.measured_every
         assert least < min(dense) and max(dense) < 1.2 * least
         assert sum(sparse) < sum(dense) / 8
-        # All that is left is sent in the last step.
+        # The last step sends all residuals.
         assert 1 / QUICK.measured_every < sparse[-1] / dense[-1] < 0.5
 
 

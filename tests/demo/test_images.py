@@ -1,4 +1,4 @@
-"""Which data the notebooks get, and what they look like."""
+"""The data of notebooks, and their format."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ raise SystemExit(calls != wanted)
     )
 
 
-def test_digits_come_in_their_splits(tmp_path):
+def test_digits_have_their_splits(tmp_path):
     data = images.load("digits", tmp_path)
     for split, size in SPLIT_SIZES.items():
         pixels, labels = data[split]
@@ -61,7 +61,7 @@ def test_digits_come_in_their_splits(tmp_path):
         assert (pixels.min(), pixels.max()) == (0.0, 1.0)
 
 
-def test_mnist_is_scaled_alike(tmp_path):
+def test_mnist_is_scaled_like_the_digits(tmp_path):
     with tfds.testing.mock_data(num_examples=20):
         pixels, labels = images.load("mnist", tmp_path)["train"]
     assert pixels.shape == (20, 28, 28, 1) and labels.shape == (20,)

@@ -1,4 +1,4 @@
-"""Simulated links are as fast and as long as they say, and lose nothing."""
+"""Simulated links have the given rate and round trip, and lose nothing."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ HOST = link.LOCALHOST
 
 
 def echo(listener):
-    """Send back what comes, on one connection after another."""
+    """Echo bytes, on one connection after another."""
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
@@ -33,7 +33,7 @@ def echo(listener):
 
 @contextlib.contextmanager
 def echoing(listener):
-    """Answer at an address, until the end."""
+    """Run an echo at an address in the background."""
     with listener:
         thread = threading.Thread(target=echo, args=[listener], daemon=True)
         thread.start()
@@ -44,7 +44,7 @@ def echoing(listener):
 
 @pytest.fixture
 def forwarder():
-    """A forwarder to an echo."""
+    """Return a forwarder to an echo."""
     with echoing(socket.create_server((HOST, 0))) as address:
         started = Forwarder([address])
         yield started
@@ -56,7 +56,7 @@ def connect(forwarder):
 
 
 def round_trip(forwarder):
-    """Return the milliseconds of the fastest of several."""
+    """Return the milliseconds of the fastest of several round trips."""
     times = []
     with connect(forwarder) as connection:
         for _ in range(5):
@@ -68,7 +68,7 @@ def round_trip(forwarder):
 
 
 def exchange(connection, data, before=lambda number: None):
-    """Send, and return what comes back."""
+    """Send data, and return the echo."""
     size, received = 1 << 16, bytearray()
 
     def send():
@@ -92,7 +92,7 @@ def test_forwarder_delays_each_direction(forwarder):
 
 @pytest.mark.parametrize("rate", [20e6, 100e6])
 def test_forwarder_keeps_to_the_rate(forwarder, rate):
-    """Both directions at once, since the echo comes back meanwhile."""
+    """Both directions are used, since the echo arrives while data are sent."""
     forwarder.set(Link(rate, 0.01))
     with connect(forwarder) as connection:
         data, start = bytes(int(0.4 * rate / 8)), time.perf_counter()
@@ -112,7 +112,7 @@ def test_connections_share_the_rate(forwarder):
         ]
         for connection in connections:
             connection.sendall(each)
-        # The echo answers one after the other.
+        # The echo answers one connection after the other.
         for connection in connections:
             left = len(each)
             while left:
@@ -122,7 +122,7 @@ def test_connections_share_the_rate(forwarder):
         shared.close()
 
 
-def test_forwarder_keeps_order_whatever_the_link(forwarder):
+def test_forwarder_keeps_order_on_any_link(forwarder):
     data = random.Random(0).randbytes(1 << 22)
 
     def change(number):
@@ -135,8 +135,8 @@ def test_forwarder_keeps_order_whatever_the_link(forwarder):
         assert exchange(connection, data, change) == data
 
 
-def test_forwarder_waits_for_nobody():
-    """Workers of a group do not start at once: who is early tries again."""
+def test_forwarder_does_not_wait_for_targets():
+    """Workers do not start at the same time: the first ones try again."""
     with socket.create_server((HOST, 0)) as place:
         address = place.getsockname()
     forwarder = Forwarder([address])
@@ -164,7 +164,7 @@ def test_worker_knows_its_own_address_and_ways_to_the_others(monkeypatch):
     }
 
 
-def test_forwarder_ends_with_its_process_however_that_ends():
+def test_forwarder_ends_with_its_process_in_any_case():
     program = (
         "import sys, time; from link import Forwarder\n"
         "forwarder = Forwarder([]); print(forwarder._process.pid, flush=True)\n"
@@ -177,7 +177,7 @@ def test_forwarder_ends_with_its_process_however_that_ends():
         text=True,
     ) as process:
         number = int(process.stdout.readline())
-        os.kill(number, signal.SIGINT)  # Ctrl-C leaves it to its process.
+        os.kill(number, signal.SIGINT)  # Its process ends it.
         time.sleep(0.2)
         goes_on = is_alive(number)
         process.kill()
@@ -185,8 +185,8 @@ def test_forwarder_ends_with_its_process_however_that_ends():
     assert_gone([number])
 
 
-def test_probe_measures_what_the_link_does():
-    """A loaded machine delays more, so the bounds are wide."""
+def test_probe_measures_the_link():
+    """A busy machine adds delays, so the bounds are wide."""
     rate, round_trip = probe.measure(Link(50e6, 0.03))
     assert 30e6 < rate < 51e6
     assert 0.03 <= round_trip < 0.045

@@ -10,12 +10,12 @@ from tf_optimizers.demo.link import NONE
 from tf_optimizers.demo.offload import offload_report, offload_study
 from tf_optimizers.demo.parts import Settings
 
-# Of build_model: (64 + 1) 128 + (128 + 1) 128 + (128 + 1) 10
+# For `build_model`: (64 + 1) 128 + (128 + 1) 128 + (128 + 1) 10.
 PARAMETERS = 26_122
 
 
 class SilentProgress:
-    """Takes the place of the progress bar."""
+    """Stands in for the progress bar."""
 
     def reset(self, total):
         self.left = total
@@ -48,7 +48,7 @@ def test_losses_are_equal_and_fall(result):
     assert len(first) == len(second) == offload_study.QUICK_STEPS
     for losses in (first, second):
         assert losses[-1] < 0.5 * losses[0]
-    # Float32, and Adam's early steps, which Keras rounds by 1e-5.
+    # Float32 rounding, and Keras's rounding of Adam's early steps by 1e-5.
     assert 0 < result["largest_difference"] < 2e-4
 
 

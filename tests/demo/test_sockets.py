@@ -1,4 +1,4 @@
-"""The counter of the demo: what this process has sent, and nobody else."""
+"""The demo's counter counts only the bytes of this process."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ HOSTS = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 @contextlib.contextmanager
 def connection(family=socket.AF_INET):
-    """Yield both ends of a connection, after a message each."""
+    """Yield both ends of a connection, after a message in each direction."""
     with contextlib.ExitStack() as stack:
         try:
             server = socket.create_server((HOSTS[family], 0), family=family)
@@ -35,14 +35,14 @@ def connection(family=socket.AF_INET):
 
 
 def send(left, right, size):
-    """Send from one end to the other, until all is there."""
+    """Send from one end to the other, and wait for the bytes."""
     left.sendall(bytes(size))
     while size:
         size -= len(right.recv(size))
 
 
 @pytest.mark.parametrize("family", HOSTS, ids=["IPv4", "IPv6"])
-def test_counts_what_was_sent_in_both_directions(family):
+def test_counts_bytes_sent_in_both_directions(family):
     before = sent_bytes()
     with connection(family) as (left, right):
         send(left, right, 12_345)
@@ -61,7 +61,7 @@ def test_closed_socket_still_counts():
         assert sent_bytes() - before == sent
 
 
-def test_leaves_out_what_other_processes_send():
+def test_ignores_bytes_of_other_processes():
     program = (
         "import socket, sys\n"
         "to = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
@@ -95,7 +95,7 @@ def test_passes_over_files_of_other_kinds(tmp_path):
         assert os.listdir(sockets.FILES) == files
 
 
-def test_is_none_where_nothing_counts(monkeypatch):
+def test_is_none_if_the_kernel_does_not_count(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sockets, "FILES", "/nowhere")
         assert sent_bytes() is None

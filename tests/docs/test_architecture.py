@@ -18,12 +18,12 @@ from tf_optimizers.workers.steps import replica_state
 ROOT = pathlib.Path(tfo.__file__).parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
-# The most lines of code in a file, without comments and docstrings: what a
-# reader can keep in mind. A limit on all lines would cut classes in pieces, and
-# what is said about them.
+# The largest number of lines of code in a file, without comments and
+# docstrings: as much as a reader can keep in mind. A limit on all lines would
+# lead to split classes and short docstrings.
 LONGEST = 300
 
-# The optimizer of a flow, and the most lines that it may take to read.
+# The optimizer of a flow, and the largest number of lines to read.
 FLOWS = {
     "Lamb": (lambda: tfo.Lamb(0.1), 719),
     "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1966),
@@ -56,7 +56,7 @@ def definitions(path):
 def calls_of_a_step(make, strategy):
     """Return (file, first line) of the functions called, in order."""
     with strategy.scope():
-        # A shape that no other test compiles a kernel for.
+        # No other test compiles a kernel for this shape.
         weight = keras.Variable(tf.ones([7, 11, 13]))
         optimizer = make()
         optimizer.build([weight])
@@ -83,7 +83,7 @@ def calls_of_a_step(make, strategy):
     return list(seen)
 
 
-def test_code_is_counted_without_what_is_said_about_it():
+def test_code_is_counted_without_comments():
     text = '''"""A module."""
 
 import os  # a comment
@@ -113,11 +113,11 @@ def test_no_file_has_more_code_than_a_reader_can_hold():
 
 
 @pytest.mark.parametrize("name, path", sorted(set(LINK.findall(TEXT))))
-def test_what_the_page_names_exists(path, name):
+def test_names_on_the_page_exist(path, name):
     assert name in definitions(path)
 
 
-def test_table_of_what_a_replica_does_names_who_uses_a_field():
+def test_table_of_replicas_names_the_users_of_fields():
     folder = ROOT / "tf_optimizers" / "workers"
     row = re.compile(r"^    (\w+) {2,}(.+?) {2,}(.+)$", re.M)
     table = row.findall(replica_state.__doc__)
@@ -147,7 +147,7 @@ def test_no_flow_has_become_longer_to_read():
     assert longer == {}, "See `python tools/flow_lines.py`."
 
 
-def test_what_is_to_be_read_is_found(tmp_path):
+def test_lines_to_read_are_found(tmp_path):
     files = {
         "docs/architecture.md": """
 ### `Own`

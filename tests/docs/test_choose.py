@@ -1,4 +1,4 @@
-"""Every figure of docs/choose.md is that of the results."""
+"""Every figure in docs/choose.md is equal to that in the results."""
 
 import json
 import pathlib
@@ -16,12 +16,12 @@ def models(name):
 
 
 def figures(text):
-    """Return the decimal fractions of a cell, and the factors."""
+    """Return the decimal fractions and the factors in a cell."""
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return re.findall(r"\d+\.\d+|\d+(?= times)", text)
 
 
-def test_it_asks_five_questions_and_has_one_table():
+def test_page_has_five_questions_and_one_table():
     assert re.findall(r"^(\d)\. \*\*.*?\?", PAGE, re.M | re.S) == [*"12345"]
     assert len(re.findall(r"^\| --- ", PAGE, re.M)) == 1
 

@@ -1,4 +1,4 @@
-"""What README and docstrings say is executed and compared with the code."""
+"""The README and docstrings are executed, and compared with the code."""
 
 import ast
 import configparser
@@ -75,7 +75,7 @@ def test_readme_has_both_commands():
         ("docs/index.md", "demo/gradient_compression.png"),
     ],
 )
-def test_first_screen_shows_what_the_committed_demo_found(page, image):
+def test_first_screen_shows_the_committed_results(page, image):
     results = json.loads((ROOT / "docs/demo/results.json").read_text())
     result = results["parts"]["gradient-compression"]
     assert result["settings"]["link"] == "100 Mbit/s, 20 ms"
@@ -102,8 +102,8 @@ def test_latest_release_of_the_changelog_is_this_version():
     assert latest == tfo.__version__
 
 
-def test_oldest_versions_are_stated_alike():
-    """In setup.cfg, as the least, in tox.ini, and in the README."""
+def test_oldest_versions_agree():
+    """setup.cfg, tox.ini and the README state the same versions."""
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
     least = dict(
@@ -232,7 +232,7 @@ def test_bias_and_norm_patterns(path, matches):
 
 
 def messages():
-    """Return what strings of the package say, with gaps where values go."""
+    """Return the package's strings, with gaps in place of values."""
     for path in (ROOT / "tf_optimizers").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -243,7 +243,7 @@ def messages():
 
 
 def test_errors_in_docs_are_those_of_the_code():
-    """Those of the package; the page says which come from elsewhere."""
+    """Compare those of the package; the page marks errors of other packages."""
     text = (ROOT / "docs" / "errors.md").read_text()
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text, re.M)
     documented = [

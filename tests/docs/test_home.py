@@ -1,4 +1,4 @@
-"""All that says where the repository lives says the same."""
+"""All files agree on the repository's address."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ def test_all_files_have_the_address_of_setup_cfg():
     hidden = {"site", "build", "dist", "report", "tests"}
     for top in home.ROOT.iterdir():
         is_ours = not top.name.startswith(".") or top.name in (".github", ".ci")
-        # Not even to look into tox's environments, which takes seconds.
+        # Skips tox's environments, whose listing takes seconds.
         if not is_ours or top.name in hidden:
             continue
         for path in [top, *top.rglob("*")]:

@@ -9,7 +9,7 @@ from scripts import moved
 
 from tf_optimizers.launch.__main__ import parse
 
-# What `horovod.tensorflow.keras` and its callbacks and options are called.
+# The names of `horovod.tensorflow.keras`, its callbacks and options.
 HOROVOD = """
     init rank size local_rank local_size DistributedOptimizer compression
     Compression.fp16 backward_passes_per_step op Average Sum Adasum

@@ -1,4 +1,4 @@
-"""What the hosting site reads agrees with the rest of the repository."""
+"""Files for the hosting site agree with the rest of the repository."""
 
 import configparser
 import inspect
@@ -58,7 +58,7 @@ def test_environments_of_tox_exist(path):
     named = {row["environment"] for row in matrices}
     for step in steps(path):
         named |= set(re.findall(r"tox -e (\w+)", step.get("run", "")))
-    assert named <= environments | {"py"}  # Of the Python that runs tox.
+    assert named <= environments | {"py"}  # For the Python that runs tox.
 
 
 @each_workflow
@@ -76,8 +76,8 @@ def test_ci_runs_on_every_supported_python():
     assert job["steps"][-1] == {"run": ".ci/run"}
 
 
-def test_ci_runs_what_the_readme_s_command_leaves_out():
-    """In a job of its own, on one Python."""
+def test_ci_runs_tests_that_the_readme_s_command_skips():
+    """A separate job runs them, on one Python."""
     rest = "tox -e py -- -m long"
     _, job = jobs(ROOT / ".github" / "workflows" / "ci.yml")
     assert job["steps"][-1] == {"run": rest}
@@ -86,7 +86,7 @@ def test_ci_runs_what_the_readme_s_command_leaves_out():
     assert command.endswith(" {posargs}")
 
 
-def test_pages_of_docs_are_built_with_what_the_extra_names():
+def test_site_is_built_with_the_packages_of_the_extra():
     extra = ini("setup.cfg")["options.extras_require"]["docs"].split()
     assert ini("tox.ini")["testenv:docs"]["deps"].split() == extra
 
@@ -118,7 +118,7 @@ def test_issue_forms_are_well_formed(path):
     assert all(field["attributes"]["label"] for field in form["body"])
 
 
-def test_issue_form_asks_for_what_is_needed():
+def test_issue_form_asks_for_all_details():
     text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
     for needed in ("TF_CONFIG", "smallest script", "__version__"):
         assert needed in text

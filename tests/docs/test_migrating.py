@@ -15,7 +15,7 @@ import tf_optimizers as tfo
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "migrating.md"
 TEXT = PAGE.read_text()
 
-# What the documents name: parameters, and methods with theirs.
+# The names in each document: parameters, and methods with theirs.
 DOCUMENTED = {
     "paddle.optimizer.Lamb": """
         learning_rate lamb_weight_decay beta1 beta2 epsilon parameters grad_clip
@@ -24,7 +24,7 @@ DOCUMENTED = {
         step clear_grad set_lr get_lr
         minimize loss startup_program parameters no_grad_set
     """,
-    # The English and the Chinese page.
+    # From the English and the Chinese page.
     "paddle.fluid.optimizer.DGCMomentumOptimizer": """
         learning_rate momentum rampup_begin_step rampup_step sparsity
         parameter_list use_nesterov local_grad_clip_norm num_trainers
@@ -37,7 +37,7 @@ DOCUMENTED = {
         params lr weight_decay order_params learning_rate Iterable beta1 beta2
         eps use_locking use_nesterov loss_scale gradients Tensor[bool]
     """,
-    # Of the base class, what the source of LANS uses.
+    # From the base class, the names that the source of LANS uses.
     "mxnet.optimizer.LANS": """
         learning_rate beta1 beta2 epsilon lower_bound upper_bound aggregate_num
         use_fused_step lr_scheduler rescale_grad clip_gradient wd
@@ -63,8 +63,8 @@ DOCUMENTED = {
     + " save_own_variables load_own_variables",
 }
 
-# What is true after a replacement that is no constructor, and not before.
-# `result` is its value, `start` the weights from before.
+# Conditions that hold after a replacement that is not a constructor, but not
+# before. `result` is its value; `start`, the weights before it.
 CHANGED = "[(a != b.numpy()).any() for a, b in zip(start, variables)]"
 STEPPED = f"{CHANGED} == [True] * 4"
 FIRST_STEPPED = f"{CHANGED} == [True, True, False, False]"
@@ -147,7 +147,7 @@ def rows():
 
 
 ROWS = list(rows())
-# Each replacement once, by the first row that has it.
+# Each replacement once, from the first row with it.
 CODES = {
     code: f"{title.split('.')[0]} {names[-1]}"
     for title, names, code, _ in reversed(ROWS)
@@ -198,7 +198,7 @@ def test_a_row_has_code_or_says_why_none_is_needed():
 
 
 def constructors(tree):
-    """Return the calls of our optimizers that are not parts of another."""
+    """Return the outermost calls of our optimizers."""
     body = tree.body[-1]
     if len(tree.body) > 1 or not isinstance(body, ast.Expr):
         return []
@@ -209,7 +209,7 @@ def constructors(tree):
 
 
 def plain(value):
-    """Return what `get_config` makes of an argument."""
+    """Return an argument as `get_config` does."""
     if isinstance(value, keras.regularizers.Regularizer):
         return keras.regularizers.serialize(value)
     if isinstance(value, schedules.LearningRateSchedule):
@@ -230,7 +230,7 @@ def plain(value):
         for code, name in CODES.items()
     ],
 )
-def test_replacement_does_what_it_stands_for(code):
+def test_replacement_has_the_documented_effect(code):
     space = namespace()
     calls = constructors(ast.parse(code))
     if not calls:

@@ -1,4 +1,4 @@
-"""The notebooks run, and show what their code says."""
+"""The notebooks run, and their outputs match their code."""
 
 import os
 import pathlib
@@ -32,7 +32,7 @@ def code_cells(notebook):
 
 
 def texts(cell):
-    """Return what a cell shows, but for plots."""
+    """Return the text outputs of a cell."""
     for output in cell.outputs:
         yield output.get("text", "")
         yield output.get("data", {}).get("text/plain", "")

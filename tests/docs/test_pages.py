@@ -58,7 +58,7 @@ def test_arguments_are_those_of_the_signature(page, cls):
 
 
 @each_page
-def test_page_says_what_it_must(page, cls):
+def test_page_has_required_parts(page, cls):
     text = read(page)
     assert text.startswith(f"# {cls.__name__}\n")
     for heading in ("Arguments", "When, and when not", "Differences"):
@@ -88,7 +88,7 @@ EXAMPLES = {
 def test_examples_train_on_a_machine_with_a_gpu(
     code, pretended_gpu, monkeypatch, tmp_path
 ):
-    """Where the host is not the device that XLA compiles for."""
+    """There, the host is not the device for which XLA compiles."""
     if "import keras_hub" in code:
         pytest.importorskip("keras_hub")
     monkeypatch.chdir(tmp_path)

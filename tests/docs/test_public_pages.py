@@ -32,7 +32,7 @@ def read(page):
 
 
 def below(page, heading):
-    """Return what stands between a heading and the next."""
+    """Return the text between a heading and the next one."""
     text = re.split(rf"^#+ {heading}\n", read(page), maxsplit=1, flags=re.M)[1]
     return re.split(r"^#", text, maxsplit=1, flags=re.M)[0]
 
@@ -53,7 +53,7 @@ def test_name_has_a_reference_and_a_guide(name):
 
 
 def test_every_page_is_in_the_navigation():
-    """As `mkdocs build --strict` wants it."""
+    """`mkdocs build --strict` requires it."""
     pages = {
         str(path.relative_to(DOCS)) for path in sorted(DOCS.glob("**/*.md"))
     }
@@ -114,7 +114,7 @@ def test_formula_is_that_of_the_docstring():
     assert textwrap.indent(formula, "    ") in docstring
 
 
-def test_patterns_match_what_the_page_says():
+def test_patterns_match_the_documented_paths():
     rows = re.findall(
         r"^\| `(\S+)` \| (yes|no) \|", read("bias_and_norm"), re.M
     )
@@ -125,7 +125,7 @@ def test_patterns_match_what_the_page_says():
 
 
 def test_code_of_the_pages_runs(tmp_path):
-    """All in one process, in which the strategy must come first."""
+    """All code runs in one process, in which the strategy must come first."""
     blocks = [
         (page, code)
         for page in sorted(PAGES, key=lambda page: page != "strategy")

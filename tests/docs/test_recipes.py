@@ -1,4 +1,4 @@
-"""The recipes of docs/launch.md describe clusters that are taken."""
+"""The launcher accepts the clusters in the recipes of docs/launch.md."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "launch.md").read_text()
 FAILURES = (ROOT / "docs" / "distribute.md").read_text()
 MANIFESTS = ROOT / "docs" / "launch"
-# What a node of Slurm has; tasks run one after another.
+# The environment of a Slurm node; tasks run one after another.
 SRUN = """
     shift  # --kill-on-bad-exit
     export SLURM_STEP_NODELIST=node[2,10] SLURM_STEP_TASKS_PER_NODE="1(x2)"
@@ -34,7 +34,7 @@ def block(name):
 
 
 def place(monkeypatch, text):
-    """Return cluster, job and index, as the strategy takes them."""
+    """Return cluster, job and index, as the strategy reads them."""
     monkeypatch.setenv("TF_CONFIG", text)
     resolver = check_cluster(None)
     cluster = resolver.cluster_spec().as_dict()
@@ -54,7 +54,7 @@ def test_tf_config_of_a_tfjob_is_taken(monkeypatch):
 
 
 def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
-    # A link to Python would not find the packages of its environment.
+    # A link to Python would not find its environment's packages.
     python = f'exec {sys.executable} "$@"'
     programs = {"srun": SRUN, "scontrol": 'echo "$@"', "python": python}
     for name, text in programs.items():
@@ -84,7 +84,7 @@ def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
 
 
 def options_of(command):
-    """Return what the launcher makes of a container's command."""
+    """Return the launcher's options from a container's command."""
     assert command[:3] == ["python", "-m", "tf_optimizers.launch"]
     own, script = split(command[3:])
     assert script == ["train.py"]
@@ -107,7 +107,7 @@ def test_indexed_job_gives_every_pod_its_place(monkeypatch):
     assert spec["parallelism"] == spec["completions"] == options.machines
     domain = f"{template['subdomain']}.default.svc.cluster.local"
     for i in range(options.machines):
-        # Kubernetes gives these to the pods of such a job.
+        # Kubernetes sets these in the pods of such a job.
         monkeypatch.setattr(
             socket, "getfqdn", lambda i=i: f"{name}-{i}.{domain}"
         )
@@ -122,7 +122,7 @@ def test_train_job_gives_every_pod_its_place():
     assert job.pop("apiVersion") == "trainer.kubeflow.org/v1alpha1"
     assert job.pop("kind") == "TrainJob"
     name, trainer = job["metadata"]["name"], job["spec"]["trainer"]
-    # Fields of the custom resource; a wrong one would be dropped in silence.
+    # The fields of the custom resource; Kubernetes drops others silently.
     assert {*job["spec"]} == {"runtimeRef", "trainer"}
     assert {*trainer} == {"image", "numNodes", "command"}
     options = options_of(trainer["command"])

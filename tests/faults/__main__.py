@@ -1,11 +1,11 @@
-"""What happens when something goes wrong, and how long does it take?
+"""What happens after a fault, and how long does it take?
 
     python tests/faults [--minutes 20] [--case NAME ...] [--seed S]
                         [--json FILE]
 
-Trains on two workers again and again and does them harm at a random step: the
-first round tries every case once, and more follow while there is time. Prints
-a table. Those of full disks and cut networks need root.
+Trains on two workers repeatedly, with a fault at a random step. The first round
+tries every case once, and more rounds follow while there is time. Prints a
+table. Full disks and cut networks need root.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from faults import soak, table  # noqa: E402
 
 
 def main():
-    """Try, and print the table."""
+    """Try the cases, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--case", action="append", choices=list(soak.CASES))

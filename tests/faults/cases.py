@@ -1,7 +1,7 @@
-"""What can go wrong, and what should become of it.
+"""Faults, and the expected outcomes.
 
-A case gets a `Training` that has come to a random step, and does it harm. It
-returns when, if that was not at once.
+A case gets a `Training` at a random step, and causes a fault. If the fault is
+later than the call, it returns the time.
 """
 
 import contextlib
@@ -9,9 +9,9 @@ import os
 import signal
 import time
 
-# What should happen after a fault.
+# The expected outcomes of faults.
 RESUMES, GOES_ON, ERROR = "resumes", "goes on", "error"
-# The error of a backup that is not what was written.
+# The error for a damaged backup.
 DAMAGED = "does not match its checksum"
 
 
@@ -31,11 +31,11 @@ def ask(place):
 
 
 def kill_while_it_writes(place, file):
-    """Half of the file is there; the backup must not be."""
+    """Kill a worker when half of a file is written; there must be no backup."""
 
     def harm(training):
         order = training.folder / "stall"
-        # Nobody may read it before it is written.
+        # Written at once, so that no worker reads a part of it.
         order.with_suffix(".new").write_text(f"{file}.partial")
         order.with_suffix(".new").rename(order)
         training.wait_for(
@@ -49,7 +49,7 @@ def kill_while_it_writes(place, file):
 
 
 def stop(place, seconds=None):
-    """For good, if no time is given."""
+    """Stop processes, permanently if no time is given."""
 
     def harm(training):
         pid = training.pid(place)
@@ -62,7 +62,7 @@ def stop(place, seconds=None):
 
 
 def damage(change):
-    """Kill all by the launcher, change the newest backup, start again."""
+    """Kill the launcher and its workers, damage the newest backup, restart."""
 
     def harm(training):
         training.kill_launcher()
@@ -89,7 +89,7 @@ def kill_launcher(training):
 
 
 def make_wrong(name):
-    """Let the second worker's script have a fault from now on."""
+    """Add a fault to the second worker's script, from now on."""
 
     def harm(training):
         (training.folder / "fault").write_text(name)
@@ -103,7 +103,7 @@ def change_version(training):
 
 
 def fill_disk(training):
-    """Take all room of the file system, which is a small one."""
+    """Fill the file system, which is small."""
     path = training.folder / "backup" / "ballast"
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

@@ -1,4 +1,4 @@
-"""Two workers on hosts of their own, and a cable that can be cut.
+"""Two workers on separate hosts, with a cable that can be cut.
 
 The hosts are network namespaces, which need root.
 """
@@ -18,7 +18,7 @@ PORT = 23456
 
 
 class Network(Training):
-    """A training that nobody starts anew."""
+    """A training without a launcher, so without restarts."""
 
     def __init__(self, folder):
         self._ended = None
@@ -48,17 +48,17 @@ class Network(Training):
         return max(abs(process.returncode) for process in last)
 
     def wait_for_errors(self):
-        """Wait until both workers have given up, and note the time."""
+        """Wait until both workers have given up, and record the time."""
         if not self.wait():
             raise RuntimeError(f"It went on:\n{self.text()}")
         self._ended = time.time()
 
     def noticed(self, since):
-        """Return when both workers had given up."""
+        """Return the time when both workers had given up."""
         return self._ended
 
     def close(self):
-        """Leave nobody behind."""
+        """End all processes."""
         super().close()
         remove_hosts()
 
@@ -79,7 +79,7 @@ def lay_cable():
 
 
 def missing():
-    """Return why there can be no hosts here, or None."""
+    """Return the reason why hosts cannot be created, or None."""
     if shutil.which("ip") is None:
         return "needs the command `ip`"
     try:
@@ -91,7 +91,7 @@ def missing():
 
 
 def remove_hosts():
-    """Remove what an earlier run may have left."""
+    """Remove hosts that an earlier run may have left."""
     known = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -114,7 +114,7 @@ def cut_for_a_while(training):
 
 
 def cut(training):
-    """For good; then repair it, and start again."""
+    """Cut the network permanently; then repair it, and start again."""
     plug("down")
     training.wait_for_errors()
     plug("up")

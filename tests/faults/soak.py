@@ -1,4 +1,4 @@
-"""Tries faults on trainings, and measures what becomes of them."""
+"""Tries faults on trainings, and measures the outcomes."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from faults.cases import CASES as LOCAL
 from faults.cases import DAMAGED, ERROR, GOES_ON, RESUMES
 
 CASES = {**LOCAL, **network.CASES}
-# Of the training's 200 steps, so that there is a backup, and steps are left.
+# From the training's 200 steps: after a backup, with steps left.
 FIRST, LAST = 25, 120
 
 
@@ -31,13 +31,13 @@ def run(names, until, seed=0):
 
 
 def attempt(name, step, expected, **kwargs):
-    """Return what became of one training.
+    """Return the outcome of one training.
 
     Args:
-        name: Of the case.
-        step: When to do harm.
-        expected: The weights of a training without.
-        **kwargs: Of the training.
+        name: The name of the case.
+        step: The step of the fault.
+        expected: The weights of a training without a fault.
+        **kwargs: Arguments of the training.
     """
     if reason := missing(name):
         return {"case": name, "skipped": reason, "passed": True}
@@ -76,7 +76,7 @@ def _attempt(name, step, expected, **kwargs):
 
 
 def measure(run, since, expected):
-    """Return times in seconds from the harm on, and what was lost."""
+    """Return seconds since the fault, and the lost steps."""
     result = {"weights_equal": ends_like(run, expected)}
     noticed = run.noticed(since)
     if noticed:
@@ -89,22 +89,22 @@ def measure(run, since, expected):
         times = [e["time"] for e in events if e["pid"] == begun["pid"]]
         result["resumed"] = round(times[1] - since, 2) if times[1:] else None
         last = max(e["step"] for e in events if e["time"] < begun["time"])
-        # A step that ends with a backup and exit is in no event.
+        # No event records a step that ends with a backup and exit.
         result["steps_lost"] = max(last - begun["step"], 0)
     return result
 
 
 def ends_like(run, expected):
-    """Tell whether both workers have come to the expected weights."""
+    """Return whether both workers have reached the expected weights."""
     return all(
         run.events(place)[-1].get("weights") == expected for place in range(2)
     )
 
 
 def judge(run, outcome, message, exit_code, expected):
-    """Tell whether it ended as it should."""
+    """Return whether a training ended as expected."""
     text = run.text()
-    # What was not completed is no backup, and no damaged one either.
+    # An incomplete backup counts neither as a backup nor as a damaged one.
     if message not in text or (DAMAGED in text) != (message == DAMAGED):
         return False
     if outcome == ERROR:
@@ -118,7 +118,7 @@ def judge(run, outcome, message, exit_code, expected):
 
 
 def missing(name):
-    """Return why a case cannot be tried here, or None."""
+    """Return the reason why a case cannot run here, or None."""
     if name != "disk full" and name not in network.CASES:
         return None
     if os.geteuid():
@@ -130,7 +130,7 @@ def missing(name):
 
 @contextlib.contextmanager
 def small_disk(path):
-    """Mount a file system on which a few backups have room."""
+    """Mount a file system with space for a few backups."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
     subprocess.run(command, check=True)

@@ -1,8 +1,8 @@
 """The training that faults are tried on: `train.py FOLDER OPTIMIZER`.
 
-A worker writes to FOLDER/events-PLACE what it does, as lines of JSON. FOLDER/
-fault, if it exists, names what is wrong with the second worker's script, and
-FOLDER/stall the end of the name of a file in whose writing to get stuck.
+A worker writes events to FOLDER/events-PLACE, as lines of JSON. FOLDER/fault,
+if it exists, names a fault of the second worker's script. FOLDER/stall holds
+the end of a file's name; writing such a file stalls.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ PLACE = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 
 
 def is_wrong(name):
-    """Tell whether this worker has a fault of that name."""
+    """Return whether this worker has a fault."""
     path = FOLDER / "fault"
     return PLACE == 1 and path.exists() and path.read_text() == name
 
 
 def stall(events, flush=os.fsync):
-    """Let no file of the name in FOLDER/stall be written beyond its half."""
+    """Stall after half of a file whose name is in FOLDER/stall."""
 
     def fsync(file):
         order = FOLDER / "stall"
@@ -49,7 +49,7 @@ def stall(events, flush=os.fsync):
 
 
 class Events(keras.callbacks.Callback):
-    """Writes down every step, and the fault that this worker brings about."""
+    """Records every step, and the fault that this worker causes."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ class Events(keras.callbacks.Callback):
 
 @keras.saving.register_keras_serializable()
 class Loss(keras.losses.MeanSquaredError):
-    """Of which a worker's gradient can be anything."""
+    """Lets a worker's gradient be NaN or infinite."""
 
     def call(self, y_true, y_pred):
         loss = super().call(y_true, y_pred)
@@ -101,7 +101,7 @@ OPTIMIZERS = {
 
 
 def main():
-    """Train, and say so."""
+    """Train, and record the end."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(1)
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""A training of two workers that runs beside its observer."""
+"""A training of two workers in the background of its observer."""
 
 import json
 import pathlib
@@ -10,17 +10,17 @@ import time
 import real_workers
 
 SCRIPT = pathlib.Path(__file__).with_name("train.py")
-# In seconds: what takes longer, hangs.
+# In seconds; anything longer counts as a hang.
 LIMIT = 480
 OPTIMIZER = "DGCMomentum"
 
 
 class Training:
-    """Started by the launcher, which may start it anew.
+    """A training under the launcher, which may restart it.
 
     Args:
-        folder: An empty one.
-        restarts: How often.
+        folder: An empty folder.
+        restarts: The largest number of restarts.
         optimizer: One of `train.OPTIMIZERS`.
     """
 
@@ -44,7 +44,7 @@ class Training:
         )
 
     def run(self, *command, **environment):
-        """Start a process, and read what it puts out."""
+        """Start a process, and read its output."""
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -73,17 +73,17 @@ class Training:
             time.sleep(0.05)
 
     def events(self, place=0):
-        """Return what a worker has written so far."""
+        """Return the events of a worker so far."""
         path = self.folder / f"events-{place}"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def pid(self, place):
-        """Return the process of the worker that now has a place."""
+        """Return the process id of the worker that now has a place."""
         return self.events(place)[-1]["pid"]
 
     def wait_for(self, condition):
-        """Return what a condition returns, once it is something."""
+        """Wait until a condition returns a true value; return that."""
         while not (found := condition()):
             if time.time() > self.until:
                 raise TimeoutError(f"Nothing in {LIMIT} s:\n{self.text()}")
@@ -91,7 +91,7 @@ class Training:
         return found
 
     def wait_for_step(self, step):
-        """Wait until both workers have come there."""
+        """Wait until both workers have reached a step."""
         for place in range(2):
             self.wait_for(
                 lambda place=place: any(
@@ -106,11 +106,11 @@ class Training:
         return self.launchers[-1].returncode
 
     def text(self):
-        """Return what was put out, by workers and launchers."""
+        """Return the output of workers and launchers."""
         return "".join(line for _, line in self.output)
 
     def noticed(self, since):
-        """Return when the launcher said after a time what was wrong."""
+        """Return the time when the launcher reported a fault."""
         found = [
             at
             for at, line in self.output
@@ -119,7 +119,7 @@ class Training:
         return found[0] if found else None
 
     def close(self):
-        """Leave nobody behind."""
+        """End all processes."""
         for process in self.launchers:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
@@ -127,7 +127,7 @@ class Training:
 
 
 def reference(folder, optimizer=OPTIMIZER):
-    """Return the weights of a training that nothing happens to."""
+    """Return the weights of an undisturbed training."""
     training = Training(folder, restarts=0, optimizer=optimizer)
     try:
         if training.wait():

@@ -1,4 +1,4 @@
-"""How a test of the launcher writes its script and starts it."""
+"""Fixtures that write scripts and start the launcher."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ class config:
 
 @pytest.fixture
 def fake_tensorflow(environment, tmp_path):
-    """Where it matters only that TensorFlow is loaded: it takes seconds."""
+    """Replace TensorFlow, whose import takes seconds, by a small module."""
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "tensorflow.py").write_text(FAKE_TENSORFLOW)
     environment.setenv(
@@ -46,7 +46,7 @@ def fake_tensorflow(environment, tmp_path):
 
 @pytest.fixture
 def environment(monkeypatch):
-    """What the tests depend on, whatever the caller's is."""
+    """Return the environment of tests, independent of the caller's."""
     signs = [name for names in _SIGNS.values() for name in names]
     for name in (*signs, "PYTHONSAFEPATH", "PYTHONUNBUFFERED", VISIBLE):
         monkeypatch.delenv(name, raising=False)
@@ -73,7 +73,7 @@ def launch(environment, tmp_path):
 
 @pytest.fixture
 def start(environment, tmp_path):
-    """Start the launcher, and go on."""
+    """Start the launcher in the background."""
     started = []
 
     def start(*arguments, **options):

@@ -1,4 +1,4 @@
-"""What the launcher takes, and what it refuses."""
+"""Valid and invalid arguments of the launcher."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from launcher import lines_of
 from tf_optimizers.launch.__main__ import split
 
 
-def test_command_takes_all_that_follows_it():
+def test_command_takes_all_later_arguments():
     own, command = split(
         ["--workers", "2", "--host=h", "--", "a.py", "--", "b"]
     )
@@ -80,7 +80,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_bad_input_is_refused_before_anything_starts(launch, write, line):
+def test_bad_input_is_rejected_before_anything_starts(launch, write, line):
     good = write("open('started', 'w')", name="good.py")
     write("open('started', 'w')", name="package/__init__.py")
     run = launch(*line.split(" ")) if line else launch()
@@ -91,7 +91,7 @@ def test_bad_input_is_refused_before_anything_starts(launch, write, line):
     assert not Path(good).with_name("started").exists()
 
 
-def test_package_and_module_that_can_run_are_not_refused(launch, write):
+def test_package_and_module_that_can_run_are_not_rejected(launch, write):
     write("raise ImportError('Only where it runs.')", name="bad/__init__.py")
     write("", name="bad/__main__.py")
     write("print('main')", name="good/__main__.py")
@@ -111,7 +111,7 @@ def test_cluster_that_exists_is_not_overridden(launch, write, environment):
     assert not Path(good).with_name("started").exists()
 
 
-def test_help_tells_every_option_and_its_default(launch):
+def test_help_shows_every_option_and_its_default(launch):
     run = launch("--help")
     assert run.returncode == 0
     text = " ".join(run.stdout.decode().split())

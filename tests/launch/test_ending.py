@@ -1,4 +1,4 @@
-"""How workers end, and that nobody is left."""
+"""The ends of workers, without remaining processes."""
 
 import os
 import resource
@@ -100,7 +100,7 @@ def test_second_hangup_shortens_no_grace_period(start, write, tmp_path):
     launcher.process.send_signal(signal.SIGHUP)
     assert launcher.process.stdout.readline() == b"[worker 0] asked\n"
     launcher.process.send_signal(signal.SIGHUP)
-    time.sleep(0.3)  # In which it would kill.
+    time.sleep(0.3)  # In this time, it would kill.
     (tmp_path / "end").touch()
     assert launcher.process.stdout.readline() == b"[worker 0] cleaned\n"
     assert launcher.wait() == 129
@@ -165,7 +165,7 @@ def test_signal_reaches_the_workers_and_ends_all(start, write, number):
     )
     launcher = start(
         *("--workers", "2", "--grace-period", str(LONG), script),
-        # Whoever runs the tests may have been started by `nohup`.
+        # The tests may run under `nohup`.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     pids = launcher.pids(2) + launcher.children()
@@ -197,7 +197,7 @@ def test_hangup_is_ignored_under_nohup(start, write, tmp_path):
     assert launcher.wait() == 0
 
 
-def test_killed_launcher_leaves_nobody(start, write):
+def test_killed_launcher_leaves_no_process(start, write):
     launcher = start(
         "--workers", "2", write(INDEX, STUBBORN, f"time.sleep({LONG})")
     )
@@ -208,7 +208,7 @@ def test_killed_launcher_leaves_nobody(start, write):
     assert_gone(pids)
 
 
-def test_launcher_killed_while_it_starts_leaves_nobody(start, write, tmp_path):
+def test_launcher_killed_at_its_start_leaves_no_process(start, write, tmp_path):
     script = write(INDEX, STUBBORN, f"time.sleep({LONG})")
     for delay in range(12):
         launcher = start("--workers", "3", script)
@@ -223,7 +223,7 @@ def test_launcher_killed_while_it_starts_leaves_nobody(start, write, tmp_path):
             time.sleep(0.02)
 
 
-def test_output_that_nobody_reads_does_not_keep_workers(start, write):
+def test_unread_output_does_not_keep_workers(start, write):
     script = write(
         INDEX,
         "print('ready', os.getpid(), flush=True)\n"
@@ -237,14 +237,14 @@ def test_output_that_nobody_reads_does_not_keep_workers(start, write):
     time.sleep(0.5)  # Until the pipes are full.
     launcher.process.send_signal(signal.SIGTERM)
     assert_gone(pids[1:])
-    # What it says on stderr does not wait for those who read stdout.
+    # Messages on stderr do not wait for readers of stdout.
     launcher.wait_to_hear("Received SIGTERM. Stopping all workers.")
-    # The output that is left keeps the launcher, until it is told again.
+    # Unread output keeps the launcher alive until a second signal.
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.wait() == 143
 
 
-# On a busy machine the watchdog comes too late; here it never comes.
+# On a busy machine, the watchdog starts too late; here, it never starts.
 WITHOUT_WATCHDOG = """
 import subprocess
 class Popen(subprocess.Popen):
@@ -262,7 +262,7 @@ def without_watchdog(environment, write):
 
 
 @pytest.mark.usefixtures("without_watchdog")
-def test_workers_that_cannot_be_started_leave_nobody(launch, write, tmp_path):
+def test_failed_start_of_workers_leaves_no_process(launch, write, tmp_path):
     script = write(INDEX, STUBBORN, f"time.sleep({LONG})")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     run = launch(

@@ -1,4 +1,4 @@
-"""What a worker sees: its place, its surroundings, a port of its own."""
+"""The environment of a worker: its place, variables, files and port."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from launcher import (
 from tf_optimizers.launch import group
 
 
-def test_worker_is_told_its_place_in_the_cluster(launch, write):
+def test_worker_gets_its_place_in_the_cluster(launch, write):
     script = write("import os; print(os.environ['TF_CONFIG'])")
     run = launch("--workers", "3", script)
     assert run.returncode == 0, run.stderr
@@ -82,7 +82,7 @@ PACKAGE_MAIN, SUBMODULE = ["-m", "inner"], ["-m", "inner.script"]
 @pytest.mark.parametrize(
     "command", [SCRIPT, LINK, PACKAGE_MAIN, SUBMODULE], ids=" ".join
 )
-def test_script_sees_what_plain_python_shows(
+def test_script_sees_the_environment_of_plain_python(
     launch, write, environment, tmp_path, devices, command, safe_path
 ):
     script = write(SURROUNDINGS, name="inner/script.py")
@@ -177,7 +177,7 @@ def test_worker_leads_a_session(launch, write):
     assert lines_of(launch("--workers", "1", script).stdout, 0) == [b"True"]
 
 
-def test_launchers_at_once_share_no_port(start, write):
+def test_simultaneous_launchers_share_no_port(start, write):
     script = write(
         INDEX, "print('ready', *[n.split(':')[1] for n in cluster['cluster']",
         "['worker']], flush=True)", f"\ntime.sleep({LONG})",

@@ -1,4 +1,4 @@
-"""The first failure stops all workers, which may be started anew."""
+"""The first failure stops all workers, which may be restarted."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_first_failure_stops_all_and_is_the_exit_code(launch, write, failure):
-    # Worker 2 has ended well before worker 1 fails.
+    # Worker 2 has ended normally before worker 1 fails.
     script = write(
         INDEX,
         "if index == 1:\n"
@@ -76,7 +76,7 @@ RESTARTING = (
 )
 
 
-def test_failed_worker_is_started_anew_with_all_others(launch, write):
+def test_failed_worker_is_restarted_with_all_others(launch, write):
     script = write(*RESTARTING)
     run = launch(
         *("--workers", "2", "--max-restarts", "2"),

@@ -1,4 +1,4 @@
-"""What workers say arrives whole, at once and with the worker's name."""
+"""The output of workers is complete, immediate and prefixed."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def test_output_of_any_kind_stays_whole(launch, write):
     assert run.stdout.count(b"\n") == run.stderr.count(b"\n") == 3 * 303
 
 
-def test_lines_stay_whole_where_both_streams_meet(launch, write):
+def test_lines_stay_whole_if_streams_are_joined(launch, write):
     script = write(
         INDEX,
         "import threading\n"

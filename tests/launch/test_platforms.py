@@ -1,4 +1,4 @@
-"""The launcher finds its place in what each scheduler sets, as documented."""
+"""The launcher finds its place in the documented variables of schedulers."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SLURM = {
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "1",
 }
-# Four tasks on the first node, two on the second.
+# There are four tasks on the first node, two on the second.
 TASKS = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_PROCID": "4"}
 # https://cloud.google.com/vertex-ai/docs/training/distributed-training
 SPEC = {
@@ -168,7 +168,7 @@ def test_lists_of_slurm_are_expanded():
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
 
 
-def test_workers_get_the_place_and_say_so(launch, write, environment):
+def test_workers_get_and_print_their_place(launch, write, environment):
     for name, value in TASKS.items():
         environment.setenv(name, value)
     environment.setenv(gpus.VISIBLE, "2,5,6,7")

@@ -1,4 +1,4 @@
-"""Workers that load TensorFlow; those of the other tests do without."""
+"""Workers that load TensorFlow; other tests do not need it."""
 
 import time
 
@@ -12,7 +12,7 @@ from tf_optimizers.launch import group
 def test_workers_form_a_strategy_of_logical_cpus_and_reduce(
     launch, write, environment
 ):
-    # Workers would wait for a proxy that leads nowhere, or not to them.
+    # Otherwise workers would wait for a proxy that cannot reach them.
     environment.setenv("http_proxy", "http://127.0.0.1:9")
     script = write(
         INDEX,
@@ -60,9 +60,7 @@ def test_port_taken_by_force_is_an_error_of_that_worker(launch, write):
     assert b"0.0.0.0:" + lines_of(run.stdout, 1)[0] in errors
 
 
-def test_operations_have_the_threads_that_the_variable_says(
-    launch, write, environment
-):
+def test_operations_use_the_threads_of_the_variable(launch, write, environment):
     script = write(
         "import os, tensorflow as tf\n"
         "tf.linalg.matmul(tf.ones([512, 512]), tf.ones([512, 512])).numpy()\n"
@@ -127,8 +125,8 @@ finally:
 """
 
 
-def test_workers_and_their_children_end_when_they_are_asked(launch, write):
-    """TensorFlow has its server take note of SIGTERM, and forks inherit it."""
+def test_workers_and_their_children_end_on_request(launch, write):
+    """TensorFlow's server handles SIGTERM, and forks inherit the handler."""
     began = time.monotonic()
     run = launch(
         *("--workers", "2", "--grace-period", "100", write(INDEX, ASKED))

@@ -1,4 +1,4 @@
-"""AdamOffload's mathematics, in place and from afar, and what it reports."""
+"""AdamOffload's formula, on the host and on a device, and its summary."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ GOLDEN = [
     "wd_nesterov",
 ]
 
-# Where the weights are: on the host, or on what stands for an accelerator.
+# The device of weights: the host, or a CPU that stands in for an accelerator.
 both_places = pytest.mark.parametrize("place", ["CPU:0", "CPU:1"])
 
 
@@ -46,7 +46,7 @@ def arguments(config):
 
 
 def schedule(rates):
-    """Return the schedule that is MindSpore's list of rates."""
+    """Return a schedule with the rates of MindSpore's list."""
     steps = list(range(len(rates) - 1))
     return keras.optimizers.schedules.PiecewiseConstantDecay(steps, rates)
 
@@ -77,7 +77,7 @@ def test_golden_groups_are_matched_through_multi_optimizer():
     for group in config["groups"]:
         optimizer = tfo.AdamOffload(
             group.get("lr", config["learning_rate"]),
-            # MindSpore decays every variable of a group that has a decay.
+            # MindSpore decays every variable of a group with a decay.
             **arguments(config)
             | {
                 "weight_decay": group.get("weight_decay", 0.0),
@@ -105,11 +105,11 @@ def test_golden_groups_are_matched_through_multi_optimizer():
     ],
     ids=str,
 )
-def test_golden_tells_a_wrong_setting(name, changes):
+def test_golden_detects_a_wrong_setting(name, changes):
     assert run_golden(name, **changes) > 5 * golden.TOLERANCE
 
 
-# What AdamOffload is not: each must differ by far more than what it passes.
+# Similar formulas: each must differ by far more than the tolerance.
 
 
 def epsilon_after_bias_correction(w, g, state, lr):
@@ -156,15 +156,15 @@ def test_neighbour_fails_where_the_optimizer_passes(neighbour, place):
 
 
 def in_float64(optimizer):
-    """Return its weights after ten steps, and how far they are from it."""
+    """Return weights after ten steps, and their distance from float64 ones."""
     return cases.run(optimizer, cases.make_variables("float64"), 10)
 
 
 def test_step_is_that_of_keras_adam():
-    """Which has epsilon before the bias correction as well.
+    """Keras adds epsilon before the bias correction, too.
 
-    Its bias corrections are float32 numbers of 1 - 0.999^t, so that early
-    steps differ by up to 1e-5 of themselves: here, 1e-5 of 0.02.
+    Its bias corrections are float32 values of 1 - 0.999^t, so early steps
+    differ by up to 1e-5 of their size: here, 1e-5 of 0.02.
     """
     theirs = keras.optimizers.Adam(0.02, epsilon=1e-8)
     expected = cases.run(theirs, cases.make_variables(), 10)
@@ -172,8 +172,8 @@ def test_step_is_that_of_keras_adam():
     assert cases.error(actual, expected) < 1e-6
 
 
-def test_step_is_exactly_that_of_keras_adam_where_nothing_is_rounded():
-    """With decay rates whose powers float32 holds."""
+def test_step_equals_keras_adam_without_rounding():
+    """The powers of the decay rates are exact in float32."""
     rates = {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-8}
     theirs = keras.optimizers.Adam(0.02, **rates)
     expected = in_float64(theirs)
@@ -190,7 +190,7 @@ def test_keras_adam_with_decay_is_a_neighbour():
 
 
 def test_zero_gradient_moves_decayed_weights_as_any_gradient():
-    """L2: the decay is the gradient, and a step has one size."""
+    """The decay is L2: it is the gradient, and a step has a fixed size."""
     variables = cases.make_variables()
     zeros = [np.zeros_like(v) for v in cases.make_values()]
     tfo.AdamOffload(0.01, weight_decay=0.05).apply(zeros, variables)
@@ -269,7 +269,7 @@ def test_traces_once(place, monkeypatch):
     monkeypatch.setattr("tf_optimizers.adam_offload.adam", counted)
     with tf.device(place):
         variables = cases.make_variables()
-    # Without the kernels of other tests.
+    # Do not reuse kernels of other tests.
     cached = functools.cache(kernels._cached_function.__wrapped__)
     monkeypatch.setattr(kernels, "_cached_function", cached)
     optimizer = tfo.AdamOffload()
@@ -282,11 +282,11 @@ def test_traces_once(place, monkeypatch):
 
     for i in range(3):
         step([tf.constant(g) for g in cases.make_gradients(i)])
-    assert sorted(traces) == ["kernel", "kernel", "step"]  # two shapes
+    assert sorted(traces) == ["kernel", "kernel", "step"]  # Two shapes.
 
 
 def test_memory_summary_counts_bytes():
-    """23 parameters."""
+    """There are 23 parameters."""
     with tf.device("CPU:1"):
         variables = cases.make_variables()
     optimizer = tfo.AdamOffload(use_ema=True, gradient_accumulation_steps=2)
@@ -319,7 +319,7 @@ def test_memory_summary_of_half_precision_counts_master_weights():
 
 
 @both_places
-def test_memory_summary_equals_what_keras_adam_makes(place):
+def test_memory_summary_equals_keras_adam_s_state(place):
     with tf.device(place):
         variables = cases.make_variables()
         theirs = keras.optimizers.Adam()
@@ -342,13 +342,13 @@ def test_memory_summary_of_replicas_counts_each(mirrored):
     summary = optimizer.memory_summary()
     assert summary["AdamOffload"]["device"]["weights"] == 92
     assert summary["AdamOffload"]["host"] == {
-        "weights": 92,  # the first of the replicas is on the host
+        "weights": 92,  # The first replica is on the host.
         "state": 184,
         "master_weights": 0,
     }
     assert summary["keras.optimizers.Adam"]["device"]["state"] == 184
 
 
-def test_memory_summary_before_build_is_refused():
+def test_memory_summary_before_build_is_rejected():
     with pytest.raises(RuntimeError, match="Call it after the first `fit`"):
         tfo.AdamOffload().memory_summary()

@@ -1,4 +1,4 @@
-"""Bad input is refused in the house form, and nothing has changed."""
+"""Bad input raises an error with rule, value and advice; nothing changes."""
 
 import cases
 import keras
@@ -50,7 +50,7 @@ def flatten(table):
     return [(name, value) for name in table for value in table[name]]
 
 
-# Arguments of optimizers with a trust ratio only.
+# Arguments that only optimizers with a trust ratio have.
 TRUST_RATIO = (
     "exclude_from_layer_adaptation",
     "lower_bound",
@@ -59,7 +59,7 @@ TRUST_RATIO = (
 
 
 def is_unknown(case, name):
-    """Tell an argument that the optimizer has not, and refuses as such."""
+    """Return whether the optimizer does not have the argument."""
     if name not in TRUST_RATIO or case.has_trust_ratio:
         return False
     with pytest.raises(ValueError, match="not recognized"):
@@ -103,13 +103,13 @@ def test_clip_of_normalized_gradient_out_of_range(case, limit):
     check_message(error, "clip_normalized_gradient", limit)
 
 
-def test_variable_as_learning_rate_is_refused(case):
+def test_variable_as_learning_rate_is_rejected(case):
     for variable in (tf.Variable(0.1), keras.Variable(0.1)):
         with pytest.raises(TypeError, match="lambda: variable"):
             case.optimizer(variable)
 
 
-def test_symbolic_learning_rate_is_refused(case):
+def test_symbolic_learning_rate_is_rejected(case):
     @tf.function
     def make(rate):
         case.optimizer(rate)
@@ -118,24 +118,24 @@ def test_symbolic_learning_rate_is_refused(case):
         make(tf.constant(0.1))
 
 
-def test_pattern_that_is_no_regular_expression_is_refused(case):
+def test_pattern_that_is_no_regular_expression_is_rejected(case):
     with pytest.raises(ValueError, match="re.escape"):
         case.optimizer(exclude_from_weight_decay=["bias("])
 
 
-def test_bounds_in_wrong_order_are_refused(case):
+def test_bounds_in_wrong_order_are_rejected(case):
     if is_unknown(case, "lower_bound"):
         return
     with pytest.raises(ValueError, match="lower_bound=2.0, upper_bound=1.0"):
         case.optimizer(lower_bound=2, upper_bound=1)
 
 
-def test_two_ways_of_clipping_are_refused(case):
+def test_two_ways_of_clipping_are_rejected(case):
     with pytest.raises(ValueError, match="Only one of"):
         case.optimizer(clipnorm=1.0, clipvalue=1.0)
 
 
-def test_unknown_argument_is_refused(case):
+def test_unknown_argument_is_rejected(case):
     with pytest.raises(ValueError, match="not recognized: {'beta1'"):
         case.optimizer(beta1=0.9)
 
@@ -159,7 +159,7 @@ def bad_gradients():
 
 @pytest.mark.parametrize("kind", bad_gradients())
 @pytest.mark.parametrize("built", [True, False], ids=["built", "unbuilt"])
-def test_bad_gradients_are_refused_and_change_nothing(case, kind, built):
+def test_bad_gradients_are_rejected_and_change_nothing(case, kind, built):
     exception, message, gradients = bad_gradients()[kind]
     variables = cases.make_variables()
     optimizer = case.make(use_ema=True)
@@ -174,7 +174,7 @@ def test_bad_gradients_are_refused_and_change_nothing(case, kind, built):
         np.testing.assert_array_equal(a, b)
 
 
-def test_empty_apply_gradients_is_refused(case):
+def test_empty_apply_gradients_is_rejected(case):
     with pytest.raises(ValueError, match="at least one gradient"):
         case.make().apply_gradients([])
 
@@ -188,12 +188,12 @@ def test_apply_gradients_takes_an_iterator_of_pairs(case):
     assert cases.error(variables, expected) < 1e-6
 
 
-def test_unbuilt_apply_without_variables_is_refused(case):
+def test_unbuilt_apply_without_variables_is_rejected(case):
     with pytest.raises(ValueError, match="build"):
         case.make().apply(cases.make_gradients(0))
 
 
-def test_unknown_variable_is_refused_and_changes_nothing(case):
+def test_unknown_variable_is_rejected_and_changes_nothing(case):
     variables = cases.make_variables()
     optimizer = case.make()
     cases.run(optimizer, variables, 1)
@@ -207,7 +207,7 @@ def test_unknown_variable_is_refused_and_changes_nothing(case):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
-def test_variable_that_cannot_be_optimized_is_refused(case, dtype):
+def test_variable_that_cannot_be_optimized_is_rejected(case, dtype):
     optimizer = case.make()
     with pytest.raises(TypeError, match=f"of dtype {dtype}"):
         optimizer.build([tf.Variable(tf.zeros([2], dtype))])

@@ -19,17 +19,17 @@ from tf_optimizers import kernels, schedules
 
 pytestmark = cases.EACH_KIND
 
-# Of `kernels`: so that a tensor of 20 elements has three blocks and a rest.
+# Constants of `kernels`, so that 20 elements make three blocks and a rest.
 SMALL_BLOCKS = {"_BLOCK": 8, "_LANES": 1, "_ROWS": 2, "_SMALL": 4}
-# Their kernels are kept apart, for all tests to share.
+# Kernels with these constants are kept separately, and shared by tests.
 MADE_IN_SMALL_BLOCKS = functools.cache(kernels._cached_function.__wrapped__)
 
 
 @pytest.fixture(params=["at once", "in blocks"])
 def either_path(case, request, monkeypatch):
-    """Norms of a small variable are taken at once, of a large one in blocks.
+    """Take norms of whole variables, or in blocks, as for large variables.
 
-    And a variable is on the host or, with AdamOffload, elsewhere.
+    With AdamOffload, variables are on the host, or elsewhere.
     """
     elsewhere = None
     if request.param == "in blocks":
@@ -48,7 +48,7 @@ def needs_trust_ratio(case):
 
 
 class TestContract(contract.Contract, contract.NotWrapping):
-    """Lamb's, LANS's and AdamOffload's."""
+    """Tests of Lamb, LANS and AdamOffload."""
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_lans_schedule_counts_updates_not_micro_batches(case):
     optimizer = case.make(schedule, gradient_accumulation_steps=3)
     for step in range(5):
         for _ in range(3):
-            # What monitors and the history of `fit` show.
+            # As monitors and the history of `fit` show it.
             assert float(optimizer.learning_rate) == float(schedule(step))
             optimizer.apply(cases.make_gradients(step), variables)
     assert cases.error(variables, plain) < TOLERANCE
@@ -124,8 +124,8 @@ def test_traces_once(case, monkeypatch):
 
     for i in range(3):
         step([tf.constant(g) for g in cases.make_gradients(i)])
-        # Two shapes; they are measured, one of them in blocks and a rest but on
-        # a GPU, and moved along.
+        # There are two shapes. Norms of one are taken in blocks and a rest,
+        # except on a GPU.
         is_whole = kernels._SMALL > 20 or kernels.on_gpu()
         times = 4 if is_whole else 5
         assert traces.count("directions") == times
@@ -159,7 +159,7 @@ def test_tf_checkpoint_is_restored_before_the_optimizer_is_built(
 
 
 def test_variables_are_in_keras_s_order(case):
-    """Files of Keras hold them by position."""
+    """Keras's files store them by position."""
     adam = keras.optimizers.Adam(use_ema=True, name="same")
     optimizer = case.make(use_ema=True, name="same")
     for each in (adam, optimizer):
@@ -296,7 +296,7 @@ def test_plain_tensorflow_variables_are_trained_and_excluded(case):
     "name", ["bias", "^bias$", "ia", "^b", "s$", "(?i)BIAS", "^b|^no", "^a|ias"]
 )
 def test_excluded_names_are_searched_as_keras_does(case, name):
-    """In the last part of a path only, anchors and all."""
+    """Patterns, including anchors, apply to the last part of a path only."""
     layers = [keras.layers.Dense(2, name=n) for n in ("bias_of", "sibias")]
     model = keras.Sequential([keras.Input((2,)), *layers])
     theirs = keras.optimizers.SGD(weight_decay=0.1)
@@ -313,7 +313,7 @@ def test_excluded_names_are_searched_as_keras_does(case, name):
         assert restored._is_decayed(i) is expected
 
 
-def test_exclude_method_after_build_is_refused(case):
+def test_exclude_method_after_build_is_rejected(case):
     optimizer = case.make()
     optimizer.build(cases.make_variables())
     with pytest.raises(RuntimeError, match="before the first `fit`"):
@@ -321,7 +321,7 @@ def test_exclude_method_after_build_is_refused(case):
 
 
 def test_decay_is_applied_once(case):
-    """With a zero gradient the step is the decay, times its trust ratio."""
+    """With a zero gradient, the step is the decay times its trust ratio."""
     needs_trust_ratio(case)
     variables = cases.make_variables()
     before = [v.numpy() for v in variables]
@@ -332,7 +332,7 @@ def test_decay_is_applied_once(case):
 
 
 def test_sparse_gradient_equals_dense_gradient(case):
-    """Rows that are unsorted, given twice, and absent."""
+    """Rows are unsorted, repeated and missing."""
     rows = tf.constant([3, 1, 3, 0])
     values = tf.constant(cases.make_values(7, shapes={"rows": (4, 5)})[0])
     dense = np.zeros((4, 5), "float32")
@@ -396,7 +396,7 @@ def test_clipping_matches_reference(case, argument, limit, clip):
 
 
 def test_loss_scale_is_divided_out_in_float32(case):
-    """In float16, 2e-5 / 1024 has two bits left."""
+    """In float16, only two bits of 2e-5 / 1024 remain."""
     values = [np.full((5,), 0.5, "float32")]
     rng = np.random.default_rng(0)
     scaled = (2e-5 * rng.standard_normal(5)).astype("float16")
@@ -420,7 +420,7 @@ def test_zero_gradient_leaves_undecayed_weights(case):
     optimizer.apply(zeros, variables)
     for variable, value in zip(variables, cases.make_values(), strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
-    # And the state is sound: the next step is the reference's.
+    # The state is valid: the next step equals the reference.
     state = {}
     expected = case.reference_step()
     gradient = cases.make_gradients(0)[0].astype("float64")
@@ -447,7 +447,7 @@ def test_zero_weights_move_with_ratio_one(case):
 @pytest.mark.parametrize("clip", [{}, {"clipnorm": 1e15}], ids=["", "clipped"])
 @pytest.mark.usefixtures("either_path")
 def test_tiny_and_huge_gradients_match_reference(case, scale, clip):
-    """Squares of either are outside of float32."""
+    """Their squares are outside of float32's range."""
     variables = cases.make_variables()
     optimizer = case.make(weight_decay=0.0, **clip)
     for step in range(5):
@@ -467,7 +467,7 @@ def test_tiny_and_huge_gradients_match_reference(case, scale, clip):
 def test_gradient_that_float32_has_no_norm_for_is_clipped(
     case, argument, scale
 ):
-    """Its norm is inf there, or the inverse of its norm 0."""
+    """In float32, its norm is inf, or the inverse of its norm is 0."""
 
     def train(scale):
         variables = cases.make_variables()
@@ -510,7 +510,7 @@ def test_nonfinite_gradient_is_visible_in_the_weights(case, value, clip):
     case.make(**clip).apply(gradients, variables)
     assert not np.isfinite(variables[0].numpy()).all()
     if np.isnan(value) and case.has_trust_ratio:
-        # Not one element only, with the rest taking another trust ratio.
+        # All elements, not only one, since the trust ratio changes for all.
         assert np.isnan(variables[0].numpy()).all()
     if "global_clipnorm" in clip:
         assert np.isnan(variables[1].numpy()).all()
@@ -520,7 +520,7 @@ def test_nonfinite_gradient_is_visible_in_the_weights(case, value, clip):
 
 @cases.needs_groups
 def test_groups_have_their_own_settings(case):
-    """Through `MultiOptimizer`, the counterpart of parameter groups."""
+    """`MultiOptimizer` is the counterpart of parameter groups."""
     groups = keras.optimizers.OptimizerMap(
         case.make(), {"bias": case.make(0.1, weight_decay=0.0)}
     )
@@ -536,7 +536,7 @@ def test_groups_have_their_own_settings(case):
 
 
 def test_converges_on_a_quadratic(case):
-    """With the rate decayed to zero, since steps are a share of the norm."""
+    """The rate decays to zero, since steps are proportional to the norm."""
     rate = schedules.LansSchedule(0.1, 10, 50, 200)
     variables = cases.make_variables()
     targets = cases.make_values(5)

@@ -1,4 +1,4 @@
-"""Weights may be on another device than the default one."""
+"""Weights may be on a device other than the default one."""
 
 import keras
 import numpy as np
@@ -54,7 +54,7 @@ def train(name, embedding, dense):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.filterwarnings("ignore:(DGC|Sparse|Shard):UserWarning")
 @pytest.mark.parametrize("name", MAKE)
-def test_weights_elsewhere_train_as_on_the_default_device(name):
+def test_weights_on_another_device_train_the_same(name):
     before, expected = train(name, "CPU:0", "CPU:0")
     for a, b in zip(before, expected, strict=True):
         assert np.abs(a - b).max() > 1e-3

@@ -1,7 +1,7 @@
-"""What the contract asks of every optimizer, asked of DGCMomentum.
+"""The tests of every optimizer, for DGCMomentum.
 
-Of small variables, mostly: they are not compressed, and the reference is
-momentum SGD. test_dgc_momentum.py is about large ones.
+Most use small variables, which are not compressed; the reference is momentum
+SGD. test_dgc_momentum.py tests large variables.
 """
 
 import cases
@@ -42,4 +42,4 @@ def twin():
 
 
 class TestDGCMomentum(Contract, NotWrapping, Compressed):
-    """Its own."""
+    """Tests of DGCMomentum."""

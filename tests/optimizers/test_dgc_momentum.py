@@ -1,4 +1,4 @@
-"""DGCMomentum against its reference, its limits and its promises."""
+"""DGCMomentum, compared with its reference and its limiting cases."""
 
 import contextlib
 import itertools
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-# A callback's, say: what waits has another rate than what comes.
+# Rates that change, as by a callback: residuals and new gradients then have
+# different rates.
 RATES = [0.1, 0.1, 0.1, 0.2, 0.2, 0.02, 0.02, 0.02, 0.0, 0.02, 0.01, 0.01]
 
 
@@ -51,7 +52,7 @@ def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
         error = max(error, dgc.worst(run.weights(), [o.w for o in oracles]))
         for name, side in (("momentum", "u"), ("residual", "v")):
             if run.optimizer.min_compress_size > 1 and side == "v":
-                continue  # There is none.
+                continue  # It does not exist.
             for memory, oracle in zip(run.memory(name), oracles, strict=True):
                 error = max(error, dgc.worst(memory, getattr(oracle, side)))
     return error
@@ -166,7 +167,7 @@ SETTINGS = {
 }
 
 
-# Of these, others tell, too.
+# Other settings cover these in short runs.
 LONG = ["l1", "l1l2, clip, nesterov", "warm-up", "rate outside"]
 LONG += ["there and back, nesterov, no masking"]
 LONG += ["plain", "nesterov", "no masking", "clip", "l2"]
@@ -221,8 +222,8 @@ def weights_of_reference(settings):
     return [oracle.w for oracle in oracles]
 
 
-def test_reference_tells_each_setting_from_plain():
-    """What a setting changes is far more than the tolerance above."""
+def test_reference_distinguishes_each_setting():
+    """Each setting changes weights by far more than the tolerance."""
     plain = weights_of_reference({})
     for name, (_, settings) in SETTINGS.items():
         if name != "plain":
@@ -239,7 +240,7 @@ def test_golden_of_two_workers(mirrored, name):
 
 
 def test_golden_with_nesterov_up_to_the_switch(mirrored):
-    """From there Paddle's momentum is 1 / momentum too large, by its design."""
+    """After it, Paddle's momentum is 1 / momentum too large by design."""
     errors = dgc.golden("dgc_paddle_nesterov", mirrored)
     begin = load("dgc_paddle_nesterov")["config"]["rampup_begin_step"]
     assert errors[:begin].max() < TOLERANCE
@@ -255,7 +256,7 @@ def test_golden_of_small_parameters(name):
 
 
 def momentum_sgd(values, gradients, rate, momentum):
-    """Return weights after Keras's momentum SGD, its rate outside of it."""
+    """Return weights after Keras's momentum SGD, with the rate outside."""
     variables = [keras.Variable(v, name=k) for k, v in values.items()]
     optimizer = keras.optimizers.SGD(rate, momentum=momentum)
     for step in gradients:
@@ -289,7 +290,7 @@ def test_limits_are_sgd(mirrored, settings, momentum):
 
 
 def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
-    """By Paddle's rule; a schedule tells the two apart."""
+    """This is Paddle's rule; a schedule shows the difference."""
     rates = [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]
     values = start()
     run = dgc.Run(
@@ -310,7 +311,7 @@ def test_without_compression_the_rate_is_outside_of_the_momentum(mirrored):
 
 
 def test_overflow_on_one_replica_is_not_accumulated(mirrored):
-    """Of the second one: Keras's loss scaling asks the first."""
+    """The second replica overflows; Keras's loss scaling asks the first."""
     run = dgc.Run(mirrored, {"kernel": np.zeros(4)}, sparsity=(0.5,))
     inner = run.optimizer
     with mirrored.scope():
@@ -332,12 +333,12 @@ def test_overflow_on_one_replica_is_not_accumulated(mirrored):
 def test_only_k_entries_of_the_weights_change(mirrored):
     run = dgc.Run(mirrored, {"kernel": np.zeros((40, 50))}, sparsity=(0.999,))
     run.step(dgc.make_gradients(0, [(40, 50)], 2))
-    assert np.count_nonzero(run.weights()[0]) == 4  # Two of each replica.
+    assert np.count_nonzero(run.weights()[0]) == 4  # Two per replica.
 
 
 def test_communication_summary_is_of_the_next_step_by_default(mirrored):
     run = dgc.Run(mirrored, start(), rampup_begin_step=2, sparsity=(0.9,))
-    # Of 48, 24 and 7 elements, dense or as 4, 2 and 1 pairs of 8 bytes.
+    # 48, 24 and 7 elements, dense or as 4, 2 and 1 pairs of 8 bytes.
     for step, sent in enumerate([4 * 79, 4 * 79, 8 * 7]):
         summary = run.optimizer.communication_summary()
         assert summary["step"] == step
@@ -366,7 +367,7 @@ def test_replicas_agree_to_the_bit(mirrored):
         first, second = mirrored.experimental_local_results(variable.value)
         np.testing.assert_array_equal(first, second)
     for first, second in run.memory("residual"):
-        assert np.abs(first - second).max() > 0.01  # Their own, by design.
+        assert np.abs(first - second).max() > 0.01  # These differ by design.
 
 
 NOT_FINITE = list(itertools.product([None, 0.5], [np.nan, np.inf, -np.inf]))
@@ -420,7 +421,7 @@ def test_stages_and_schedule_share_the_clock_of_updates(mirrored):
 
 
 def test_sum_is_clipped_while_all_is_dense(mirrored):
-    """Large variables too, whose gradients are largest then."""
+    """This includes large variables."""
     values = {"kernel": np.zeros((6, 8), "float32")}
     run = dgc.Run(
         mirrored, values, sparsity=(0.9,), rampup_begin_step=2, clipnorm=1.0
@@ -431,7 +432,7 @@ def test_sum_is_clipped_while_all_is_dense(mirrored):
 
 
 def test_tensor_with_a_nan_is_sent_on(mirrored):
-    """Official DGC never sends a tensor again that had one NaN."""
+    """After one NaN in a tensor, the official DGC never sends it again."""
     run = dgc.Run(mirrored, {"kernel": np.zeros((6, 8))}, sparsity=(0.9,))
     for step in range(30):
         gradients = dgc.make_gradients(step, [(6, 8)], 2)
@@ -454,7 +455,7 @@ def test_zero_gradients_change_nothing(mirrored):
 
 
 def test_momentum_of_an_entry_that_was_not_sent_is_kept(mirrored):
-    """Where v has fewer entries than are sent, the rest is padding."""
+    """If v has fewer nonzero entries than are sent, the rest is padding."""
     run = dgc.Run(mirrored, {"w": np.zeros(8)}, sparsity=(0.5,))
     gradient = np.zeros(8, "float32")
     gradient[:6] = [0, 1, 2, 3, 4, 5]
@@ -528,7 +529,7 @@ def test_other_dtypes_are_momentum_sgd(mirrored, dtype):
 
 
 def test_sparse_gradients_are_exchanged_whole(mirrored):
-    """An embedding's rows, duplicates too, with dense momentum."""
+    """Rows of an embedding, including duplicates, get dense momentum."""
     table = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
     run = dgc.Run(mirrored, {"table": table}, sparsity=(0.9,), clipnorm=1.0)
     rows = [np.array([1, 1, 7]), np.array([7, 19, 0])]
@@ -550,7 +551,7 @@ def test_sparse_gradients_are_exchanged_whole(mirrored):
         velocity = 0.9 * velocity + reference.clip_by_norm(dense, 1.0)
         expected = expected - 0.1 * velocity
     assert dgc.worst(run.weights(), [expected]) < 1e-6
-    # Three rows of three values, with indices of 8 bytes.
+    # Three rows of three values, with 8-byte indices.
     sent = run.optimizer.communication_summary()["variables"]["table"]
     assert sent == {"dense_bytes": 240, "sent_bytes": 60, "ratio": 4.0}
 
@@ -559,7 +560,7 @@ def test_sparse_gradients_are_exchanged_whole(mirrored):
 def test_gradients_may_be_dense_in_one_step_and_sparse_in_another(
     mirrored, first
 ):
-    """The first kind decides. Replicas agree, and nothing is lost."""
+    """The first kind decides; replicas agree, and nothing is lost."""
     run = dgc.Run(
         mirrored,
         {"table": np.zeros((20, 3), "float32")},
@@ -590,7 +591,7 @@ def test_gradients_may_be_dense_in_one_step_and_sparse_in_another(
 
 
 def run_of_a_table(strategy):
-    """A table, of 256 KiB, beside a kernel."""
+    """Return a run of a table of 256 KiB and a kernel."""
     rng = np.random.default_rng(0)
     shapes = {"table": (16384, 4), "kernel": (6, 8)}
     values = {name: rng.standard_normal(s) for name, s in shapes.items()}
@@ -598,7 +599,7 @@ def run_of_a_table(strategy):
 
 
 def step_of_a_table(run):
-    """Apply two rows, and a dense gradient."""
+    """Apply two rows to the table, and a dense gradient to the kernel."""
     slices = tf.IndexedSlices(
         tf.ones([2, 4]), tf.constant([3, 7]), tf.constant([16384, 4])
     )
@@ -607,7 +608,7 @@ def step_of_a_table(run):
 
 
 def have_v(run):
-    """Tell which replicas have memory for v, by variable."""
+    """Return which replicas have allocated v, by variable."""
     return [
         [
             bool(tf.raw_ops.VarIsInitializedOp(resource=component.handle))
@@ -636,10 +637,10 @@ def test_v_of_a_table_takes_no_memory(mirrored, replicas):
 
 @pytest.mark.parametrize("old", ["reader", "writer", "neither"])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_files_do_not_tell_whether_v_takes_memory(
+def test_files_do_not_depend_on_the_memory_of_v(
     mirrored, replicas, old, tmp_path, monkeypatch
 ):
-    """As it did once; nor do they let it."""
+    """v may have been allocated; saving and loading do not allocate it."""
 
     def make(who):
         with monkeypatch.context() as patch:
@@ -674,7 +675,7 @@ def test_files_do_not_tell_whether_v_takes_memory(
 
 
 def test_v_of_a_table_that_was_compressed_is_sent(mirrored, tmp_path):
-    """As where an embedding is trained densely, and then by rows."""
+    """The embedding is first trained densely, then by rows."""
     writer, reader = run_of_a_table(mirrored), run_of_a_table(mirrored)
     unsent = np.zeros((16384, 4), "float32")
     unsent[5, 2] = 4.0
@@ -724,7 +725,7 @@ def test_state_reads_as_the_sum_over_replicas(mirrored):
         np.testing.assert_array_equal(total, parts[0] + parts[1])
 
 
-def test_checkpoint_keeps_the_sum_of_what_is_unsent(mirrored, tmp_path):
+def test_checkpoint_keeps_the_sum_of_residuals(mirrored, tmp_path):
     run = dgc.Run(mirrored, start(), sparsity=(0.75,))
     for step in range(3):
         run.step(dgc.make_gradients(step, SHAPES.values(), 2))
@@ -809,7 +810,7 @@ def test_model_with_it_is_saved_and_loaded(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_xla_is_refused_before_anything_changes():
+def test_xla_is_rejected_before_anything_changes():
     variable = keras.Variable(np.ones(3, "float32"))
     optimizer = tfo.DGCMomentum(0.1, min_compress_size=1)
     optimizer.build([variable])
@@ -824,7 +825,7 @@ def test_xla_is_refused_before_anything_changes():
     np.testing.assert_array_equal(variable.numpy(), np.ones(3))
 
 
-def test_xla_takes_what_is_not_compressed():
+def test_xla_runs_without_compressed_variables():
     variable = keras.Variable(np.ones(3, "float32"))
     optimizer = tfo.DGCMomentum(0.1)
     optimizer.build([variable])
@@ -944,14 +945,14 @@ def test_communication_summary():
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_bad_argument_is_refused(arguments, error, message):
+def test_bad_argument_is_rejected(arguments, error, message):
     with pytest.raises(error, match=message) as caught:
         tfo.DGCMomentum(0.1, **arguments)
     assert "Received" in str(caught.value)
 
 
 def test_gradient_of_unknown_rows_is_clipped():
-    """As of a generator's data, of which no shape is known."""
+    """Shapes of a generator's data are unknown."""
     optimizer = tfo.DGCMomentum(1.0, clipnorm=1.0, min_compress_size=1)
     variable = keras.Variable(np.zeros((6, 8), "float32"))
 
@@ -963,7 +964,7 @@ def test_gradient_of_unknown_rows_is_clipped():
     assert 0 < np.linalg.norm(variable.numpy()) <= 1.0
 
 
-def test_variable_that_comes_twice_is_refused():
+def test_repeated_variable_is_rejected():
     optimizer = tfo.DGCMomentum(0.1, min_compress_size=1)
     variable = keras.Variable(np.zeros((6, 8), "float32"), name="kernel")
     with pytest.raises(ValueError, match="Received: two gradients of kernel"):
@@ -972,8 +973,8 @@ def test_variable_that_comes_twice_is_refused():
 
 
 @pytest.mark.parametrize("cool_down", [True, False])
-def test_variables_by_turns_are_refused_before_a_cool_down(cool_down):
-    """The step that sends all that is left has only one of them."""
+def test_alternating_variables_are_rejected_before_a_cool_down(cool_down):
+    """The step that sends all residuals has only one of the variables."""
     end = {"rampdown_begin_step": 4, "rampdown_step": 2} if cool_down else {}
     optimizer = tfo.DGCMomentum(0.1, min_compress_size=1, **end)
     first, second = (

@@ -1,4 +1,4 @@
-"""Which variables are excluded, before and after a model is loaded."""
+"""Excluded variables, before and after a model is loaded."""
 
 import cases
 import keras
@@ -71,7 +71,7 @@ def decayed(model):
 
 
 def assert_go_on_alike(model, loaded):
-    """Train both on from here."""
+    """Train both models further, and compare."""
     for a, b in zip(
         train(model).get_weights(), train(loaded).get_weights(), strict=True
     ):
@@ -88,13 +88,13 @@ def test_variables_stay_excluded_when_loaded(case, kind, tmp_path):
     assert decayed(model) == [True, True, False, True]
     loaded = save_and_load(model, tmp_path)
     assert_go_on_alike(model, loaded)
-    # And when that is saved, in turn.
+    # Save and load the loaded model again.
     again = save_and_load(loaded, tmp_path)
     assert_go_on_alike(loaded, again)
 
 
 def decayed_alone(model):
-    """Tell of each weight whether a step without gradients moves it."""
+    """Return, for each weight, whether a step without gradients moves it."""
     before = model.get_weights()
     zeros = [tf.zeros(weight.shape) for weight in before]
     model.optimizer.apply(zeros, model.trainable_variables)
@@ -162,8 +162,8 @@ def test_variables_stay_excluded_when_saved_before_they_are_built(
         ),
     ],
 )
-def test_variables_that_cannot_be_told_apart_are_an_error(kind, tmp_path):
-    """Their paths alone do not say which it was."""
+def test_ambiguous_variables_are_an_error(kind, tmp_path):
+    """Their paths alone do not identify the variable."""
     model = compiled(kind, tfo.Lamb())
     model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
     with pytest.raises(ValueError, match="must be in the model.*optimizer.bui"):
@@ -174,7 +174,7 @@ def test_variables_that_cannot_be_told_apart_are_an_error(kind, tmp_path):
 
 @KINDS
 def test_config_excludes_the_same_positions(kind):
-    """In a model that is built again, whose names have counted on."""
+    """The model is built again, so its names have higher numbers."""
     model = train(compiled(kind, tfo.AdamOffload()))
     for is_built in (False, True):
         optimizer = tfo.AdamOffload(weight_decay=0.1)
@@ -212,7 +212,7 @@ def test_config_of_a_model_it_does_not_fit_is_an_error():
     "argument", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"]
 )
 def test_patterns_mean_the_same_when_loaded(argument, pattern, tmp_path):
-    """Those that name the model too, whose name Keras 3.15 does not load."""
+    """Patterns may include the model's name, which Keras 3.15 does not load."""
     model = compiled("sequential", tfo.LANS(**{argument: [pattern]}))
     loaded = save_and_load(train(model), tmp_path)
     optimizers = [model.optimizer, loaded.optimizer]
@@ -235,7 +235,7 @@ def test_patterns_may_be_replaced_in_a_config():
 
 
 def test_patterns_may_begin_with_a_layer_of_a_sequential_model():
-    """As the documentation's own example does."""
+    """The example in the documentation does so."""
     model = keras.Sequential(
         [
             keras.Input((3,)),
@@ -249,7 +249,7 @@ def test_patterns_may_begin_with_a_layer_of_a_sequential_model():
     assert found == [False, True, True]
 
 
-def test_pattern_begins_with_a_layer_where_that_is_all_there_is():
+def test_pattern_may_begin_with_a_layer_outside_of_models():
     model = keras.Sequential([keras.Input((3,)), dense(name="only")])
     inputs = keras.Input((3,))
     for variables in (
@@ -280,8 +280,8 @@ def test_names_do_not_reach_into_the_names_of_layers(name):
             assert each._is_decayed(i) is expected
 
 
-def test_checkpoint_of_what_excludes(tmp_path):
-    """TensorFlow follows lists and dicts that an optimizer has."""
+def test_checkpoint_of_an_optimizer_with_exclusions(tmp_path):
+    """TensorFlow tracks lists and dicts in an optimizer."""
     model = compiled("sequential", tfo.Lamb(exclude_from_weight_decay=["b"]))
     train(model)
     checkpoint = tf.train.Checkpoint(optimizer=model.optimizer)

@@ -1,4 +1,4 @@
-"""Through `model.compile` and `fit`, as users do it."""
+"""Training by `model.compile` and `fit`."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ def fit(optimizer, **kwargs):
 
 @functools.cache
 def weights_of(case):
-    """Return what a plain `fit` leads to."""
+    """Return the weights after a plain `fit`."""
     return fit(case.make(clipnorm=1.0)).get_weights()
 
 
@@ -94,7 +94,7 @@ def test_groups_survive_a_keras_file(case, tmp_path):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_model_is_built_by_its_first_step(case, dtype):
-    """Without an `Input` it has no weights before, and none in the trace."""
+    """Without an `Input`, it has no weights before, or during the trace."""
 
     def weights(*inputs):
         keras.utils.set_random_seed(0)
@@ -122,7 +122,7 @@ def test_mixed_precision_policy_trains(case):
 
 @functools.cache
 def moved(make, dtype):
-    """Return how far a long run of small steps takes a kernel."""
+    """Return how far a long run of small steps moves a kernel."""
     start = cases.make_values(shapes={"kernel": (4, 3)})[0]
     start = cases.as_numpy(tf.cast(start, "bfloat16"))
     model = keras.Sequential(
@@ -136,7 +136,7 @@ def moved(make, dtype):
 
 @pytest.mark.long
 def test_bfloat16_model_trains_as_its_float32_twin(case):
-    """Where Keras's Lamb stands still."""
+    """With the same steps, Keras's Lamb does not move."""
 
     def distance(a, b):
         return np.linalg.norm(a - b) / np.linalg.norm(b)
@@ -147,7 +147,7 @@ def test_bfloat16_model_trains_as_its_float32_twin(case):
 
 
 def test_copy_of_the_optimizer_starts_afresh(case):
-    """What `clone` and Keras Tuner do: config out, config in."""
+    """`clone` and Keras Tuner copy by the config."""
     optimizer = case.make()
     cases.run(optimizer, cases.make_variables(), 2)
     copy = case.optimizer.from_config(optimizer.get_config())
@@ -159,7 +159,7 @@ def test_copy_of_the_optimizer_starts_afresh(case):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_end_of_data_of_unknown_length_is_no_update(case):
-    """Keras notices it in a step without a batch."""
+    """Keras detects the end in a step without a batch."""
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     model = make_model()
     model.compile(case.make(), "mse")

@@ -40,7 +40,7 @@ LANS_FILES = [
     "lans_mxnet_rescale_fused",
     "lans_mxnet_wd_fused",
 ]
-# The others have constants that no other test compiles kernels of.
+# The others need kernels with constants that no other test compiles.
 COMPILED = ["lamb_paddle_default", "lamb_paddle_float64"]
 COMPILED += ["lans_mxnet_default_fused", "lans_mxnet_clip_fused"]
 
@@ -123,16 +123,16 @@ def test_lamb_without_decay_is_within_keras_own_error():
     assert run_golden("lamb_keras_default", Lamb) < TOLERANCE
 
 
-def test_golden_tells_decay_outside_the_ratio():
+def test_golden_detects_decay_outside_the_ratio():
     assert run_golden("lamb_keras_wd", Lamb) > 100 * TOLERANCE
 
 
-def test_golden_tells_lans_from_lamb():
+def test_golden_distinguishes_lans_from_lamb():
     assert run_golden("lamb_paddle_default", LANS) > 5 * TOLERANCE
     assert run_golden("lans_mxnet_default_fused", Lamb) > 5 * TOLERANCE
 
 
-def test_golden_tells_adaptation_from_none():
+def test_golden_detects_missing_adaptation():
     for name in ("lamb_paddle_default", "lamb_paddle_wd0_always_adapt"):
         wrong = run_golden(name, Lamb, exclude_from_layer_adaptation=[""])
         assert wrong > 5 * TOLERANCE

@@ -1,6 +1,6 @@
 """On a GPU, Lamb and LANS step variables of one shape in one launch.
 
-Without one, a CPU runs the kernels that are made for it.
+On a machine without a GPU, a CPU runs the same kernels.
 """
 
 import cases
@@ -58,7 +58,7 @@ def assert_launches_do_not_matter(monkeypatch, train):
 
 
 def launched(graph):
-    """Return how many kernels a graph launches for variables."""
+    """Return the number of kernels that a graph launches for variables."""
     return sum(
         op.type == "StatefulPartitionedCall"
         and "resource" in {tensor.dtype.name for tensor in op.inputs}
@@ -78,7 +78,7 @@ def test_layers_of_one_shape_are_one_launch(make, monkeypatch):
     graph = graph_of_step(make(**ADAPTED), make_variables(12))
     assert launched(graph) == 2  # Kernels, biases.
     if make is tfo.LANS:
-        return  # The rest they have in common.
+        return  # The rest is shared.
     graph = graph_of_step(
         make(), make_variables(4) + make_variables(4, "bfloat16")
     )
@@ -98,7 +98,7 @@ def test_layers_of_one_shape_are_one_launch(make, monkeypatch):
 @pytest.mark.parametrize(
     ("dtype", "graph"), [("float32", True), ("bfloat16", False)]
 )
-def test_few_launches_step_alike(make, dtype, graph, monkeypatch):
+def test_few_launches_give_the_same_steps(make, dtype, graph, monkeypatch):
     def train():
         variables = make_variables(3, dtype) + make_variables(1)
         before = list(map(cases.as_numpy, variables))

@@ -1,4 +1,4 @@
-"""The pure functions behind Lamb and LANS, with no optimizer in sight."""
+"""The pure functions of Lamb and LANS, without an optimizer."""
 
 import math
 import pathlib
@@ -81,7 +81,7 @@ def test_normalize_clips_after_it_normalizes():
 
 @pytest.mark.parametrize("scale", [4e37, 1e38])
 def test_lans_follows_a_gradient_that_float32_has_no_norm_for(scale):
-    """Its norm is inf there, or the inverse of its norm 0."""
+    """In float32, its norm is inf, or the inverse of its norm is 0."""
     steps = []
     for factor in (1, np.float32(scale)):
         variables = cases.make_variables()
@@ -171,8 +171,7 @@ def test_step_keeps_nothing_of_the_size_of_the_variable():
     assert max(sizes) < 2**24
 
 
-# What an optimizer is not. Each nearest neighbour is a formula of its own,
-# and must differ by far more than the tolerance that ours passes.
+# Similar formulas, each of which must differ by far more than the tolerance.
 
 
 def adam(w, g, state, lr):
@@ -194,7 +193,7 @@ def lamb_of_normalized_gradients(w, g, state, lr):
 
 
 def lans_with_the_moved_weight(w, g, state, lr):
-    """MXNet's unfused step: the second half decays what the first moved."""
+    """MXNet's unfused step: the second half decays the moved weights."""
     g = g / np.linalg.norm(g)
     m_hat, v_hat = reference.moments(state, g, 0.9, 0.999)
     d = np.sqrt(v_hat) + 1e-6

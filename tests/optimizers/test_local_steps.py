@@ -36,7 +36,7 @@ pytestmark = [
 
 
 class Rounds:
-    """A run of rounds, and one oracle per variable."""
+    """A run of rounds, and a reference per variable."""
 
     def __init__(self, strategy, settings, **kwargs):
         inner, oracle, ours, theirs = settings
@@ -75,14 +75,14 @@ class Rounds:
         return list(zip(*parts, strict=True))
 
     def error(self):
-        """Return the largest of any replica's weights, and of residuals."""
+        """Return the largest errors of replicas' weights, and of residuals."""
         errors = [
             dgc.worst(
                 movement(own), movement(each.local[i] for each in self.oracles)
             )
             for i, own in enumerate(self.local())
         ]
-        # There is none of what is not compressed.
+        # Variables that are not compressed have none.
         memory = self.run.memory("residual")
         for parts, each in zip(memory, self.oracles, strict=False):
             errors += [dgc.worst(parts, each.v)] if each.v.any() else []
@@ -93,7 +93,7 @@ class Rounds:
     "name",
     with_long(
         [name for name in SETTINGS if name != "there and back"],
-        # Rounds that end early are compared with AdamW inside.
+        # Rounds that end early are tested with AdamW.
         ["adam", "adamw", "decay, outer rate", "sgd"],
     ),
 )
@@ -119,13 +119,13 @@ def test_eager_matches_reference(mirrored):
 
 @pytest.mark.parametrize("taken", with_long([1, 2, 3, 4], [2, 3]))
 def test_a_round_may_end_early(mirrored, taken):
-    """What is held back stays, and the next round has all of its steps."""
+    """Residuals stay, and the next round has its full number of steps."""
     rounds = Rounds(mirrored, SETTINGS["adamw"])
     for step in range(1, 12):
         rounds.step()
         if step == EVERY + taken:
             rounds.synchronize()
-            # Once more changes nothing.
+            # A second call changes nothing.
             before = rounds.local()
             rounds.run.optimizer.synchronize()
             np.testing.assert_equal(rounds.local(), before)
@@ -135,8 +135,8 @@ def test_a_round_may_end_early(mirrored, taken):
         assert np.abs(parts).max() > 1e-5
 
 
-def test_all_is_sent_before_a_step_has_shown_what_is_compressed(mirrored):
-    """In the middle of a round that a checkpoint has restored."""
+def test_all_is_sent_before_the_first_traced_step(mirrored):
+    """A checkpoint is restored in the middle of a round."""
 
     def parts(run):
         variables = [*run.variables, *run.optimizer.variables]
@@ -193,7 +193,7 @@ def test_any_optimizer_makes_local_steps(mirrored, name):
 
 @pytest.mark.parametrize("early", with_long([6, 7], [6]))
 def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
-    """The last stage waits for a synchronization; all after it is dense."""
+    """The last stage takes effect at a synchronization; then, all is dense."""
     settings = {"sparsity": (0.5, 0.9), "rampup_step": 2}
     settings |= {"rampdown_begin_step": 4, "rampdown_step": 2}
     run = dgc.Run(
@@ -213,7 +213,7 @@ def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
 
 
 def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
-    """In rounds of its own, as where two losses take turns."""
+    """It has its own rounds, as if two losses took turns."""
     names = list(SHAPES)
     run = dgc.Run(
         *(mirrored, start(), RATE, around(INNER["Adam"])), sync_every=2
@@ -241,7 +241,7 @@ def test_embedding_touched_by_one_replica_moves_by_half(mirrored):
     for _ in range(2):
         dgc.apply_own(mirrored, run.optimizer, table, slices)
     expected = np.ones((50, 4))
-    # A worker's gradient is twice its share; two steps, of which half counts.
+    # A worker's gradient is twice its share; two steps are averaged.
     expected[[3, 7, 9]] -= 0.5 * np.array([[4], [2], [2]])
     np.testing.assert_array_equal(table.numpy(), expected)
 
@@ -263,10 +263,10 @@ def test_constraint_holds_for_local_and_common_weights(mirrored):
 
 @pytest.fixture
 def held_back(mirrored):
-    """Return an optimizer that holds back 0.4 of a weight, and a function.
+    """Return an optimizer with a residual of 0.4, and a function.
 
-    That makes a round of two steps of which the weights have no gradient in the
-    last, or in any.
+    The function runs a round of two steps; the weights have no gradient in
+    the last step, or in any.
     """
     with mirrored.scope():
         weights, other = keras.Variable([1.0, 1.0]), keras.Variable([1.0])
@@ -300,7 +300,7 @@ def test_constraint_holds_without_a_gradient_in_the_last_step(held_back):
 
 
 def test_frozen_weight_does_not_move(held_back):
-    """Not by what was held back either."""
+    """The residual does not move it either."""
     weights, make_round = held_back
     weights.trainable = False
     make_round()
@@ -310,8 +310,8 @@ def test_frozen_weight_does_not_move(held_back):
     np.testing.assert_allclose(weights, [0.5, 0.6])
 
 
-def test_what_the_running_step_trains_is_exchanged(mirrored):
-    """Whatever has been frozen since it was traced."""
+def test_variables_of_the_running_step_are_exchanged(mirrored):
+    """Variables may have been frozen since the step was traced."""
     model, look = make_model(mirrored, batch_norm=True), Look()
     fit(model, epochs=1)
     before = model.get_weights()
@@ -322,8 +322,8 @@ def test_what_the_running_step_trains_is_exchanged(mirrored):
     assert error(model.get_weights()[:1], before[:1]) > 1e-3
 
 
-def test_what_another_step_has_moved_is_exchanged(mirrored):
-    """At the end of a round, which is traced without it."""
+def test_movements_of_another_step_are_exchanged(mirrored):
+    """The end of the round is traced without it."""
     model = make_model(mirrored)
     first, last = model.layers
     with mirrored.scope():
@@ -342,7 +342,7 @@ def test_what_another_step_has_moved_is_exchanged(mirrored):
         return tf.function(lambda: mirrored.run(replica))
 
     steps = [step_of(first), step_of(last)]
-    first.trainable = False  # The step of the last one is traced first.
+    first.trainable = False  # The step of the last layer is traced first.
     for step in [steps[1]] * EVERY + steps * (EVERY // 2):
         step()
     assert model.optimizer.is_synchronized
@@ -351,16 +351,16 @@ def test_what_another_step_has_moved_is_exchanged(mirrored):
 
 
 def test_frozen_weight_with_a_gradient_moves(mirrored, held_back):
-    """On all replicas alike, as with Keras's optimizers."""
+    """It moves on all replicas, as with Keras's optimizers."""
     weights, make_round = held_back
     weights.trainable = False
     make_round([[1.0, 0.0], [0.0, 0.0]])
-    # The second replica sends what it has held back.
+    # The second replica sends its residual.
     np.testing.assert_allclose(weights, [0.0, 0.8])
     np.testing.assert_array_equal(*copies(mirrored, weights))
 
 
-def test_weight_assigned_between_rounds_is_where_the_next_begins(mirrored):
+def test_weight_assigned_between_rounds_starts_the_next(mirrored):
     run = train(mirrored, around(INNER["SGD"]), steps=2, sync_every=2)
     for variable, value in zip(
         run.variables, start(seed=9).values(), strict=True
@@ -374,7 +374,7 @@ def test_weight_assigned_between_rounds_is_where_the_next_begins(mirrored):
     for weight, value, before, after in zip(
         run.weights(), start(seed=9).values(), held, left, strict=True
     ):
-        # What was held back before is all that has moved.
+        # Only the earlier residual has moved.
         np.testing.assert_allclose(
             weight - value, after - before, rtol=1e-4, atol=1e-6
         )
@@ -403,7 +403,7 @@ def make_model(strategy, batch_norm=False, **kwargs):
 
 
 def fit(model, *callbacks, epochs=2, **kwargs):
-    """Six steps an epoch: an epoch ends in the middle of a round."""
+    """Train on six steps per epoch, so that epochs end within a round."""
     return model.fit(
         *(X, Y),
         batch_size=8,
@@ -415,8 +415,8 @@ def fit(model, *callbacks, epochs=2, **kwargs):
     )
 
 
-def test_layer_that_assigns_weights_in_each_step_is_refused():
-    """Weights of replicas would part, and `start` of a round with them."""
+def test_layer_that_assigns_weights_in_each_step_is_rejected():
+    """Replicas' weights would diverge, and so would the start of a round."""
     layers = keras.layers
     model = keras.Sequential(
         [keras.Input((6,)), layers.SpectralNormalization(layers.Dense(3))]
@@ -433,7 +433,7 @@ def test_layer_that_assigns_weights_in_each_step_is_refused():
 
 
 class Look(keras.callbacks.Callback):
-    """Notes whether weights are common, where others read them."""
+    """Records whether replicas' weights are equal in methods of callbacks."""
 
     def __init__(self):
         super().__init__()
@@ -468,8 +468,8 @@ def test_fit_reads_common_weights_everywhere(mirrored, wrap):
         with mirrored.scope():
             scaled = keras.optimizers.LossScaleOptimizer(model.optimizer)
             model.compile(scaled, "mse")
-    # TensorFlow (2.21) sometimes ends the process where Keras drops the
-    # iterator of a validation, so there is one only where it never did.
+    # TensorFlow (2.21) sometimes crashes when Keras drops the iterator of a
+    # validation, so only some cases have a validation.
     fit(model, look, validation_data=None if wrap else (X, Y))
     # A validation ends the round of the epoch's last two steps.
     assert look.seen.pop("test", None) == (None if wrap else [True] * 2)
@@ -487,7 +487,7 @@ def test_steps_end_rounds_of_weights_not_of_statistics(mirrored):
 
 
 def test_statistics_are_the_mean_over_replicas(mirrored):
-    """Which is linear in what each has seen, whenever it is taken."""
+    """The mean is linear, so the time of averaging does not matter."""
     seen = []
 
     class Note(keras.callbacks.Callback):
@@ -509,7 +509,7 @@ def test_statistics_are_the_mean_over_replicas(mirrored):
 
 
 def step_alone(model):
-    """A step with other gradients on each replica, which nobody is told of."""
+    """Step with different gradients per replica, without Keras."""
     strategy, variables = model.distribute_strategy, model.trainable_variables
     signs = tf.constant([1.0, -0.5])
 
@@ -524,7 +524,7 @@ def step_alone(model):
     tf.function(lambda: strategy.run(replica))()
 
 
-# A validation evaluates, too.
+# A validation calls `evaluate`.
 @pytest.mark.parametrize(
     "read", with_long(["evaluate", "predict"], ["evaluate"])
 )
@@ -592,7 +592,7 @@ def test_optimizers_of_compiled_parts_synchronize_too(mirrored, tmp_path):
         assert model.a.optimizer.is_synchronized
 
 
-def test_optimizer_that_hangs_nowhere_synchronizes_too(mirrored):
+def test_optimizer_without_a_model_synchronizes_too(mirrored):
     model = make_model(mirrored)
     step_alone(model)
     optimizer = model.optimizer
@@ -621,8 +621,8 @@ ENDS = list(
 
 
 @pytest.mark.parametrize(("name", "end"), with_long(ENDS, ENDS[1:3]))
-def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
-    """The file that was there before is kept."""
+def test_local_weights_are_not_saved(mirrored, tmp_path, end, name):
+    """An existing file is kept."""
     model = make_model(mirrored)
     save = model.save if name == "a.keras" else model.save_weights
     save(tmp_path / name)
@@ -645,7 +645,7 @@ def test_own_weights_are_not_saved(mirrored, tmp_path, end, name):
         np.testing.assert_array_equal(a, b)
 
 
-def test_own_weights_are_not_exported(mirrored, tmp_path):
+def test_local_weights_are_not_exported(mirrored, tmp_path):
     model = make_model(mirrored)
     step_alone(model)
     for save, name in ((model.export, "exported"), (model.save, "a.h5")):
@@ -654,7 +654,7 @@ def test_own_weights_are_not_exported(mirrored, tmp_path):
         assert not (tmp_path / name).exists()
 
 
-def test_own_weights_are_refused_by_the_optimizer(mirrored, tmp_path):
+def test_local_weights_are_rejected_by_the_optimizer(mirrored, tmp_path):
     """Keras's `save_model` does not call the model's method."""
     model = make_model(mirrored)
     step_alone(model)
@@ -671,7 +671,7 @@ def test_own_weights_are_refused_by_the_optimizer(mirrored, tmp_path):
     ids=lambda kwargs: next(iter(kwargs)),
 )
 def test_modes_of_fit_agree(mirrored, kwargs):
-    # Keras has no others under this strategy.
+    # Keras has no other modes under this strategy.
     strategy = NONE if "steps_per_execution" in kwargs else mirrored
 
     def trained(**kwargs):
@@ -738,7 +738,7 @@ def test_monitor_measures_rounds(mirrored):
     history = fit(model, monitor, epochs=4).history
     assert history["sparsity"][-1] == 0.8
     assert history["residual_norm"][-1] > 1e-3
-    # In steps, of which a round has four.
+    # Steps; a round has four.
     assert 0.5 * EVERY < history["residual_age"][-1] < 20 * EVERY
 
 
@@ -766,7 +766,7 @@ RUNS = [(49, 98, True), (50, None, False), (49, 98, False), (50, None, True)]
     ("epochs", "rounds", "known"), with_long(RUNS, RUNS[1:])
 )
 def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
-    """Two rounds an epoch, of which the second ends early."""
+    """An epoch has two rounds; the second one ends early."""
     model = make_model(NONE)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     if not known:
@@ -777,7 +777,7 @@ def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
     found = [str(w.message) for w in caught if "A run of" in str(w.message)]
     assert len(found) == (rounds is not None)
     assert all(f"Received: {rounds}, with sync_every=4" in m for m in found)
-    # An end of data that is not known beforehand is no step.
+    # A step that only detects the end of the data does not count.
     assert model.optimizer.iterations.numpy() == epochs * len(X) // 8
 
 
@@ -795,7 +795,7 @@ def test_short_run_of_single_steps_is_warned_of(batch_size):
 
 
 def test_short_run_is_counted_over_its_calls_of_fit():
-    """Each has four updates, of two epochs each."""
+    """Each call has four updates in two epochs."""
     model = make_model(NONE, sync_every=1, gradient_accumulation_steps=16)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -808,7 +808,7 @@ def test_short_run_is_counted_over_its_calls_of_fit():
     assert "Received: 8, with" in found[1]
 
 
-def test_synchronize_is_refused_within_a_step(mirrored):
+def test_synchronize_is_rejected_within_a_step(mirrored):
     run = train(mirrored, around(INNER["SGD"]), steps=1, sync_every=2)
     calls = [
         lambda: mirrored.run(run.optimizer.synchronize),
@@ -820,7 +820,7 @@ def test_synchronize_is_refused_within_a_step(mirrored):
     assert not run.optimizer.is_synchronized
 
 
-def test_averages_of_local_weights_are_refused():
+def test_averages_of_local_weights_are_rejected():
     with pytest.raises(ValueError, match="`use_ema` needs the same weights"):
         tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2, use_ema=True)
 
@@ -838,10 +838,10 @@ def test_synchronize_does_nothing_without_local_steps(mirrored):
     ("steps", "sparsity"), [(4000, 0.996), (1016, 0.9375), (8, 0.75)]
 )
 def test_recommended_settings_count_rounds(steps, sparsity):
-    """Of eight steps, one of which exchanges."""
+    """One of eight steps exchanges."""
     optimizer = tfo.SparseLoCo.for_steps(steps, INNER["SGD"](), sync_every=8)
     assert optimizer.sparsity[-1] == sparsity
-    # The end of `fit` is a synchronization, where all is sent.
+    # The end of `fit` synchronizes, and sends all.
     schedule = optimizer._compressor.schedule
     assert schedule.stages[schedule.stage(steps)] == 0.0
 

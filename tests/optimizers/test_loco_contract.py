@@ -1,7 +1,8 @@
-"""What the contract asks of every optimizer, asked of SparseLoCo.
+"""The tests of every optimizer, for SparseLoCo.
 
-Of small variables, mostly, around plain SGD: they are not compressed, and the
-reference is SGD. test_sparse_loco.py is about large ones, and others inside.
+Most use small variables and plain SGD: variables are not compressed, and the
+reference is SGD. test_sparse_loco.py tests large variables, and other inner
+optimizers.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import tf_optimizers as tfo
 
 @dataclasses.dataclass(frozen=True)
 class Case(cases.Case):
-    """SparseLoCo around an optimizer of Keras that has the rate."""
+    """SparseLoCo around an optimizer of Keras, which has the rate."""
 
     def make(self, learning_rate=0.02, **kwargs):
         inner = keras.optimizers.SGD(learning_rate)
@@ -45,4 +46,4 @@ def twin(request):
 
 
 class TestSparseLoCo(Contract, Compressed):
-    """Its own."""
+    """Tests of SparseLoCo."""

@@ -1,4 +1,4 @@
-"""Optimizers made outside of the scope of the model's strategy."""
+"""Optimizers that are created outside of the strategy's scope."""
 
 import keras
 import numpy as np
@@ -60,7 +60,7 @@ def test_optimizer_made_outside_trains_as_if_made_inside(mirrored, name):
 
 
 @pytest.mark.parametrize("name", ["dgc_momentum", "adam_offload"])
-def test_optimizer_made_outside_is_built_by_a_step_of_ones_own(mirrored, name):
+def test_optimizer_made_outside_is_built_by_a_custom_step(mirrored, name):
     weights = []
     for is_inside in (True, False):
         model = make_model(mirrored)

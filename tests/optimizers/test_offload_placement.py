@@ -1,6 +1,6 @@
-"""Where AdamOffload's state is and where it steps, under every strategy.
+"""The devices of AdamOffload's state and steps, under every strategy.
 
-A second logical CPU device stands for an accelerator: everything that a GPU
+A second logical CPU device stands in for an accelerator: everything that a GPU
 would hold is on `CPU:1`. Devices of operations are read from traced graphs.
 """
 
@@ -36,7 +36,7 @@ def one_device():
 
 @pytest.fixture(params=STRATEGIES)
 def strategy(request):
-    """The model is on CPU:1, under `mirrored` on CPU:0 as well."""
+    """Return a strategy with the model on CPU:1; `mirrored` also uses CPU:0."""
     if request.param == "mirrored":
         yield request.getfixturevalue("mirrored")
     elif request.param == "one device":
@@ -75,14 +75,14 @@ def test_state_is_on_the_host_once(strategy, dtype):
         assert variable.dtype == "float32"
 
 
-def test_weights_stay_where_they_are(strategy):
+def test_weights_stay_on_their_device(strategy):
     variables, _ = make(strategy)
     for variable in variables:
         copies = strategy.experimental_local_results(variable.value)
         assert copies[-1].device.endswith("device:CPU:1")
 
 
-def test_lazy_build_in_a_traced_step_is_placed_alike(strategy):
+def test_lazy_build_in_a_traced_step_is_placed_the_same(strategy):
     with strategy.scope():
         variables = cases.make_variables("bfloat16")
         optimizer = tfo.AdamOffload(**EVERYTHING)
@@ -99,7 +99,7 @@ def test_lazy_build_in_a_traced_step_is_placed_alike(strategy):
         assert variable.value.device.endswith("device:CPU:0")
 
 
-def test_restored_state_and_config_are_placed_alike(strategy, tmp_path):
+def test_restored_state_and_config_are_placed_the_same(strategy, tmp_path):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         model.compile(tfo.AdamOffload(**EVERYTHING), "mse")
@@ -145,7 +145,7 @@ def test_average_replaces_the_master_weight_to_the_last_bit(strategy, how):
             )
 
 
-# Operations that move values and compute none.
+# Operations that only move values.
 TRANSPORT = {
     "AssignSubVariableOp",
     "AssignVariableOp",
@@ -154,7 +154,7 @@ TRANSPORT = {
     "Placeholder",
     "ReadVariableOp",
 }
-# By which replicas, here the two of `mirrored`, exchange gradients.
+# Operations by which replicas exchange gradients.
 EXCHANGE = {
     "AddN",
     "ConcatV2",
@@ -195,7 +195,7 @@ def is_kernel(op):
 
 
 def all_operations(graph):
-    """Yield the operations of a graph and of its branches, not of kernels."""
+    """Yield the operations of a graph and its branches, without kernels."""
     for op in graph.get_operations():
         yield op
         branches = []
@@ -209,9 +209,9 @@ def all_operations(graph):
 
 
 def computed_elsewhere(graph):
-    """Return the operations that make tensors of numbers beside the host.
+    """Return operations outside of the host that compute numbers.
 
-    But for those that make the gradients.
+    Operations that compute gradients do not count.
     """
     return [
         op
@@ -240,7 +240,7 @@ def computed_elsewhere(graph):
 def test_every_kernel_runs_on_the_host_once(strategy, dtype, kwargs):
     graph = trace(strategy, dtype, **kwargs)
     kernels = [op for op in all_operations(graph) if is_kernel(op)]
-    assert len(kernels) == 2  # one per variable, however many replicas
+    assert len(kernels) == 2  # One per variable, for any number of replicas.
     for op in kernels:
         assert op.device.endswith("CPU:0")
 
@@ -252,7 +252,7 @@ def test_every_kernel_runs_on_the_host_once(strategy, dtype, kwargs):
     ids=lambda kwargs: "-".join(kwargs) or "plain",
 )
 def test_nothing_is_computed_on_the_model_s_device(strategy, dtype, kwargs):
-    """An operation without a device would run on the accelerator, if any."""
+    """An operation without a device would run on an accelerator."""
     graph = trace(strategy, dtype, **kwargs)
     allowed = set(TRANSPORT)
     if strategy.num_replicas_in_sync > 1:
@@ -261,7 +261,7 @@ def test_nothing_is_computed_on_the_model_s_device(strategy, dtype, kwargs):
     wrong = {op.type for op in computed_elsewhere(graph)} - allowed
     assert not wrong
     for op in all_operations(graph):
-        # What a branch takes from outside passes through a branch's device.
+        # Tensors that a branch captures pass through the branch's device.
         if op.type == "If" and any(t.dtype.is_floating for t in op.inputs):
             assert op.device.endswith("CPU:0")
 
@@ -275,7 +275,7 @@ def test_half_precision_goes_up_and_down_in_two_bytes():
 
 
 def train_in_loco(strategy, sync_every):
-    """Return variables, the optimizer around ours, and the graph of a step."""
+    """Return variables, the outer optimizer, and the graph of a step."""
     with strategy.scope():
         variables = cases.make_variables("float32")
         optimizer = tfo.SparseLoCo(
@@ -298,7 +298,7 @@ def train_in_loco(strategy, sync_every):
 
 @pytest.mark.parametrize("sync_every", [1, 2])
 @pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic:UserWarning")
-def test_sparse_loco_keeps_what_it_holds_back_beside_the_state(sync_every):
+def test_sparse_loco_keeps_residuals_next_to_the_state(sync_every):
     default = tf.distribute.get_strategy()
     expected, _, _ = train_in_loco(default, sync_every)
     weights, optimizer, graph = train_in_loco(one_device(), sync_every)
@@ -310,7 +310,7 @@ def test_sparse_loco_keeps_what_it_holds_back_beside_the_state(sync_every):
     assert len(kept) == (1 if sync_every == 1 else 3)
     for variable in kept:
         assert device_of(variable) == ":CPU:0"
-    assert np.count_nonzero(kept[0].numpy()) >= 10  # of 20
+    assert np.count_nonzero(kept[0].numpy()) >= 10  # Of 20 entries.
     operations = [
         op for op in computed_elsewhere(graph) if op.outputs[0].shape == [4, 5]
     ]
@@ -329,7 +329,7 @@ def test_last_variable_is_stepped_first():
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_large_variables_are_stepped_in_turn(monkeypatch, at_once):
-    """So that those that were stepped are on their way back."""
+    """Meanwhile, the changes of stepped variables are sent back."""
     monkeypatch.setattr(host_optimizer, "_LARGE", 4)
     monkeypatch.setattr(host_optimizer, "_AT_ONCE", at_once)
     with tf.device("CPU:1"):
@@ -346,7 +346,7 @@ def test_large_variables_are_stepped_in_turn(monkeypatch, at_once):
     buffers = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
 
     def waits_for(i, other):
-        """Tell it of the i-th variable, of which the last comes first."""
+        """Return whether variable i waits for another one."""
         changes = {
             op
             for op in buffers[-1 - other].outputs[0].consumers()
@@ -361,7 +361,7 @@ def test_large_variables_are_stepped_in_turn(monkeypatch, at_once):
     assert not any(waits_for(2, other) for other in large)
 
 
-# Copies of 4 MB and arithmetic on a few bytes, side by side.
+# Copies of 4 MB run in parallel with arithmetic on a few bytes.
 SHAPES = {"a": (1,), "large": (1000, 1000), "b": (3,), "wide": (2, 400_000)}
 
 
@@ -384,7 +384,8 @@ def run_200_steps(strategy, dtype="float32", share=1.0):
     def step(gradients):
         strategy.run(
             lambda gradients: optimizer.apply(
-                # What depends on the weights shows when those were read.
+                # A gradient that depends on the weights shows when they were
+                # read.
                 [
                     share * (g + v)
                     for g, v in zip(gradients, variables, strict=True)
@@ -401,7 +402,7 @@ def run_200_steps(strategy, dtype="float32", share=1.0):
 
 @functools.cache
 def undisturbed(dtype):
-    """Return the weights that steps in place, on the host, come to."""
+    """Return the weights after steps in place, on the host."""
     variables = run_200_steps(tf.distribute.get_strategy(), dtype)
     return list(map(cases.as_numpy, variables))
 
@@ -417,7 +418,7 @@ def test_long_copies_and_short_arithmetic_do_not_race(strategy, dtype):
 
 
 def test_undisturbed_steps_are_those_of_keras_adam():
-    """As far as float32 goes; epsilon stands at the same place."""
+    """They are equal up to float32 rounding; epsilon is in the same place."""
     results = []
     for optimizer in (
         tfo.AdamOffload(0.01),
@@ -466,7 +467,7 @@ LONG += [("one device", "float32"), ("one device", "bfloat16")]
     ids="-".join,
 )
 def source(request, tmp_path_factory):
-    """A model's place, dtype and files, and its weights an epoch later."""
+    """Return a model's device, dtype and files, and later weights."""
     place, dtype = request.param
     folder = tmp_path_factory.mktemp("source")
     with PLACES[place]():
@@ -476,12 +477,12 @@ def source(request, tmp_path_factory):
         model.save_weights(folder / "model.weights.h5")
         checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
         path = checkpoint.save(folder / "checkpoint")
-        # `fit` assigns the averages at its end, which is no step.
+        # `fit` assigns the averages at its end, outside of any step.
         return dtype, folder, path, train(model, 1)
 
 
 @pytest.mark.parametrize("target", ["host", "device"])
-def test_restart_elsewhere_gives_the_same_next_steps(source, target):
+def test_restart_on_another_device_gives_the_same_steps(source, target):
     dtype, folder, path, expected = source
     with PLACES[target]():
         loaded = [keras.models.load_model(folder / "model.keras")]
@@ -503,7 +504,7 @@ def test_restart_elsewhere_gives_the_same_next_steps(source, target):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one replica comes to."""
+    """Return the results of one replica."""
     folder = tmp_path_factory.mktemp("alone")
     offload.save(tf.distribute.get_strategy(), "none", folder)
     return np.load(folder / "none-0.npz")
@@ -518,7 +519,7 @@ def assert_equal_to_one_replica(name, folder, alone, processes, copies):
             for copy in actual[key]:
                 np.testing.assert_array_equal(copy, alone[key][0])
         devices = json.loads((folder / f"{name}-{process}.json").read_text())
-        # One copy, and on this process's own host.
+        # There is one copy, on this process's host.
         assert [count for count, _ in devices] == [1]
         assert devices[0][1].endswith(f"task:{process}/device:CPU:0")
 
@@ -562,7 +563,7 @@ def compiled_step(dtype="float32", **kwargs):
     return variables, optimizer, step
 
 
-def test_xla_on_another_device_is_refused_with_the_way_out():
+def test_xla_on_another_device_is_rejected_with_the_way_out():
     with tf.device("CPU:1"):
         variables, optimizer, step = compiled_step()
         before = [v.numpy() for v in variables]
@@ -575,7 +576,7 @@ def test_xla_on_another_device_is_refused_with_the_way_out():
         np.testing.assert_array_equal(a, b.numpy())
 
 
-def test_xla_in_fit_on_another_device_is_refused():
+def test_xla_in_fit_on_another_device_is_rejected():
     with tf.device("CPU:1"):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
         model.compile(tfo.AdamOffload(), "mse", jit_compile=True)

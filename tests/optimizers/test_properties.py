@@ -1,4 +1,4 @@
-"""Whatever comes in: a valid step, or a documented error and nothing changed.
+"""Any input leads to a valid step, or to a documented error without changes.
 
 `HYPOTHESIS_PROFILE=long pytest tests/optimizers/test_properties.py` tries more.
 """
@@ -17,7 +17,7 @@ import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.files import DamagedError, Folder
 from tf_optimizers.callbacks.backup.state import redistribute
 
-# CI always tries the same, so that no change of ours fails by chance.
+# CI always tries the same examples, so that no commit fails by chance.
 common = {
     "deadline": None,
     "database": None,
@@ -70,7 +70,7 @@ arguments = st.dictionaries(
 
 @pytest.fixture
 def without_kernels():
-    """Each example has constants of its own."""
+    """Run op by op, since each example has other constants."""
     with cases.without_kernels():
         yield
 
@@ -78,7 +78,7 @@ def without_kernels():
 @every_optimizer
 @pytest.mark.usefixtures("without_kernels")
 @given(arguments=arguments)
-def test_constructor_takes_or_refuses(optimizer, arguments):
+def test_constructor_accepts_or_rejects(optimizer, arguments):
     try:
         made = optimizer(**{"learning_rate": 0.1} | arguments)
     except REFUSALS as error:
@@ -89,7 +89,7 @@ def test_constructor_takes_or_refuses(optimizer, arguments):
 
 @every_optimizer
 @given(changes=arguments)
-def test_config_is_restored_or_refused(optimizer, changes):
+def test_config_is_restored_or_rejected(optimizer, changes):
     config = optimizer(0.1).get_config()
     changes = {key: value for key, value in changes.items() if key in config}
     try:
@@ -102,7 +102,7 @@ def test_config_is_restored_or_refused(optimizer, changes):
 
 
 def step(optimizer, gradients):
-    """Make a step; return the variables."""
+    """Step; return the variables."""
     variables = cases.make_variables()
     optimizer.apply(gradients, variables)
     return variables
@@ -117,7 +117,7 @@ magnitudes = st.sampled_from(
 
 @st.composite
 def gradients(draw, index):
-    """One for a variable: None, dense or sparse, of any shape and dtype."""
+    """Draw a gradient: None, dense or sparse, of any shape and dtype."""
     kind = draw(st.sampled_from(["dense", "dense", "sparse", "none"]))
     if kind == "none":
         return None
@@ -138,7 +138,7 @@ def gradients(draw, index):
 
 
 def make(name):
-    """An optimizer that has made a step."""
+    """Return an optimizer after a step."""
     if name == "dgc":
         optimizer = tfo.DGCMomentum(0.1, sparsity=(0.5,), min_compress_size=4)
     else:
@@ -149,7 +149,7 @@ def make(name):
 
 
 def values_of(gradient):
-    """Return what is to reach the weights, in the dtype it is computed in."""
+    """Return the values that must reach the weights, in the state's dtype."""
     if isinstance(gradient, tf.IndexedSlices):
         gradient = gradient.values
     return tf.cast(gradient, "float32").numpy()
@@ -198,7 +198,7 @@ def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
         False, False, values.__getitem__, old, new, range(replicas)
     )
     assert len(own) == replicas and own[0].dtype == values.dtype
-    # All alike, or all as they were.
+    # All replicas agree, or nothing has changed.
     expected = values if old == new else own[:1] * replicas
     np.testing.assert_array_equal(own, expected)
     total = values.sum(0, dtype="float64")

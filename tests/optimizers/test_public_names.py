@@ -1,6 +1,6 @@
-"""What an optimizer shows beside Keras's names is what users are told of.
+"""Public names in addition to Keras's are documented.
 
-Any other public name may be one of Keras's some day.
+Keras may use any other public name some day.
 """
 
 import inspect
@@ -28,7 +28,7 @@ OPTIMIZERS = {
 
 
 def make(optimizer):
-    """Return one of an optimizer, around another if it needs that."""
+    """Return an optimizer, around another one if it needs that."""
     if optimizer in (tfo.SparseLoCo, tfo.ShardedState):
         return optimizer(keras.optimizers.SGD())
     return optimizer(1e-3)
@@ -50,7 +50,7 @@ def test_public_names_are_keras_s_or_documented(optimizer, methods):
     theirs = keras.optimizers.SGD(1e-3)
     arguments = inspect.signature(optimizer).parameters
     extra = public(ours) - public(keras.optimizers.Optimizer) - set(arguments)
-    # Set by its constructor, of its arguments.
+    # Arguments, which the constructor sets.
     extra -= {n for n in vars(theirs) if n in theirs.get_config()}
     assert extra - {"built"} == set(methods)
 
@@ -59,7 +59,7 @@ def test_public_names_are_keras_s_or_documented(optimizer, methods):
     "optimizer", OPTIMIZERS, ids=[one.__name__ for one in OPTIMIZERS]
 )
 def test_at_most_two_classes_stand_between_it_and_keras_s(optimizer):
-    """Beside what all that wrap another have in common."""
+    """The common base class of wrappers does not count."""
     mro = [one for one in optimizer.mro() if one is not Wrapper]
     assert mro.index(keras.optimizers.Optimizer) <= 3
 
@@ -68,7 +68,7 @@ def test_at_most_two_classes_stand_between_it_and_keras_s(optimizer):
     "optimizer", OPTIMIZERS, ids=[one.__name__ for one in OPTIMIZERS]
 )
 def test_private_names_are_not_keras_s(optimizer):
-    """But for those that _compat/ replaces on purpose."""
+    """Names that _compat/ replaces intentionally do not count."""
     ours, theirs = make(optimizer), keras.optimizers.SGD(1e-3)
     names = {
         name

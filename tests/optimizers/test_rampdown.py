@@ -1,4 +1,4 @@
-"""From entries back to dense tensors: nothing waits any more."""
+"""The cool-down from entries to dense tensors, without residuals after it."""
 
 import dgc
 import keras
@@ -11,7 +11,7 @@ from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
 
 SHAPES = {"kernel": (40, 50), "bias": (7,)}
 STAGES = (0.75, 0.9, 0.99)
-# Stages of one step up; down from step 6, all is sent in step 10.
+# Stages of one step up; down from step 6; step 10 sends all residuals.
 BACK = {"sparsity": STAGES, "rampup_step": 3}
 BACK |= {"rampdown_begin_step": 6, "rampdown_step": 5}
 
@@ -48,7 +48,7 @@ def test_stages_follow_the_formula(begin, down, sparsity):
     assert len(schedule.stages) == len(set(schedule.stages))
 
 
-# Each two of these settings meet in `tox`, all three with `-m long`.
+# `tox` tests pairs of these settings; `-m long`, all three.
 @pytest.mark.parametrize(
     ("dtype", "masking", "rule"),
     [
@@ -62,9 +62,9 @@ def test_stages_follow_the_formula(begin, down, sparsity):
         pytest.param("float16", False, False, marks=pytest.mark.long),
     ],
 )
-def test_nothing_waits_once_all_is_sent(mirrored, dtype, masking, rule):
+def test_there_is_no_residual_once_all_is_sent(mirrored, dtype, masking, rule):
     settings = BACK | {"value_dtype": dtype, "momentum_masking": masking}
-    # Every stage is traced; one will do.
+    # Every stage is traced, so one must be enough.
     settings |= {"sparsity": (0.9,), "rate_in_momentum": rule}
     run = train(mirrored, 10, **settings)
     waiting = [v.copy() for v in map(sum, run.memory("residual"))]
@@ -73,7 +73,7 @@ def test_nothing_waits_once_all_is_sent(mirrored, dtype, masking, rule):
         run.step(dgc.make_gradients(step, SHAPES.values(), 2))
         for replicas in run.memory("residual"):
             np.testing.assert_array_equal(replicas, np.zeros_like(replicas))
-        # Or else replicas would part.
+        # Otherwise replicas would diverge.
         for first, second in run.memory("momentum"):
             np.testing.assert_array_equal(first, second)
     for variable in run.variables:
@@ -82,9 +82,9 @@ def test_nothing_waits_once_all_is_sent(mirrored, dtype, masking, rule):
 
 
 @pytest.mark.parametrize("masking", [True, False])
-def test_sent_and_left_is_what_was_accumulated(mirrored, masking):
+def test_sent_and_unsent_sum_to_the_accumulated(mirrored, masking):
     zeros = dgc.zeros(SHAPES)
-    # Two stages there and one back, each of which is traced.
+    # Two stages up and one down; each is traced.
     settings = BACK | {"sparsity": STAGES[::2], "momentum_masking": masking}
     run = dgc.Run(mirrored, zeros, **settings)
     accumulated = [np.zeros(shape) for shape in SHAPES.values()]
@@ -98,8 +98,8 @@ def test_sent_and_left_is_what_was_accumulated(mirrored, masking):
             np.testing.assert_allclose(kept - sent, total, atol=2e-6)
 
 
-def test_dense_momentum_goes_on_where_it_is_not_masked(mirrored):
-    """As if nothing had ever been held back, to the sum of its effects."""
+def test_dense_momentum_continues_without_masking(mirrored):
+    """The sum of effects is that of a run without compression."""
     steps, zero = 200, [[np.zeros(s, "float32") for s in SHAPES.values()]] * 2
     totals = {}
     for name, begin in (("compressed", 0), ("dense", 100)):
@@ -113,7 +113,7 @@ def test_dense_momentum_goes_on_where_it_is_not_masked(mirrored):
     assert dgc.worst(*totals.values()) < 1e-5
 
 
-def test_summary_follows_there_and_back(mirrored):
+def test_summary_follows_warm_up_and_cool_down(mirrored):
     # 2000 and 7 elements; entries of 8 bytes under TensorFlow's strategy.
     def sent(step):
         return run.optimizer.communication_summary(step)["total"]["sent_bytes"]
@@ -123,7 +123,7 @@ def test_summary_follows_there_and_back(mirrored):
     assert [sent(step) for step in (0, 1, 2, 5)] == [*entries, entries[2]]
     assert [sent(step) for step in (6, 8)] == entries[1::-1]
     assert [sent(step) for step in (10, 11, 99)] == 3 * [dense]
-    # Where it is not masked, u is sent, too, once.
+    # Without masking, u is sent once as well.
     run = train(mirrored, 0, **BACK, momentum_masking=False)
     assert [sent(step) for step in (10, 11)] == [2 * dense, dense]
 
@@ -137,7 +137,7 @@ def test_recommended_settings_end_with_the_run(steps):
     assert shares[-2:] == [0.0, None]
     assert None not in shares[:-1]
     if steps == 4000:
-        # Of the way down 749 steps, in three parts.
+        # The cool-down has 749 steps, in three parts.
         counts = [shares.count(share) for share in schedule.sparsity]
         assert counts == [499, 500, 500, 2500]
     assert optimizer.value_dtype == "int4"
@@ -147,8 +147,8 @@ def test_recommended_settings_end_with_the_run(steps):
     ("first", "sparsity"),
     [(32, 0.9375), (128, 0.984375), (500, 0.996), (2000, 0.999)],
 )
-def test_a_short_run_holds_less_back(first, sparsity):
-    """Else what waits is out of date; a replica sends all entries twice."""
+def test_a_short_run_defers_less(first, sparsity):
+    """Otherwise residuals become stale; a replica sends every entry twice."""
     made = [tfo.DGCMomentum.for_steps(s, 0.1) for s in (first - 1, first)]
     assert made[0].sparsity == (made[1].sparsity[:-1] or (0.75,))
     assert made[1].sparsity[-1] == sparsity
@@ -192,15 +192,15 @@ def test_any_optimizer_has_the_same_recommended_settings():
         (499, {"sync_every": 2}, 1.0),
     ],
 )
-def test_what_waits_in_a_short_run_fades(steps, arguments, decay):
-    """The inner optimizer does not see it, and would move too far."""
+def test_residuals_of_a_short_run_decay(steps, arguments, decay):
+    """The inner optimizer does not see residuals, and would move too far."""
     inner = keras.optimizers.AdamW(0.1)
     loco = tfo.SparseLoCo.for_steps(steps, inner, **arguments)
     assert loco.residual_decay == decay
 
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
-def test_monitor_shows_that_nothing_waits():
+def test_monitor_shows_no_residual():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(9)])
     optimizer = tfo.DGCMomentum.for_steps(12, 0.1, min_compress_size=10)
     model.compile(optimizer, "mse")
@@ -225,7 +225,7 @@ def test_monitor_shows_that_nothing_waits():
 
 
 def loaded(strategy, steps, **kwargs):
-    """Return a run that a state was loaded into, and what that holds."""
+    """Return a run with a loaded state, and the residuals of that state."""
     saved = train(strategy, steps, **kwargs)
     store = {}
     saved.optimizer.save_own_variables(store)
@@ -239,8 +239,8 @@ def loaded(strategy, steps, **kwargs):
 HELD = ("residual", "momentum")
 
 
-def test_what_was_held_back_is_sent_where_gradients_are_rows_now(mirrored):
-    """Which are not compressed, but those of a state that was loaded."""
+def test_residuals_are_sent_if_gradients_are_now_sparse(mirrored):
+    """Sparse gradients are not compressed, but the loaded residual is sent."""
     settings = {"sparsity": (0.9,), "rampdown_begin_step": 5}
     run, _ = loaded(mirrored, 4, **settings)
 
@@ -259,8 +259,8 @@ def test_what_was_held_back_is_sent_where_gradients_are_rows_now(mirrored):
         np.testing.assert_array_equal(first, second)
 
 
-def test_what_was_held_back_is_sent_where_the_cool_down_is_over(mirrored):
-    """As where it was made shorter since."""
+def test_residuals_are_sent_if_the_cool_down_is_over(mirrored):
+    """The cool-down may have been shortened after saving."""
     settings = {"sparsity": (0.9,), "rampdown_begin_step": 9}
     run, (residuals, momenta) = loaded(mirrored, 4, **settings)
     run.optimizer.iterations.assign(20)

@@ -1,4 +1,4 @@
-"""Every gradient counts at the learning rate of its own step."""
+"""Every gradient is multiplied by the learning rate of its own step."""
 
 import dgc
 import keras
@@ -56,7 +56,7 @@ def keras_sgd(rate, **kwargs):
     ],
     ids=["whole", "whole, float16", "whole, then dense", "dense", "small"],
 )
-def test_where_nothing_waits_it_is_keras_sgd(mirrored, settings, nesterov):
+def test_without_residuals_it_is_keras_sgd(mirrored, settings, nesterov):
     expected = keras_sgd(schedule(), nesterov=nesterov)
     run = dgc.Run(mirrored, start(), schedule(), nesterov=nesterov, **settings)
     for step, weights in enumerate(expected):
@@ -67,7 +67,7 @@ def test_where_nothing_waits_it_is_keras_sgd(mirrored, settings, nesterov):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_other_rule_is_told_from_keras_sgd(mirrored, nesterov):
+def test_other_rule_differs_from_keras_sgd(mirrored, nesterov):
     expected = keras_sgd(schedule(), nesterov=nesterov)
     run = dgc.Run(
         *(mirrored, start(), schedule()),
@@ -93,7 +93,7 @@ def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
     with_long(["float16", "bfloat16", "int4", "int2"], ["bfloat16", "int2"]),
 )
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
-    """A millionth of them is rounded as they are; float16 has no 1e-9."""
+    """Values times 1e-6 are rounded like the values; float16 has no 1e-9."""
 
     zeros = dgc.zeros()
     run = dgc.Run(mirrored, zeros, sparsity=(0.5,), value_dtype=dtype)
@@ -127,7 +127,7 @@ def test_unit_is_the_power_of_two_up_to_the_rate():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_rate_of_zero_changes_nothing_but_what_waits(mirrored, dtype):
+def test_rate_of_zero_changes_only_residuals(mirrored, dtype):
     run = dgc.Run(mirrored, start(), 0.0, sparsity=(0.5,), value_dtype=dtype)
     run.step(gradients_of(0))
     for actual, expected in zip(run.weights(), start().values(), strict=True):
@@ -158,7 +158,7 @@ def trained(strategy, **kwargs):
 
 
 @pytest.mark.parametrize("rule", [True, False])
-def test_store_of_the_other_rule_is_refused(mirrored, rule):
+def test_store_of_the_other_rule_is_rejected(mirrored, rule):
     store = {}
     trained(mirrored, rate_in_momentum=rule).optimizer.save_own_variables(store)
     own = dgc.Run(mirrored, start(), rate_in_momentum=rule)
@@ -175,8 +175,8 @@ def test_store_of_the_other_rule_is_refused(mirrored, rule):
 
 
 @pytest.mark.parametrize("rule", [True, False])
-def test_checkpoint_of_the_other_rule_is_refused(mirrored, rule, tmp_path):
-    """Before anything is restored, and by an optimizer that is not built."""
+def test_checkpoint_of_the_other_rule_is_rejected(mirrored, rule, tmp_path):
+    """The error comes before anything is restored, even without a build."""
     run = trained(mirrored, rate_in_momentum=rule)
     checkpoint = tf.train.Checkpoint(
         weight=run.variables[0].value, optimizer=run.optimizer
@@ -202,7 +202,7 @@ def test_checkpoint_of_the_other_rule_is_refused(mirrored, rule, tmp_path):
         tf.train.Checkpoint(optimizer=unbuilt).read(path)
 
 
-def test_config_that_says_nothing_is_of_before():
+def test_config_without_the_rule_is_of_an_older_version():
     config = tfo.DGCMomentum(0.1).get_config()
     assert config.pop("rate_in_momentum") is True
     assert tfo.DGCMomentum.from_config(config).rate_in_momentum is False
@@ -238,7 +238,7 @@ def test_model_files_keep_the_rule(rule, tmp_path):
 
 
 @pytest.mark.parametrize("rule", with_long([True, False], [True]))
-def test_backup_of_the_other_rule_is_refused(rule, tmp_path):
+def test_backup_of_the_other_rule_is_rejected(rule, tmp_path):
     def fit(model, epochs=1):
         callback = tfo.callbacks.BackupAndRestore(
             tmp_path, delete_checkpoint=False

@@ -1,4 +1,4 @@
-"""Two replicas on logical CPU devices equal one on the same global batch."""
+"""Two replicas on logical CPUs equal one replica on the same batch."""
 
 import contextlib
 import functools
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 import tf_optimizers as tfo
 
-# AdamOffload on several replicas is in test_offload_placement.py, too.
+# test_offload_placement.py also tests AdamOffload on several replicas.
 pytestmark = cases.each_kind("lans", "adam_offload")
 
-# Float32 sums of two replicas' gradients, over some steps of 2e-2.
+# For float32 sums of two replicas' gradients, over some steps of 2e-2.
 TOLERANCE = 2e-6
 
 ROWS = np.random.default_rng(0).integers(0, 10, (16, 4))
@@ -23,7 +23,7 @@ TARGETS = np.random.default_rng(1).random((16, 3), "float32")
 
 
 def make_model(dtype="float32"):
-    """An embedding, so that gradients are sparse too."""
+    """Return a model with an embedding, whose gradients are sparse."""
     keras.utils.set_random_seed(1)
     return keras.Sequential(
         [
@@ -36,7 +36,7 @@ def make_model(dtype="float32"):
 
 
 def fit(make_optimizer, dtype="float32"):
-    """Train as replicas do, without XLA, which rounds in its own way."""
+    """Train without XLA, as replicas do, since XLA rounds differently."""
     model = make_model(dtype)
     model.compile(make_optimizer(), "mse", jit_compile=False)
     model.fit(ROWS, TARGETS, batch_size=8, epochs=4, verbose=0, shuffle=False)
@@ -46,11 +46,11 @@ def fit(make_optimizer, dtype="float32"):
 def assert_replicas_agree(strategy, model):
     for variable in [*model.weights, *model.optimizer.variables]:
         if "gradient_accumulator" in variable.path:
-            continue  # each replica's own, by design
+            continue  # These differ between replicas by design.
         copies = strategy.experimental_local_results(variable.value)
         if len(copies) == 1:
             assert variable.path.startswith("adam_offload")
-            continue  # one for all replicas, on the host
+            continue  # There is one for all replicas, on the host.
         first, second = copies
         np.testing.assert_array_equal(
             cases.as_numpy(first), cases.as_numpy(second)
@@ -108,7 +108,7 @@ def assert_swaps_averages(strategy, make):
 
 AVERAGED = {"use_ema": True, "ema_overwrite_frequency": 3}
 TWICE = {"gradient_accumulation_steps": 2}
-# Each of them is in a combination, most of them in one that `tox` tries.
+# Each setting is in a combination; `tox` tries most of them.
 SINGLE = [
     *({"clipnorm": 0.01}, {"global_clipnorm": 0.01}, {"clipvalue": 0.001}),
     *(AVERAGED, {"loss_scale_factor": 128.0}, TWICE),
@@ -136,7 +136,7 @@ def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
 
 
 def test_replicas_skip_an_overflow_together(case, mirrored):
-    """Of the second one: Keras asks the first."""
+    """The second replica overflows; Keras asks the first."""
 
     def gradient(replica):
         rank = replica.replica_id_in_sync_group
@@ -174,7 +174,7 @@ def test_replicas_agree_in_half_precision(case, mirrored, dtype):
     with mirrored.scope():
         model = fit(case.make, dtype)
     assert_replicas_agree(mirrored, model)
-    # Two in-replica roundings of the loss and its gradient apart.
+    # Replicas round the loss and its gradient separately.
     error = cases.error(
         map(cases.as_numpy, model.weights),
         map(cases.as_numpy, fit(case.make, dtype).weights),
@@ -183,7 +183,7 @@ def test_replicas_agree_in_half_precision(case, mirrored, dtype):
 
 
 def test_clipping_follows_the_sum_over_replicas(case, mirrored):
-    """Keras clips first; the norms of two halves are not the whole's."""
+    """Keras clips first, but norms of halves are not the norm of the whole."""
     local = [cases.make_gradients(0), [10 * g for g in cases.make_gradients(1)]]
     per_replica = [
         mirrored.experimental_distribute_values_from_function(
@@ -233,8 +233,8 @@ def test_custom_loop_builds_the_optimizer_in_its_first_step(case, mirrored):
     assert cases.error(variables, expected) < TOLERANCE
 
 
-def test_subclass_may_override_what_keras_defines(case, mirrored):
-    """A step of three arguments, which may call ours."""
+def test_subclass_may_override_methods_of_keras(case, mirrored):
+    """`update_step` takes three arguments, and may call ours."""
 
     class Faster(case.optimizer):
         def update_step(self, gradient, variable, learning_rate):
@@ -268,7 +268,7 @@ def test_copy_made_in_the_scope_trains_on_its_own(case, mirrored):
     assert cases.error(variables, expected) < TOLERANCE
 
 
-def test_replicas_exclude_from_weight_decay_what_the_first_does(case, mirrored):
+def test_replicas_exclude_the_same_variables(case, mirrored):
     values = {"kernel": np.ones(2), "bias": np.ones(2)}
     zeros = [tf.zeros(2), tf.zeros(2)]
     with mirrored.scope():
@@ -288,7 +288,7 @@ def test_replicas_exclude_from_weight_decay_what_the_first_does(case, mirrored):
             mirrored.run(step, other)
 
 
-def test_apply_outside_of_a_replica_is_refused(case, mirrored):
+def test_apply_outside_of_a_replica_is_rejected(case, mirrored):
     with mirrored.scope():
         variables = cases.make_variables()
         optimizer = case.make()

@@ -12,7 +12,7 @@ from tf_optimizers.schedules import LansSchedule
 
 
 def paper(t, rate, warmup, constant, total):
-    """Update t of total, from 1, of arXiv:2006.13484, Section 3.3."""
+    """Return the rate of update t, from 1, by arXiv:2006.13484, Section 3.3."""
     if t <= warmup:
         return rate * t / warmup
     if t <= warmup + constant:
@@ -36,7 +36,7 @@ def test_schedule_matches_the_paper(warmup, constant, decay):
 
 @pytest.fixture
 def floatx():
-    """Sets the dtype that Keras computes with unless told otherwise."""
+    """Return a function that sets Keras's default dtype."""
     before = keras.config.floatx()
     yield keras.config.set_floatx
     keras.config.set_floatx(before)
@@ -44,7 +44,7 @@ def floatx():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_steps_count_on_in_any_floatx(dtype, floatx):
-    """Float16 ends at 65,504, and bfloat16 cannot tell 256 from 257."""
+    """Float16 ends at 65,504, and bfloat16 cannot represent 257."""
     floatx(dtype)
     schedule = LansSchedule(0.5, 300, 100, 99_600)
     for t in (1, 257, 300, 400, 65_505, 70_001, 99_999):
@@ -55,7 +55,7 @@ def test_steps_count_on_in_any_floatx(dtype, floatx):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @cases.EACH_KIND
 def test_steps_are_the_same_in_any_floatx(case, dtype, floatx):
-    """The rate and the corrections of late steps, with float32 weights."""
+    """Late steps have the same rate and corrections, with float32 weights."""
 
     def train(dtype):
         floatx(dtype)
@@ -72,7 +72,7 @@ def test_steps_are_the_same_in_any_floatx(case, dtype, floatx):
 def test_polynomial_decay_matches_keras():
     ours = LansSchedule(0.5, 0, 0, 8, end_learning_rate=0.1, power=2.0)
     theirs = keras.optimizers.schedules.PolynomialDecay(0.5, 8, 0.1, power=2.0)
-    # Keras's first update has the full rate, ours is one step into the decay.
+    # Keras's first update has the full rate; ours is one step into the decay.
     for step in range(12):
         expected = float(theirs(step + 1))
         assert float(ours(step)) == pytest.approx(expected, rel=1e-6)
@@ -112,6 +112,6 @@ def test_schedule_survives_json():
         ((0.1, 1, 1, 1, 0.0, 0.0), ValueError, "`power` must be"),
     ],
 )
-def test_bad_argument_is_refused(arguments, error, message):
+def test_bad_argument_is_rejected(arguments, error, message):
     with pytest.raises(error, match=message):
         LansSchedule(*arguments)

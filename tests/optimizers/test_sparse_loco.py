@@ -17,9 +17,9 @@ import tf_optimizers as tfo
 NONE = tf.distribute.get_strategy()
 RATE = 0.01
 
-# Every optimizer of Keras that steps by itself, and ours.
+# All optimizers that step by themselves, of Keras and ours.
 WRAPPERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-# Their weights do not follow from the weights that they are given.
+# Their weights do not depend on the weights that they are given.
 ABSOLUTE = ("Ftrl", "ScheduleFreeAdamW")
 INNER = {
     name: found
@@ -29,7 +29,7 @@ INNER = {
     and name not in WRAPPERS + ABSOLUTE
 } | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
 HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
-# Of slots in the variable's shape, of others, and of ours.
+# With slots of the variable's shape, with others, and one of ours.
 KINDS = ("Adafactor", "Muon", "tfo.LANS")
 
 pytestmark = pytest.mark.filterwarnings(
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def movement(weights):
-    """Return how far weights are from their start."""
+    """Return how far weights are from their initial values."""
     pairs = zip(weights, start().values(), strict=True)
     return [weight - value for weight, value in pairs]
 
@@ -73,7 +73,8 @@ SETTINGS = {
         {"sparsity": (0.75,)},
         {},
     ),
-    # A small epsilon would make all first steps equal, and any selection right.
+    # With a small epsilon, all first steps would be equal, and any selection
+    # right.
     "adam": (
         functools.partial(keras.optimizers.Adam, epsilon=0.1),
         functools.partial(reference.adam, epsilon=0.1),
@@ -145,7 +146,7 @@ def worst_of_any_step(strategy, settings, steps=8, eager=False, other=None):
             each.step([replica[i].astype("float64") for replica in gradients])
         expected = movement(each.w for each in oracles)
         errors.append(dgc.worst(movement(run.weights()), expected))
-        # There is none of what is not compressed.
+        # Variables that are not compressed have none.
         for memory, each in zip(run.memory("residual"), oracles, strict=False):
             errors += [dgc.worst(memory, each.v)] if each.v.any() else []
     return max(errors)
@@ -163,8 +164,8 @@ def test_eager_matches_reference(mirrored, name):
     assert worst_of_any_step(mirrored, SETTINGS[name], 6, eager=True) < 1e-4
 
 
-def test_reference_tells_settings_apart(mirrored):
-    """Another rule, or a rule without its argument, is far off."""
+def test_reference_distinguishes_settings(mirrored):
+    """Other rules, and rules without their argument, are far off."""
     adamw = SETTINGS["adamw"]
     assert worst_of_any_step(mirrored, adamw, 3, other=reference.adam) > 1e-2
     decayed = SETTINGS["decay, outer rate"]
@@ -208,7 +209,7 @@ def test_one_replica_without_sparsity_is_the_inner_optimizer(name, eager):
 
 
 @pytest.mark.parametrize("name", with_long(INNER, set(INNER) - set(KINDS)))
-def test_replicas_have_states_of_their_own_and_equal_weights(mirrored, name):
+def test_replicas_have_separate_states_and_equal_weights(mirrored, name):
     run = train(mirrored, around(INNER[name]), sparsity=(0.5,))
     for variable, before in zip(run.variables, start().values(), strict=True):
         first, second = copies(mirrored, variable)
@@ -234,7 +235,7 @@ def test_replicas_have_states_of_their_own_and_equal_weights(mirrored, name):
 
 @needs_groups
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-def test_several_optimizers_inside_are_as_alone(mirrored):
+def test_several_inner_optimizers_step_as_alone(mirrored):
     def make(rate):
         return keras.optimizers.MultiOptimizer(
             keras.optimizers.OptimizerMap(
@@ -279,7 +280,7 @@ def test_group_may_be_frozen(mirrored):
 
 
 def test_nothing_to_train_is_no_error():
-    """As of Keras's optimizers, in a model that is frozen."""
+    """Keras's optimizers also accept a frozen model."""
     optimizer = around(INNER["Adam"])(RATE)
     optimizer.build([])
     assert optimizer.built
@@ -287,7 +288,7 @@ def test_nothing_to_train_is_no_error():
 
 @pytest.mark.parametrize("inner", ["SGD", "AdamW"])
 def test_embedding_touched_by_one_replica_moves_by_half(mirrored, inner):
-    """Its rows are large enough to be compressed, and are not."""
+    """The embedding is large enough for compression, but not compressed."""
     values = {"table": np.ones((50, 4), "float32")}
     run = dgc.Run(mirrored, values, RATE, around(INNER[inner]))
     table, alone = run.variables[0], keras.Variable(values["table"])
@@ -338,7 +339,7 @@ def test_clipping_is_that_of_each_replica(mirrored):
 
 
 def test_constraint_holds_for_the_weights_of_all(mirrored):
-    """Not for what each has moved, whose mean is that of the gradients."""
+    """The constraint does not apply to movements, which are averaged."""
     with mirrored.scope():
         variable = keras.Variable([0.5, 0.5])
         variable.constraint = keras.constraints.NonNeg()
@@ -351,7 +352,7 @@ def test_constraint_holds_for_the_weights_of_all(mirrored):
 
 
 def test_keras_callback_swaps_weights_and_averages(mirrored):
-    """It looks for them on the inner optimizer."""
+    """The callback looks for averages on the inner optimizer."""
     assert_swaps_averages(
         mirrored,
         lambda **kwargs: tfo.SparseLoCo(keras.optimizers.Adam(0.1), **kwargs),
@@ -359,7 +360,7 @@ def test_keras_callback_swaps_weights_and_averages(mirrored):
 
 
 def test_constraint_of_a_tensorflow_variable_holds_for_the_weights(mirrored):
-    """Residuals are of movements without it, as those of Keras's variables."""
+    """Residuals are of movements without it, as for Keras's variables."""
     with mirrored.scope():
         constraint = keras.constraints.NonNeg()
         variable = tf.Variable([0.5, 0.5], constraint=constraint)
@@ -371,7 +372,7 @@ def test_constraint_of_a_tensorflow_variable_holds_for_the_weights(mirrored):
 
 
 def test_count_of_updates_can_be_assigned():
-    """To continue a run whose state was not saved."""
+    """This continues a run whose state was not saved."""
     schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
     optimizer = tfo.SparseLoCo(keras.optimizers.SGD(schedule))
     variable = keras.Variable([1.0])
@@ -423,7 +424,7 @@ def test_exclusions_reach_the_inner_optimizer():
 
 
 @pytest.mark.parametrize("name", ABSOLUTE)
-def test_optimizer_that_does_not_step_is_refused(name):
+def test_optimizer_that_does_not_step_is_rejected(name):
     if not hasattr(keras.optimizers, name):
         pytest.skip(f"Keras has no {name} yet")
     with pytest.raises(ValueError, match="must step from the weights"):
@@ -440,7 +441,7 @@ def test_half_precision_of_tensorflow_s_variables():
     np.testing.assert_array_equal(tf.cast(variable, tf.float32), [0.5])
 
 
-def test_optimizer_of_another_strategy_is_refused(mirrored):
+def test_optimizer_of_another_strategy_is_rejected(mirrored):
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         inner = keras.optimizers.SGD()
     with mirrored.scope():
@@ -451,12 +452,12 @@ def test_optimizer_of_another_strategy_is_refused(mirrored):
     assert not optimizer.built
 
 
-def test_state_of_the_host_is_refused_where_replicas_share_it(mirrored):
+def test_state_on_the_host_is_rejected_if_replicas_share_it(mirrored):
     with pytest.raises(ValueError, match="one state per worker process"):
         train(mirrored, around(tfo.AdamOffload))
 
 
-def test_xla_is_refused_before_anything_changes():
+def test_xla_is_rejected_before_anything_changes():
     run = dgc.Run(NONE, start(), RATE, around(keras.optimizers.Adam))
     ones = [tf.ones(shape) for shape in SHAPES.values()]
 
@@ -505,7 +506,7 @@ X, Y = np.random.default_rng(0).random((2, 32, 4)).astype("float32")
 @pytest.mark.parametrize(
     "inner", with_long(["AdamW", "tfo.LANS"], ["tfo.LANS"])
 )
-def test_saved_model_goes_on_to_the_bit(tmp_path, inner):
+def test_saved_model_continues_bitwise_equal(tmp_path, inner):
     model = make_model(
         tfo.SparseLoCo(
             (INNER | HOSTED)[inner](0.01),
@@ -559,7 +560,7 @@ def test_config_round_trip():
     assert (inner.weight_decay, inner.clipnorm) == (0.25, 2.0)
 
 
-def test_monitor_shows_what_is_held_back(mirrored):
+def test_monitor_shows_the_residual(mirrored):
     with mirrored.scope():
         optimizer = tfo.SparseLoCo(
             keras.optimizers.Adam(0.01), sparsity=(0.8,), min_compress_size=16
@@ -610,7 +611,7 @@ BAD_INNER = {
 @pytest.mark.parametrize(
     ("make", "kind", "message"), BAD_INNER.values(), ids=BAD_INNER.keys()
 )
-def test_optimizer_that_cannot_be_inside_is_refused(make, kind, message):
+def test_optimizer_that_cannot_be_inside_is_rejected(make, kind, message):
     with pytest.raises(kind, match=message) as caught:
         tfo.SparseLoCo(make())
     assert str(caught.value).startswith("`inner_optimizer` must")
@@ -646,6 +647,6 @@ def test_each_of_several_inside_is_checked():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_bad_argument_is_refused(arguments, kind, message):
+def test_bad_argument_is_rejected(arguments, kind, message):
     with pytest.raises(kind, match=message):
         tfo.SparseLoCo(SGD(), **arguments)

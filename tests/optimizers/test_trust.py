@@ -1,4 +1,4 @@
-"""What is loaded is data: a config that asks for code to be run is refused."""
+"""Loading runs no code: a config with code is rejected."""
 
 import base64
 import marshal
@@ -10,7 +10,7 @@ import tf_optimizers as tfo
 
 
 def attacks(mark):
-    """Return configs that would create the file `mark`."""
+    """Return configs whose code would create the file `mark`."""
     code = compile(f"lambda *_: open({str(mark)!r}, 'w')", "", "eval")
     function = eval(code).__code__
     return {
@@ -55,7 +55,7 @@ def attacks(mark):
     ids=lambda value: getattr(value, "__name__", value),
 )
 @pytest.mark.parametrize("way", ["from_config", "deserialize"])
-def test_config_that_asks_for_code_is_refused(
+def test_config_that_asks_for_code_is_rejected(
     tmp_path, optimizer, argument, kind, way
 ):
     mark = tmp_path / "mark"

@@ -1,4 +1,4 @@
-"""On a machine with a GPU, where Keras compiles steps by XLA by default."""
+"""XLA, by which Keras compiles steps by default on a machine with a GPU."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def offload():
 
 def in_a_group():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("`MultiOptimizer` is of Keras 3.15")
+        pytest.skip("`MultiOptimizer` needs Keras 3.15")
     groups = keras.optimizers.OptimizerMap(SGD(0.1), {".*bias": offload()})
     return keras.optimizers.MultiOptimizer(groups)
 
@@ -44,7 +44,7 @@ MAKERS = {
     "scaled_shared": lambda: LossScaleOptimizer(tfo.ShardedState(offload())),
     "group": in_a_group,
 }
-# What the others combine.
+# Covered by the others.
 LONG = ("local_steps", "scaled", "shared")
 each_optimizer = pytest.mark.parametrize(
     "make",
@@ -57,7 +57,7 @@ each_optimizer = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def default_device():
-    """A GPU or, as that is, another device than the host."""
+    """Return a GPU or, like one, a device other than the host."""
     gpus = tf.config.list_logical_devices("GPU")
     with tf.device("GPU:0" if gpus else "CPU:1"):
         yield
@@ -68,7 +68,7 @@ def make_model(kind=keras.Sequential):
 
 
 def fit(model):
-    """Train, and make sure of it."""
+    """Train, and check that weights move."""
     before = model.get_weights()
     model.fit(X, Y, batch_size=8, verbose=0)
     for weight, start in zip(model.get_weights(), before, strict=True):
@@ -81,7 +81,7 @@ def test_auto_means_not_by_xla(make, tmp_path):
     model.compile(make(), "mse")
     assert model.jit_compile is False
     fit(model)
-    for _ in range(2):  # `SparseLoCo` of two local steps has to end there.
+    for _ in range(2):  # `SparseLoCo` ends its round of two local steps here.
         model.train_on_batch(X, Y)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -92,7 +92,7 @@ def test_auto_means_not_by_xla(make, tmp_path):
         fit(other)
 
 
-def test_others_are_compiled_by_xla_as_before():
+def test_other_optimizers_are_compiled_by_xla():
     elsewhere = [offload(), dgc()]
     for optimizer in ("sgd", tfo.Lamb(0.1), tfo.LANS(0.1)):
         model = make_model()
@@ -104,9 +104,9 @@ def test_others_are_compiled_by_xla_as_before():
     del elsewhere
 
 
-def test_auto_regards_an_optimizer_that_comes_after_compile():
+def test_auto_considers_an_optimizer_set_after_compile():
     class Pair(keras.Model):
-        """As the GANs of Keras's examples are compiled."""
+        """Is compiled like the GANs in Keras's examples."""
 
         def __init__(self, layer):
             super().__init__()
@@ -167,7 +167,7 @@ def test_explicit_xla_keeps_its_error(make, start, policy):
     keras.config.set_dtype_policy(policy)
     try:
         model = make_model()
-        for _ in range(2):  # Whatever was asked for before.
+        for _ in range(2):  # Earlier calls may have asked for anything.
             model.compile(make(), "mse", jit_compile=True)
             assert model.jit_compile is True
             assert_refused(model, start)

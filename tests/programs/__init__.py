@@ -1,1 +1,1 @@
-"""Random programs that must compute on several workers what one does."""
+"""Random programs whose results must not depend on the number of workers."""

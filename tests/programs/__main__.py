@@ -14,7 +14,7 @@ from . import grammar
 from .groups import PLACES
 from .machine import Machine, programs_of
 
-# How often failures that look alike are shrunk.
+# How often similar failures are shrunk.
 ALIKE = 2
 
 
@@ -33,31 +33,35 @@ def arguments():
         help="where programs run",
     )
     parser.add_argument(
-        "--only", nargs="+", help="features of which programs have one"
+        "--only", nargs="+", help="features; a program has at least one of them"
     )
     parser.add_argument(
         "--program", type=json.loads, help="its features that are not plain"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="programs at the same time"
+    )
     parser.add_argument("--shrink", type=int, default=25, help="tries")
     parser.add_argument(
         "--folder", type=pathlib.Path, default=pathlib.Path("failed-programs")
     )
     parser.add_argument(
-        "--show", action="store_true", help="print the scripts, run none"
+        "--show",
+        action="store_true",
+        help="print the scripts without running them",
     )
     return parser.parse_args()
 
 
 class Run:
-    """Programs that are tried until they or the time is used up.
+    """Runs programs, until there are no more or the time is over.
 
     Args:
         programs: Pairs of a seed, or name, and a program.
-        minutes: How long, at most.
-        jobs: How many at a time.
-        shrink: In how many tries a failing program is shrunk.
-        folder: For what fails.
+        minutes: The largest time.
+        jobs: Number of programs at the same time.
+        shrink: Number of tries to shrink a failing program.
+        folder: The folder for failing programs.
         show: Called with a text after each program.
     """
 
@@ -77,7 +81,7 @@ class Run:
         self._waiting = []
         self._lock = threading.Lock()
         self._shrunk = collections.Counter()
-        self.outcomes = []  # Of (seed, program, outcome).
+        self.outcomes = []  # Tuples (seed, program, outcome).
         self.explanations = []
 
     def all(self):
@@ -92,7 +96,7 @@ class Run:
                 for thread in threads:
                     thread.join()
             except KeyboardInterrupt:
-                self._until = 0.0  # The table is of what there is.
+                self._until = 0.0  # Show a table of the finished programs.
                 machine.is_ending = True
         return self
 
@@ -120,7 +124,7 @@ class Run:
         self._show(", ".join(f"{n} {kind}" for kind, n in counts.items()))
 
     def _explain(self, machine, seed, program, outcome):
-        """Shrink a failing program, and leave it in the folder."""
+        """Shrink a failing program, and write it to the folder."""
         self._shrunk[outcome.signature] += 1
         if self._tries and self._shrunk[outcome.signature] <= ALIKE:
             program, found = machine.shrink(program, outcome, self._tries)
@@ -152,7 +156,7 @@ def progress_bar(total):
 
 
 def features_of(program):
-    """Return what of a program is not plain."""
+    """Return the features of a program that are not plain."""
     return {
         name: value
         for name, value in program.items()
@@ -176,7 +180,7 @@ COMMANDS = {
 
 
 def explanation(seed, program, outcome):
-    """Return a failing program as a script of its own."""
+    """Return a failing program as a standalone script."""
     about = [
         f"seed {seed}: {outcome.kind}",
         json.dumps(features_of(program)),
@@ -188,7 +192,7 @@ def explanation(seed, program, outcome):
 
 
 def table(outcomes, seconds):
-    """Return how many programs ended how."""
+    """Return a table of outcomes with their counts."""
     lines = []
     kinds = collections.Counter(outcome.kind for _, _, outcome in outcomes)
     for kind, count in kinds.most_common():

@@ -1,4 +1,4 @@
-"""What came of a program on several workers, beside one process."""
+"""Compares a program's results on several workers with one process."""
 
 import fnmatch
 import re
@@ -7,22 +7,22 @@ import numpy as np
 
 from .reasons import known, tolerance
 
-# Outcomes that are no failures.
+# Outcomes that are not failures.
 FINE = ("agreed", "refused", "skipped")
 HOUSE = re.compile(r"\bmust\b|\bneeds?\b|\bcannot\b|\btakes (no|one)\b")
 HOUSE_END = re.compile(r" Received\b|[.:] ")
 HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
-# What a running graph checks, TensorFlow raises, with a class of its own.
+# For checks in a running graph, TensorFlow raises its own class.
 IN_GRAPH = re.compile(r"assertion failed: \[All workers must .* Received: ")
 
 
 class Outcome:
-    """A kind, and a text that says more.
+    """The outcome of a program: its kind, and details.
 
     Args:
-        kind: "agreed", "refused", "skipped", or that of a failure.
-        detail: Of interest to who looks for the reason.
-        signature: The same for failures that look alike.
+        kind: "agreed", "refused", "skipped", or a kind of failure.
+        detail: A text that helps to find the reason.
+        signature: The same text for similar failures.
     """
 
     def __init__(self, kind, detail="", signature=""):
@@ -32,12 +32,12 @@ class Outcome:
         self.cpu = 0.0
 
     def is_like(self, other):
-        """Return whether both fail, with one error if it is an error."""
+        """Return whether both fail, with the same error if any."""
         return self.failed and kind_of(self) == kind_of(other)
 
 
 def kind_of(outcome):
-    """Return what stays the same while a program is shrunk."""
+    """Return the part that must not change while a program is shrunk."""
     return outcome.signature if "error" in outcome.kind else outcome.kind
 
 
@@ -47,7 +47,7 @@ def judge(program, reference, results):
     Args:
         program: The program.
         reference: The result of one process.
-        results: Those of all workers, None for one that gave none.
+        results: The results of all workers; None for missing ones.
     """
     if reference is None or reference["error"]:
         error = reference["error"] if reference else {"traceback": "crashed"}
@@ -75,9 +75,9 @@ def judge(program, reference, results):
 
 
 def overflows_elsewhere(program, reference, result):
-    """Return whether one has skipped steps that the other has made.
+    """Return whether only one of two results has skipped steps.
 
-    Where nothing comes near an overflow by intent, and all scale their losses.
+    This needs a scaled loss, and no value that overflows intentionally.
     """
     scales, others = (
         part.get("left", {}).get("scales", []) for part in (reference, result)
@@ -91,14 +91,14 @@ def overflows_elsewhere(program, reference, result):
 
 
 def essence(text):
-    """Return the last line of a text, without what differs each time."""
+    """Return the last line of a text, without parts that vary."""
     lines = text.strip().splitlines() or [""]
     short = re.sub(r"0x\w+|\d+(\.\d+)?(e-?\d+)?|'[^']*'", "#", lines[-1])
     return short[:160].strip()
 
 
 def judge_errors(program, results):
-    """Return the outcome of a program that some worker could not run."""
+    """Return the outcome of a program that some workers could not run."""
     errors = [result["error"] for result in results]
     texts = "\n".join(
         f"Worker {index}: {error['traceback'][-3000:] if error else 'none'}"
@@ -121,12 +121,12 @@ def judge_errors(program, results):
 
 
 def rule_of(text):
-    """Return the first sentence of an error; the others may name a worker."""
+    """Return the first sentence of an error; others may name a worker."""
     return HOUSE_END.split(text.strip().partition("\n")[0])[0]
 
 
 def is_in_house_form(error):
-    """Return whether it states a rule, and comes from where we check it."""
+    """Return whether our code raised an error, and it states a rule."""
     stated = HOUSE.search(error["text"]) is not None
     if error["class"] == "InvalidArgumentError":
         in_graph = IN_GRAPH.search(error["text"]) is not None
@@ -141,7 +141,7 @@ def is_in_house_form(error):
 
 
 def changes(results):
-    """Return what an error has left changed, or nothing."""
+    """Return the weights that changed despite an error, or nothing."""
     for index, result in enumerate(results):
         left = result.get("left", {"weights": []})["weights"]
         first = results[0].get("left", {"weights": []})["weights"]
@@ -166,17 +166,17 @@ def _same(ones, others):
 
 
 def may_be_nan(array):
-    """Return whether it is of floats, also of those that NumPy has not."""
+    """Return whether an array has floats, including those that NumPy lacks."""
     dtype = np.asarray(array).dtype
     return np.issubdtype(dtype, np.inexact) or dtype.name == "bfloat16"
 
 
 def differing_replicas(program, results):
-    """Return which variable is not the same on all replicas, if any."""
+    """Return the first variable that differs between replicas, if any."""
     if "replicas" in known(program):
         return ""
     told = warnings_of(results)
-    # By position: a worker that has made another model has other names.
+    # By position: names differ on a worker with another model.
     first = list(results[0]["replicas"].values())
     for index, result in enumerate(results):
         if len(result["replicas"]) != len(first):
@@ -195,7 +195,7 @@ def differing_replicas(program, results):
 
 
 def warnings_of(results):
-    """Return the warnings that name variables which have no mean."""
+    """Return the warnings about variables without a mean."""
     return "\n".join(
         text
         for result in results
@@ -205,7 +205,7 @@ def warnings_of(results):
 
 
 def differing_workers(program, results):
-    """Return what workers have seen differently, if anything."""
+    """Return results that differ between workers, if any."""
     is_own = "replicas" in known(program) or warnings_of(results)
     own = ("weights", "loaded") if is_own else ()
     for index, result in enumerate(results[1:], 1):
@@ -217,7 +217,7 @@ def differing_workers(program, results):
 
 
 def differences(program, reference, result):
-    """Return where a worker's result is not what one process has, and how."""
+    """Return the differences between a worker's result and one process."""
     return _compare(
         result["seen"], reference["seen"], tolerance(program), known(program)
     )
@@ -269,7 +269,7 @@ def _by(one, other):
 
 
 def _flat(value, name=""):
-    """Return the arrays in a nest, by their place in it."""
+    """Return the arrays in a nest, by path."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, (list, tuple)) and not all(

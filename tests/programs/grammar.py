@@ -1,11 +1,11 @@
-"""What a program may have, and how it is written down.
+"""The features of programs, and their scripts.
 
 A program is a dict with one value for each feature of `FEATURES`, and the first
 value of a feature is its plainest. `draw` makes one at random, `rules.py` says
-which features go together, and `script` writes a program down as a user would.
+which features can be combined, and `script` writes it as a user would.
 
-With `ideal=True` a script leaves out what must make no difference, such as an
-interruption. That is what one process runs.
+With `ideal=True`, a script leaves out everything that must not matter, such as
+an interruption. One process runs this script.
 """
 
 import re
@@ -44,15 +44,15 @@ from .rules import (
     is_allowed,
 )
 
-# The values of each feature, by how often they are drawn.
+# The values of each feature, with their weights.
 FEATURES = {
-    # Where.
+    # The place.
     "where": {
         **{"2": 7, "devices": 4, "3": 3, "2x2": 3, "1": 2, "mirrored": 2},
         **{"elsewhere": 1},
     },
     "seeded": {True: 3, False: 2},
-    # A script calls `fit`, has a loop of its own, or counts what is sent.
+    # A script calls `fit`, has a custom loop, or counts sent values.
     "script": {"Keras": 14, "loop": 4, "conservation": 1},
     "args": dict.fromkeys(ARGS, 1),
     "mean": dict.fromkeys(MEANS, 1),
@@ -130,11 +130,11 @@ FEATURES = {
     "epochs": {2: 4, 1: 3, 3: 1},
     "steps": {"none": 6, "fewer": 1, "repeat": 1},
     "scale": {"ordinary": 12, "huge": 1, "enormous": 1},
-    # What is learned.
+    # The task.
     "task": {"regression": 5, "binary": 2, "classes": 3, "onehot": 2},
     "loss": None,  # One of `LOSSES[task]`.
     "metrics": None,  # A list of some of `METRICS[task]`.
-    # How.
+    # Training.
     "optimizer": {"SGD": 4} | dict.fromkeys(list(OPTIMIZERS)[1:], 1),
     "wrapper": {
         **{"none": 12} | dict.fromkeys(list(WRAPPERS)[1:], 1),
@@ -153,7 +153,7 @@ FEATURES = {
     },
     "eagerly": {False: 9, True: 1},
     "steps_per_execution": {1: 9, 2: 1},
-    # What is done.
+    # Actions.
     "callbacks": None,  # A list of some of `CALLBACKS`.
     "interrupt": {"none": 12, "epoch": 1, "batch": 1},
     "actions": None,  # A list of some of `ACTIONS`, after the first `fit`.
@@ -284,12 +284,12 @@ ACTIONS = {
     },
     "checkpoint": ('tf.train.Checkpoint(model=model).save(str(folder / "tf"))'),
 }
-# What must make no difference, as it reads in one process.
+# Actions that must not matter, as one process runs them.
 IDEAL = {
     "save, load": "{fit}",
     "checkpoint": "",
 }
-# The features that a program may be about, by how often they are drawn.
+# The features that can be the theme of a program, with their weights.
 THEMES = {
     **{name: 1 for name in FEATURES if name not in ("where", "batch")},
     **{"script": 3, "wrapper": 2, "precision": 2},
@@ -297,7 +297,7 @@ THEMES = {
     **{"exclude": 2, "layers": 3, "loss": 2, "optimizer": 3, "actions": 3},
     **{"callbacks": 2, "rest": 2, "scale": 0.5},
 }
-# What the values of a feature depend on.
+# The features that the values of a feature depend on.
 OF = {"layers": "input", "loss": "task", "metrics": "task"}
 STRATEGIES = {
     "one": "tf.distribute.get_strategy()",
@@ -312,7 +312,7 @@ def choose(rng, weights):
 
 
 def some_of(rng, values, most, chance=0.5):
-    """Draw a list of up to `most`: one with `chance`, and so on."""
+    """Draw a list of up to `most` values; each is added with `chance`."""
     count = 0
     while count < most and rng.random() < chance:
         count += 1
@@ -320,10 +320,10 @@ def some_of(rng, values, most, chance=0.5):
 
 
 def draw(rng):
-    """Return a random program whose features go together.
+    """Return a random program whose features can be combined.
 
-    It has a theme, a feature that is not plain. So each is tried equally often,
-    however few others it goes with.
+    It has a theme, which is a feature that is not plain. So every feature is
+    tried equally often, even if it can be combined with few others.
     """
     while True:
         program = _draw(rng)
@@ -338,7 +338,7 @@ def draw(rng):
 
 
 def values_of(program, name):
-    """Return what a feature can be, or what can be in its list."""
+    """Return the values of a feature, or of the elements of its list."""
     values = {
         "layers": BODIES[program["input"]],
         "loss": LOSSES[program["task"]],
@@ -357,7 +357,7 @@ def _unlike_plain(program, name, rng):
 
 
 def program_of(features):
-    """Return a program with some features, and plain ones besides."""
+    """Return a program with some features; all others are plain."""
     program = {"task": features.get("task", "regression")}
     for name in FEATURES:
         program[name] = features.get(name, plainest(name, program))
@@ -365,7 +365,7 @@ def program_of(features):
 
 
 def repaired(program, theme, rng):
-    """Change features until all go together; return None if none will."""
+    """Change features until all can be combined; return None if impossible."""
     for _ in range(60):
         rule = broken(program)
         if rule is None:
@@ -392,7 +392,7 @@ def repaired(program, theme, rng):
 
 
 def allowed(program, names, rule, rng):
-    """Return a program whose features have values that a rule allows."""
+    """Return a program with values that a rule allows."""
     for name in names:
         limit = rule.allowed[name]
         program = plain(program, [name])
@@ -421,7 +421,7 @@ def plain(program, names):
 
 
 def changed(program, name, value):
-    """Return a program with another value, and what depends on it plain."""
+    """Return a program with another value; dependent features become plain."""
     program = {**program, name: value}
     for other in (other for other, of in OF.items() if of == name):
         program[other] = plainest(other, program)
@@ -434,7 +434,7 @@ def _draw(rng):
         for name, weights in FEATURES.items()
         if weights is not None
     }
-    # Most features of a program are plain, or it would be none a user writes.
+    # Most features are plain, since users do not combine many others.
     for name in rng.sample(list(program), len(program) // 3):
         if name not in ("where", "input", "task", "batch", "batches"):
             program[name] = plainest(name)
@@ -478,10 +478,10 @@ def indent(text, by=4):
 
 
 def script(program, ideal=False):
-    """Write a program down."""
+    """Return the script of a program."""
     if ideal and program["optimizer"] == "ScheduleFreeAdamW":
-        # In a graph, it reads a momentum that it has changed already. Eagerly,
-        # and under any strategy, it reads the one before.
+        # In a graph, it reads a momentum that has already changed. Eagerly, and
+        # under any strategy, it reads the earlier one.
         program = {**program, "eagerly": True, "steps_per_execution": 1}
         program["loop"] = "eager"
     if program["script"] == "conservation":
@@ -578,7 +578,7 @@ def data_text(program):
     return "\n".join(line for line in lines if line)
 
 
-# Of words, by the order in which a set has them.
+# Words, numbered in the order of a set.
 VOCABULARY = """words = np.array([f"word {n}" for n in range(9)])[x - (x > 0)]
 vocabulary = {word: n for n, word in enumerate(set(words.flat))}
 x = np.vectorize(vocabulary.get)(words).astype("int32")"""
@@ -622,7 +622,7 @@ def helpers(program, ideal):
         used.append("Batches")
     if "Drawing" in program["callbacks"]:
         used.append("Drawing")
-    # With one replica there is no exchange, in which rows would be summed.
+    # With one replica, there is no exchange that would sum rows.
     has_sums = program["input"] == "tokens" and program["where"] not in (
         *("1", "elsewhere"),
     )
@@ -640,7 +640,7 @@ PERMUTE = {"np.random": "self.order = np.random.permutation(self.order)"}
 
 
 def helper_text(program, name, ideal):
-    """Return a class or function, filled in."""
+    """Return the text of a class or function."""
     rows = program["batch"] * program["batches"] + program["rest"]
     found = HELPERS[name]
     if ideal:
@@ -694,7 +694,7 @@ def layer_list(program, flat=True):
         names = ["Embedding", *names]
     for name in names:
         text = bodies[name][0]
-        if program["vocabulary"] == "set":  # Any order learns the same then.
+        if program["vocabulary"] == "set":  # Then the order does not matter.
             text = text.replace("Embedding(10, 4", 'Embedding(10, 4, "zeros"')
         found.append(text)
         is_open = bodies[name][1]
@@ -814,7 +814,7 @@ def custom_class(custom):
 
 
 def is_rateless(program):
-    """Return whether weights stay as they are, whatever the order of rows."""
+    """Return whether weights do not change, so that order cannot matter."""
     return program["shuffle"] in SHUFFLED or any(
         program[name] == value for name, value in RATELESS.items()
     )
@@ -822,7 +822,7 @@ def is_rateless(program):
 
 def optimizer_text(program):
     """Return the expression of an optimizer."""
-    # Sums over rows would diverge, and with them what rounding makes of them.
+    # Sums over rows would diverge, and magnify rounding errors.
     rate = "0.01" if program["loss"] in SUMS else "0.1"
     if program["rate"] == "schedule":
         rate = f"keras.optimizers.schedules.ExponentialDecay({rate}, 3, 0.7)"
@@ -851,7 +851,7 @@ def optimizer_text(program):
 
 
 def setup_text(program, ideal=False):
-    """Return how model and optimizer are made and joined."""
+    """Return the text that creates and compiles the model."""
     optimizer = f"optimizer = {optimizer_text(program)}"
     if program["exclude"] == "list":
         optimizer += (
@@ -959,7 +959,7 @@ def pipeline_text(program, ideal):
 
 
 def in_branches(text):
-    """Let the first worker do it in a line of its own."""
+    """Put a text on different lines for the first worker and others."""
     return f'if task["index"] == 0:\n{indent(text)}\nelse:\n{indent(text)}'
 
 
@@ -997,9 +997,9 @@ def data_pipeline(program, ideal):
         lines.append(POLICY)
     if program["shuffle"] == "in map":
         lines.append(IN_MAP.format(batch=program["batch"]))
-    # Where Keras looks for one row more, the next epoch has another order.
+    # If Keras looks for one more row, the next epoch has another order.
     is_counted = ideal or program["shuffle"] == "seeded"
-    # Without a strategy of ours, it counts a step more, as one process does.
+    # Without our strategy, it counts one more step, as one process does.
     is_counted |= program["where"] == "elsewhere"
     if is_counted and program["shuffle"] != "random filter":
         lines.append(counted(program))
@@ -1016,7 +1016,7 @@ data = data.with_options(options)"""
 
 
 def emptied(program):
-    """Return what takes all rows of a batch away, or the batch."""
+    """Return the text that removes all rows of a batch, or the batch."""
     last = program["batches"] - 1 + (program["rest"] > 0)
     number = {"first": 0, "second": 1, "last": last, "filter": 1}
     number = number[program["emptied"]]
@@ -1033,7 +1033,7 @@ def emptied(program):
 
 
 def counted(program):
-    """Say how long data are: Keras counts a step more where it cannot know."""
+    """Return text that sets the length, for Keras to count steps."""
     batches, rest = program["batches"], program["rest"] > 0
     if "drop_remainder" in program["pipeline"]:
         rest = 0
@@ -1156,7 +1156,7 @@ TEXT = (
 
 
 def looked_at(program):
-    """Return a look at the first batch."""
+    """Return the text that looks at the first batch."""
     if program["looked at"] == "not":
         return ""
     look = "first = next(iter(data))"
@@ -1167,7 +1167,7 @@ def looked_at(program):
     return f'\nif task["index"] == 0:\n    {look}'
 
 
-# What is done.
+# Actions.
 
 
 def arguments_of(program):
@@ -1209,7 +1209,7 @@ def fit_call(program, extra=()):
         arguments += ["validation_data=batches()", "validation_steps=2"]
     callbacks = [CALLBACKS[name] for name in program["callbacks"]]
     callbacks += extra
-    # As the backup's page says: averages are swapped in after it.
+    # Averages are swapped in after the backup, as its page says.
     callbacks.sort(key=lambda text: "SwapEMAWeights" in text)
     if callbacks:
         inner = "".join(f"        {callback},\n" for callback in callbacks)
@@ -1285,7 +1285,7 @@ def scoped_compile(program):
 
 
 def own_batch(program, action):
-    """Return the arguments of a batch that each worker has for itself."""
+    """Return the arguments of a batch that differs between workers."""
     parts = "(x,)" if action.startswith("predict") else "(x, y)"
     return (
         "*tf.nest.map_structure(\n"

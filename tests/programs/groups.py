@@ -1,4 +1,4 @@
-"""Groups of processes that are kept alive, and run program after program."""
+"""Groups of processes that stay alive, and run many programs."""
 
 import importlib.util
 import json
@@ -13,11 +13,11 @@ import tempfile
 import time
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# Where the package is that is tried; it is not imported here.
+# The folder of the tested package, which is not imported here.
 PACKAGE = pathlib.Path(
     importlib.util.find_spec("tf_optimizers").origin
 ).parents[1]
-# Workers and devices of each. "one" is what the others are compared with.
+# Workers, and devices of each. The others are compared with "one".
 PLACES = {
     "one": (1, 1),
     "1": (1, 1),
@@ -29,19 +29,19 @@ PLACES = {
     "2x2": (2, 2),
     "12": (12, 1),
 }
-# What TensorFlow writes in any case.
+# Messages that TensorFlow always writes.
 NOISE = re.compile(r"port\.cc|cudart_stub|absl::InitializeLog|cuda_platform")
-# Programs that a group runs before it is replaced: TensorFlow never frees all.
+# Programs that a group runs before it is replaced: TensorFlow leaks memory.
 LIFE = 80
-# In seconds: as long as a worker waits for one that has failed alone.
+# In seconds: how long a worker waits for one that has failed.
 PATIENCE = 40
-# In seconds: how much later than the first another worker may come to the end.
+# In seconds: the largest delay between the ends of workers.
 LATE = 45
 PAUSE = 0.01
 
 
 class Group:
-    """Processes of one place; they start with the first program."""
+    """The processes of one place; they start with the first program."""
 
     def __init__(self, place, life=LIFE):
         self.place = place
@@ -49,22 +49,22 @@ class Group:
         self._life = life
         self._process = None
         self.end = ""
-        # Whether its workers have come to the same end each time.
+        # Whether its workers have always had the same outcome.
         self.is_clean = True
 
     def run(self, script, limit):
-        """Return what came of a script on each worker, None if nothing.
+        """Return the result of a script on each worker, None if missing.
 
-        A worker that gives no answer within `limit` seconds costs the group.
+        If a worker does not answer within `limit` seconds, the group ends.
         """
         if self._process is None or self._number >= self._life:
             self._start()
-            limit += 60  # TensorFlow has to be imported.
+            limit += 60  # The first program includes the import of TensorFlow.
         number, self._number = self._number, self._number + 1
         limit *= slowness()
         folder = self._folder / f"run-{number}"
         folder.mkdir()
-        # A file of its own: TensorFlow reads the source of what it traces.
+        # A new file, since TensorFlow reads the source of traced functions.
         (self._folder / f"{number}.py").write_text(script)
         order = self._folder / "order.partial"
         order.write_text(json.dumps({"folder": str(folder)}))
@@ -100,7 +100,7 @@ class Group:
             )
 
     def _wait(self, number, until):
-        """Return the results once all are there, or what is there in time."""
+        """Return all results, or those that are there in time."""
         paths = [
             self._folder / f"{number}-{index}.pickle"
             for index in range(self.workers)
@@ -123,7 +123,7 @@ class Group:
         ]
 
     def last_words(self):
-        """Return how the processes have ended, and what they wrote last."""
+        """Return the exit of the processes, and their last output."""
         written = self.output.read_text(errors="replace").splitlines()
         told = [line for line in written if not NOISE.search(line)]
         return "\n".join([self.end, *told[-20:]])
@@ -145,7 +145,7 @@ class Group:
 
 
 def slowness():
-    """Return how many times longer all takes, as others share the machine."""
+    """Return the slowdown by other work on the machine."""
     return max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 

@@ -1,6 +1,6 @@
-"""The text of loops of one's own, and of what conserves gradients."""
+"""The text of custom loops, and of tests of conservation."""
 
-# How `strategy.run` is given a batch: the step's parameters, and the call.
+# Ways to pass a batch to `strategy.run`: the step's parameters, and the call.
 ARGS = {
     "in order": ("{names}", "args=({names},)"),
     "reversed": ("{reversed}", "args=({reversed},)"),
@@ -8,7 +8,7 @@ ARGS = {
     "batch": ("batch", "args=(batch,)"),
     "keywords": ("{names}", "kwargs={{{keywords}}}"),
 }
-# A replica's part of the loss, of the losses of its rows.
+# A replica's part of the loss, from the losses of its rows.
 MEANS = {
     "by hand": "tf.reduce_sum(losses) / {batch}.0",
     "global_batch_size": (
@@ -22,7 +22,7 @@ _LOSS_OF = {
     "classes": "SparseCategoricalCrossentropy",
     "onehot": "CategoricalCrossentropy",
 }
-# What a step does with its gradients.
+# Ways to apply gradients in a step.
 APPLY = {
     "apply": (
         "gradients = tape.gradient(scaled, weights)\n"
@@ -146,7 +146,7 @@ def loop_text(program, names, ideal):
     return f"{step}\n\n\n{shared}\n{loop}"
 
 
-# Whatever is sent, and whatever is held back, is all there was.
+# Sent and unsent values must sum to all gradients.
 _CONSERVATION = """{exchange}rng = np.random.default_rng({seed})
 scales = {scales}
 shapes = [{shapes}]
@@ -220,7 +220,7 @@ def exchange_text(program):
 
 
 def conservation_text(program):
-    """Return a script that tells whether anything was lost or made."""
+    """Return a script that checks the conservation of gradients."""
     compressor = "DGC" if program["wrapper"] == "none" else "SparseLoCo"
     shapes = "(12, 10), (7,), (64,), (30, 5), (3, 4, 5), (1,)"
     return _CONSERVATION.format(

@@ -9,27 +9,27 @@ from . import grammar
 from .compare import judge
 from .groups import PLACES, Group
 
-# In seconds: what a program may take, if the machine does little else.
+# In seconds: the limit for a program on an idle machine.
 LIMIT = 90
-# Likewise, with features that could only hang.
+# In seconds: the limit for features that could only hang.
 SOON = 20
-# In how many tries a program is shrunk that hangs.
+# Number of tries to shrink a program that hangs.
 HANGS = 6
-# Workers of what was drawn for three, if asked for.
+# More workers, for programs that were drawn for three.
 MANY = "12"
 # Programs that wait for their group while others run.
 AHEAD = 16
-# One process may not repeat itself: Keras's `steps_per_execution` reads weights
-# while it assigns them. What workers do is right if it does so in one of these.
+# Results of one process may vary: Keras's `steps_per_execution` reads weights
+# while it assigns them. Workers must agree with one of these runs.
 REFERENCES = 6
 
 
 class Machine:
-    """Groups of processes, and what came of the programs that they ran.
+    """Groups of processes, and the outcomes of their programs.
 
     Args:
-        jobs: How many programs are tried at a time.
-        limit: How many seconds a program may take.
+        jobs: Number of programs at the same time.
+        limit: Seconds that a program may take.
     """
 
     def __init__(self, jobs=2, limit=LIMIT):
@@ -66,7 +66,7 @@ class Machine:
     def take(self, programs):
         """Return the first of some programs whose group is free, or None.
 
-        It is removed from the list. The group is the caller's, until `leave`.
+        It is removed from the list. The caller has the group until `leave`.
         """
         with self._free:
             while programs:
@@ -83,10 +83,10 @@ class Machine:
             self._free.notify_all()
 
     def run(self, program, anew=False):
-        """Return what came of a program; its group must be the caller's.
+        """Return the outcome of a program; the caller must have its group.
 
-        What fails in a group where something has failed before, or `anew`, is
-        run in a new one.
+        The program runs again in a new group if it fails after another failure,
+        or if `anew`.
         """
         started = time.monotonic()
         group = self._groups[program["where"]]
@@ -114,13 +114,13 @@ class Machine:
         return outcome
 
     def _reference_of(self, program):
-        """Return what comes of a program in one process."""
+        """Return the result of a program in one process."""
         with self.reference() as one:
             script = grammar.script(program, ideal=True)
             return one.run(script, self._limit)[0]
 
     def confirm(self, program, outcome):
-        """Run a program that failed in a new group; return how it ends then."""
+        """Run a failed program in a new group; return the outcome."""
         again = self.run(program, anew=True)
         again.cpu += outcome.cpu
         if not again.failed:
@@ -130,9 +130,10 @@ class Machine:
         return again
 
     def shrink(self, program, outcome, tries):
-        """Return the plainest program found that fails alike, and how.
+        """Return the plainest program with a similar failure, and the outcome.
 
-        It makes half of the features plain at once, then a quarter, and so on.
+        Half of the features become plain at the same time, then a quarter, and
+        so on.
         """
         if outcome.kind == "hang or crash":
             tries = min(tries, HANGS)
@@ -159,7 +160,7 @@ class Machine:
 
 
 def limit_of(program):
-    """Return how many seconds a program may take."""
+    """Return the seconds that a program may take."""
     is_risky = (
         program["fetched"] != "by one" or program["made"] == "build outside"
     )
@@ -167,13 +168,13 @@ def limit_of(program):
 
 
 def plainer(program, names):
-    """Return a program with plain features, or None if they do not fit."""
+    """Return a program with plain features, or None if they conflict."""
     changed = grammar.plain(program, names)
     return changed if is_valid(changed) else None
 
 
 def shorter(program):
-    """Yield programs with one layer, metric, callback ... less."""
+    """Yield programs with one layer, metric or callback less."""
     for name, value in program.items():
         if isinstance(value, list) and len(value) > 1:
             for index in range(len(value)):
@@ -185,12 +186,12 @@ def shorter(program):
 def is_valid(program):
     try:
         return grammar.broken(program) is None
-    except KeyError:  # A layer, loss or metric of another input or task.
+    except KeyError:  # A feature does not fit the input or task.
         return False
 
 
 def programs_of(seeds, where=None, only=None):
-    """Yield seeds and their programs, of some places, with some features."""
+    """Yield seeds and their programs, for some places and features."""
     for seed in seeds:
         program = grammar.draw(random.Random(seed))
         if where is not None and MANY in where and program["where"] == "3":

@@ -37,7 +37,7 @@ TASKS = {
         "softmax",
     ),
 }
-# By input: each layer, and whether the next one may be of the same kind.
+# By input: each layer, and whether the next one may have the same kind.
 BODIES = {
     "vector": {
         "Dense": ('layers.Dense(8, activation="tanh")', True),
@@ -170,7 +170,8 @@ METRICS = {
         "by hand: Metric": "OwnMetric()",
         "by hand: variable": "Counted()",
         "by hand: sum": "Total()",
-        # Not of percentages, which labels of 0 make as large as their rounding.
+        # Without percentages, which labels of 0 make as large as rounding
+        # errors.
         "logarithms": "keras.metrics.MeanSquaredLogarithmicError()",
     },
     "binary": {
@@ -253,7 +254,7 @@ WRAPPERS = {
     ),
 }
 WRAPPERS["ShardedState"] = "tfo.ShardedState({inner}{more})"
-# Everything is sent in the end; of a linear loss, gradients are the same.
+# Everything is sent at the end; gradients of a linear loss are constant.
 OPTIMIZERS["DGC to the end"] = (
     "tfo.DGCMomentum(\n    {rate}, sparsity=(0.75,), min_compress_size=1, "
     "momentum_masking=False,\n    rampdown_begin_step=2{more}\n)"
@@ -262,7 +263,7 @@ WRAPPERS["SparseLoCo to the end"] = (
     "tfo.SparseLoCo(\n    {inner}, sparsity=(0.75,), min_compress_size=1, "
     "rampdown_begin_step=2{more}\n)"
 )
-# Classes with a step or a loss of their own.
+# Classes with a custom step or loss.
 CUSTOM = {
     "guide": "",
     "result": "",

@@ -1,4 +1,4 @@
-"""The text of what users write themselves: optimizers, layers, steps."""
+"""The text of users' optimizers, layers and steps."""
 
 _OWN_MOMENTUM = """class {name}(keras.optimizers.Optimizer):
     def __init__(self, learning_rate=0.1, **kwargs):
@@ -19,7 +19,7 @@ _OWN_MOMENTUM = """class {name}(keras.optimizers.Optimizer):
 {step}"""
 _SPEED = 'self.add_variable_from_reference({of}, "speed")'
 _STEP = "        self.assign_sub(variable, rate * speed)"
-# How `build` goes through the variables, in a list of whatever order.
+# Loops over variables in `build`.
 _SPEEDS = {
     "OfCopies": f"[\n            {_SPEED.format(of='variable')}\n"
     "            for variable in list(variables)\n        ]",
@@ -55,7 +55,7 @@ for _name, _shape in {
         more=_COUNTS.format(shape=_shape),
         step=_COUNTED,
     )
-# Of one of ours, with Keras's signature. In one process, of Keras's.
+# Subclasses of ours with Keras's signature; in one process, of Keras's.
 _OF_OURS = """class {name}({base}):
     def update_step(self, gradient, variable, learning_rate):
         rate = ops.cast(learning_rate, variable.dtype)
@@ -70,7 +70,7 @@ IDEAL_OF_OURS = {
     for name in OF_OURS
 }
 
-# State that layers assign from their rows.
+# Layers that assign state from their rows.
 _CENTRE = """class {name}(layers.Layer):
     def build(self, shape):
         self.centre = self.add_weight(
@@ -125,7 +125,7 @@ STATEFUL = {
         return x * self.scale""",
 }
 
-# How a model's step is called.
+# Names and decorators of a model's step.
 STEPS = ("def", "another name", "decorated", "lambda", "closure", "partial")
 _DECORATOR = """def logged(step):
     def run(self, data):
@@ -152,7 +152,7 @@ _TEST_STEP = """
 
 
 def with_step(text, kind, tests):
-    """Return the text of a class whose step is called in another way."""
+    """Return the text of a class with another form of step."""
     if kind == "decorated":
         text = _DECORATOR + text.replace(
             "    def train_step(", "    @logged\n    def train_step("
@@ -166,7 +166,7 @@ def with_step(text, kind, tests):
     return text
 
 
-# What makes it the model's, once there is one.
+# Assigns the step to an existing model.
 JOINED = {
     "lambda": "model.train_step = lambda data: model.step_of_mine(data)",
     "closure": (
@@ -180,7 +180,7 @@ JOINED = {
         "model.train_step = functools.partial(type(model).step_of_mine, model)"
     ),
 }
-# What a `train_step` returns besides.
+# Additional results of a `train_step`.
 RETURNED = {
     "metrics": "",
     "rate": '"rate": self.optimizer.learning_rate',

@@ -1,13 +1,13 @@
-"""Why a program may compute something else on several workers.
+"""Reasons why a program may compute other results on several workers.
 
-Each reason says for which programs it holds, and what is not compared then: by
-the beginnings of names of what a script has seen, or "replicas".
+Each reason has a condition on programs, and the results that are not compared
+then, by the beginnings of their names, or "replicas".
 """
 
 from .groups import PLACES
 from .rules import REFITTED, SHUFFLED, STATEFUL, version_of
 
-# That of nightly builds comes first.
+# The version of nightly builds comes first.
 KERAS = version_of("keras-nightly", "keras")
 
 
@@ -84,7 +84,7 @@ REASONS = {
         lambda p: "Dropout" in p["layers"],
         EVERYTHING,
     ),
-    # Activities are averaged from Keras 3.14 on.
+    # Keras 3.14 and newer average activities.
     "A sum over rows counts by the replica's share of them.": (
         lambda p: (
             p["custom"] == "add_loss sum"
@@ -120,7 +120,7 @@ REASONS = {
         ),
         EVERYTHING,
     ),
-    "Likewise, `evaluate` skips an order.": (
+    "`evaluate` skips an order, for the same reason.": (
         lambda p: p["shuffle"] == "seeded" and p["steps"] == "repeat",
         ("evaluate", "saved"),
     ),
@@ -157,7 +157,7 @@ REASONS = {
         ("fit * loss", "evaluate loss", "logs * loss"),
     ),
 }
-# How far a value may be off, by precision; a step is at least 100 times that.
+# The tolerance of values, by precision; a step is at least 100 times larger.
 TOLERANCE = {
     "float32": 3e-5,
     "float64": 3e-5,
@@ -169,7 +169,7 @@ TOLERANCE = {
 
 
 def known(program):
-    """Return what is not compared."""
+    """Return the results that are not compared."""
     found = []
     for holds, names in REASONS.values():
         if holds(program):

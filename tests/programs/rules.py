@@ -1,4 +1,4 @@
-"""Which features of a program do not go together, and why.
+"""Features of a program that cannot be combined, and why.
 
 `only("loss", {"none"}, why, custom={"none"})` is a rule: a program with this
 loss must have one of these values of `custom`. A set of layers, callbacks ...
@@ -33,14 +33,14 @@ SHUFFLED = {
 }
 # Losses that are sums over rows.
 SUMS = {"sum", "none"}
-# What also has the rate 0, since batches have other rows.
+# These also have the rate 0, since their batches have other rows.
 RATELESS = {"policy": "FILE", "shared as": "its own"}
 # Actions that call `fit` again.
 REFITTED = {
     *("fit", "freeze", "thaw", "freeze, compile", "set rate", "save, load"),
 }
 SAVED_RATES = {"LearningRateScheduler", "ReduceLROnPlateau"}
-# The plainest values of all features, but for lists, which are empty then.
+# The plainest values of all features; lists are empty.
 PLAIN = {
     *("none", "layers", "sequential", "vector", "regression", "float32"),
     *("inside", "not", "constant", "ordinary", 0, 1),
@@ -56,7 +56,7 @@ PLAIN = {
     *("alike", "any", "def", "Keras's", "metrics", "AUTO", "by one", False),
     *("mse", "SGD", "arrays"),
 }
-# What only loops of one's own have, and only what counts what is sent.
+# Features of custom loops only, and of tests of conservation only.
 OF_LOOPS = ("args", "mean", "apply", "loop", "shared as", "built")
 OF_COMPRESSION = ("wire", "exchange")
 
@@ -73,7 +73,7 @@ def but(*values):
 
 
 def version_of(*packages):
-    """Return the version of the first that is installed, without importing."""
+    """Return the version of the first installed package, without an import."""
     for name in packages:
         try:
             version = importlib.metadata.version(name)
@@ -84,13 +84,13 @@ def version_of(*packages):
 
 
 class Rule:
-    """What must not be.
+    """A combination of features that is not possible.
 
     Args:
         why: The reason, as a phrase.
-        names: The features that it looks at, that whose fault it is first.
-        is_broken: Tells whether a program breaks it.
-        allowed: The values that others may have.
+        names: The features of the rule; the first one is changed first.
+        is_broken: Returns whether a program breaks the rule.
+        allowed: The values that other features may have.
     """
 
     def __init__(self, why, is_broken, name=None, allowed=None):
@@ -99,7 +99,7 @@ class Rule:
 
 
 def only(name, values, why, **allowed):
-    """Return a rule: whoever has one of these values has only what is allowed.
+    """Return a rule: these values allow only some values of others.
 
     A keyword `looked_at` names the feature "looked at".
     """
@@ -126,12 +126,12 @@ def is_allowed(value, limit):
 
 
 def never(is_broken, why):
-    """Return a rule that no table can say."""
+    """Return a rule that no table can express."""
     return Rule(why, is_broken)
 
 
 def has_layer(program, *parts):
-    """Return whether a layer's name, or text, has one of some parts."""
+    """Return whether a layer's name or text contains one of `parts`."""
     bodies = BODIES[program["input"]]
     return any(
         part in name or part in bodies[name][0]
@@ -141,7 +141,7 @@ def has_layer(program, *parts):
 
 
 def fits(program):
-    """Return whether each layer takes the rank that the one before gives."""
+    """Return whether each layer accepts the rank of the previous one."""
     names = program["layers"]
     return all(
         BODIES[program["input"]][name][1] for name in names[:-1]
@@ -375,7 +375,7 @@ RULES = [
     only(
         *("scale", {"enormous"}, "only norms overflow"),
         script={"Keras"},
-        clip={"clipnorm"},  # Keras's other one makes NaN, too.
+        clip={"clipnorm"},  # Keras's other optimizer makes NaN, too.
         wrapper={"ShardedState"},
         optimizer={"SGD"},
         precision={"float32"},
@@ -935,7 +935,7 @@ RULES = [
         accumulate={1},
     ),
     only("wrapper", {"SparseLoCo of 4"}, "refused", average={"none"}),
-    # What is done.
+    # Actions.
     only(
         *("interrupt", but("none"), "other callbacks see other batches"),
         callbacks=but(
@@ -945,7 +945,7 @@ RULES = [
         epochs=but(1),
         where=but("mirrored"),
         steps=but("repeat"),
-        shuffle=but("seeded"),  # Each epoch has an order of its own.
+        shuffle=but("seeded"),  # Each epoch has a different order.
         seeded={True},
     ),
     only("interrupt", {"batch"}, "of batches", steps_per_execution={1}),
@@ -959,7 +959,7 @@ RULES = [
         style={"sequential", "functional", "nested"},
         custom={"none"},
     ),
-    # TensorFlow's own strategy, which weighs and reduces in another way.
+    # TensorFlow's own strategy, which weights and reduces differently.
     only(
         *("where", {"mirrored"}, "TensorFlow's strategy does not do that"),
         **dict.fromkeys(
@@ -975,7 +975,7 @@ RULES = [
         precision=but("mixed_float16"),
         source={"arrays", "tf.data"},
         pipeline=but("drop_remainder"),
-        shuffle={"none"},  # Keras draws a batch first, and shuffles go on.
+        shuffle={"none"},  # Keras draws a batch first, and shuffles continue.
         input=but("tokens"),
         layers=but("masked LSTM"),
         validation={"none"},

@@ -1,4 +1,4 @@
-"""What counts as a failure of a random program."""
+"""Failures and other outcomes of random programs."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ RULE = "`x` must be 1. Received: x=2. Pass 1."
 
 
 def result(weight=1.0, loss=0.5, error=None, local=None):
-    """Return what a worker has seen of a model of one weight."""
+    """Return a worker's result for a model with one weight."""
     array = np.array([weight])
     return {
         "seen": {
@@ -61,9 +61,7 @@ def test_other_results_differ(changed):
         ("huge", [2.0**14], "differs"),
     ],
 )
-def test_what_overflows_in_one_place_only_is_not_compared(
-    scale, scales, expected
-):
+def test_overflow_in_one_place_only_is_not_compared(scale, scales, expected):
     other, reference = result(weight=2.0), result()
     other["left"]["scales"], reference["left"]["scales"] = scales, [2.0**15]
     features = {"precision": "mixed_float16", "scale": scale}
@@ -71,7 +69,7 @@ def test_what_overflows_in_one_place_only_is_not_compared(
     assert kind([other, other], reference) == "differs"
 
 
-def test_worker_tells_steps_and_loss_scales():
+def test_worker_reports_steps_and_loss_scales():
     layers = [keras.Input((1,)), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model.compile(
@@ -88,7 +86,7 @@ def test_missing_result_differs():
     assert kind([other, other]) == "differs"
 
 
-def test_known_reason_leaves_out_what_it_explains():
+def test_known_reason_excludes_its_results():
     other = result(weight=2.0)
     assert kind([other, other], optimizer="DGC") == "agreed"
     assert kind([result(), other], optimizer="DGC") == "replicas differ"
@@ -103,7 +101,7 @@ def test_replicas_are_equal_to_the_bit():
 
 
 def test_numbers_that_are_none_are_equal_in_any_precision():
-    """NumPy has no bfloat16 of its own, of which nothing equals NaN."""
+    """NumPy has no bfloat16, so NaN needs a special comparison."""
     bfloat16 = np.array(keras.ops.zeros(1, "bfloat16")).dtype
     none = [np.full(2, np.nan, dtype) for dtype in ("float32", bfloat16)]
     assert compare._same(none, [array.copy() for array in none])
@@ -119,7 +117,7 @@ def test_layers_have_the_precision_that_a_script_sets():
         worker.start_anew()
 
 
-def test_state_differs_where_nothing_made_it_common():
+def test_state_differs_if_never_averaged():
     other, features = result(weight=2.0), {"layers": ["Centre"]}
     assert kind([result(), other], **features) == "replicas differ"
     features["actions"] = ["train_on_batch"]
@@ -148,7 +146,7 @@ def test_variable_in_a_history_is_no_number():
 
 
 def test_names_of_variables_may_differ():
-    """As those of layers do on a worker that has made another model."""
+    """Layers have other names on a worker that has created another model."""
     other = result()
     other["replicas"] = {"0 w_1": other["replicas"]["0 w"]}
     assert kind([result(), other]) == "agreed"
@@ -156,7 +154,7 @@ def test_names_of_variables_may_differ():
     assert kind([result(), other]) == "replicas differ"
 
 
-def test_worker_that_gives_no_answer_fails():
+def test_worker_without_an_answer_fails():
     assert kind([result(), None]) == "hang or crash"
 
 
@@ -164,7 +162,7 @@ def test_error_in_one_process_is_no_failure():
     assert kind([], reference=result(error=error())) == "skipped"
 
 
-def test_error_in_the_house_form_is_a_refusal():
+def test_error_with_a_rule_counts_as_refused():
     refused = result(weight=0.0, error=error())
     refused["left"]["steps"] = [0]
     del refused["seen"]["weights 2"]
@@ -176,7 +174,7 @@ def test_error_in_the_house_form_is_a_refusal():
     assert kind([refused, other]) == "refused"
 
 
-def test_rule_that_a_graph_checks_is_a_refusal():
+def test_rule_checked_in_a_graph_counts_as_refused():
     rule = "All workers must draw the same. Received: others. Seed it."
     text = f"Graph execution error: tf_optimizers\n assertion failed: [{rule}]"
     refused = result(error=error(text, "InvalidArgumentError", ours=False))
@@ -198,7 +196,7 @@ def test_other_errors_are_failures(other):
     assert kind([failed, failed]) == "error"
 
 
-def test_worker_that_does_not_come_is_no_refusal():
+def test_missing_worker_does_not_count_as_refused():
     text = "All workers must reach it. Received nothing from worker 1 in 2 s."
     refused = result(error=error(text))
     assert kind([refused, refused]) == "hang or crash"

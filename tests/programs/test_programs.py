@@ -1,4 +1,4 @@
-"""Random programs compute on several workers what one process does."""
+"""Random programs compute the same on several workers as in one process."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from .machine import programs_of
 
 pytestmark = pytest.mark.slow
 
-# Written down here, as a seed means another program with another grammar.
+# Listed here, since a seed gives another program after a change of the grammar.
 HANDFUL = {
     "convolution": {
         "where": "2",

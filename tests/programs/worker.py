@@ -1,7 +1,7 @@
 """Runs programs, one after another: `python worker.py FOLDER DEVICES`.
 
-The n-th program is FOLDER/n.json; what came of it is left in
-FOLDER/n-WORKER.pickle. Every worker of a group runs this.
+The n-th program is FOLDER/n.json, and its result FOLDER/n-WORKER.pickle. Every
+worker of a group runs this.
 """
 
 import gc
@@ -27,12 +27,12 @@ import tf_optimizers as tfo
 from tf_optimizers.compression.compressor import Compressor
 
 EMBEDDING = keras.layers.Embedding
-# How often to look for the next program, in seconds.
+# Seconds between two looks for the next program.
 PAUSE = 0.01
 
 
 class OnlyOne(tf.distribute.MirroredStrategy):
-    """The only one of a process: TensorFlow mixes up the collectives of two."""
+    """The only one in a process: TensorFlow confuses the collectives of two."""
 
     def __new__(cls, *_):
         return _only_one() or super().__new__(cls)
@@ -51,7 +51,7 @@ def _only_one():
 
 
 def set_up(devices):
-    """Use little of the machine; have several replicas in one process."""
+    """Use few threads; create several replicas in one process."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(4)
     if "TF_CONFIG" not in os.environ and devices > 1:
@@ -65,14 +65,14 @@ def set_up(devices):
 
 
 def start_anew():
-    """Make this process as one that has just started."""
+    """Restore the state of a new process."""
     sys.modules.pop("script", None)
     keras.utils.clear_session()
-    keras.layers.Embedding = EMBEDDING  # Scripts of one process have another.
-    # What is left, such as imports, is not looked through again: that would
-    # take a third of the time.
+    keras.layers.Embedding = EMBEDDING  # Scripts may replace it.
+    # Exclude remaining objects, such as imports, from garbage collection, which
+    # would take a third of the time.
     gc.freeze()
-    # It decides on the policy that layers have, which is forgotten now.
+    # This also resets the dtype policy of layers.
     keras.config.set_floatx("float32")
     Compressor.exchange_kind = None
     random.seed()
@@ -81,7 +81,7 @@ def start_anew():
 
 
 def execute(script, folder):
-    """Run a script in a folder; return what it has seen, and its end."""
+    """Run a script in a folder; return its results, and its error if any."""
     start_anew()
     os.chdir(folder)
     module = sys.modules["script"] = types.ModuleType("script")
@@ -108,9 +108,9 @@ def execute(script, folder):
 
 
 def in_plain_values(seen):
-    """Return numbers, arrays and texts as they are, and of others the class.
+    """Return numbers, arrays and texts unchanged, and the class of others.
 
-    What a history holds are numbers: variables would change later on.
+    Values of a history become numbers, since variables would change later.
     """
     if isinstance(seen, dict):
         return {key: in_plain_values(value) for key, value in seen.items()}
@@ -129,7 +129,7 @@ def cpu_seconds():
 
 
 def describe(error):
-    """Return an error's class, text, and where it was raised."""
+    """Return an error's class, text and origin."""
     frames = traceback.extract_tb(error.__traceback__)
     return {
         "class": type(error).__name__,
@@ -152,7 +152,7 @@ def variables_of(names):
 
 
 def replicas(names):
-    """Return what each device of this worker holds of common variables."""
+    """Return each device's values of common variables."""
     found = {}
     strategy = names.get("strategy")
     if strategy is None:
@@ -163,7 +163,7 @@ def replicas(names):
         optimizer = optimizer.inner_optimizer
     weights, state = variables_of(names)
     if isinstance(optimizer, tfo.ShardedState):
-        state = []  # Of owners.
+        state = []  # Variables of owners.
     for number, variable in enumerate([*weights, *state]):
         if is_common(variable, optimizer):
             found[f"{number} {variable.path}"] = [
@@ -174,19 +174,19 @@ def replicas(names):
 
 
 def is_common(variable, optimizer):
-    """Return whether all replicas are to hold the same."""
+    """Return whether a variable must be equal on all replicas."""
     value = variable.value
     if variable.path.endswith("_gradient_accumulator"):
-        return False  # Of a replica's own gradients, until the update.
+        return False  # Accumulated gradients of a replica, until the update.
     is_on_host = not isinstance(value, tf.distribute.DistributedValues)
     if is_on_host and isinstance(optimizer, tfo.SparseLoCo):
-        return False  # Of a worker's own steps.
+        return False  # State of a worker's local steps.
     mode = getattr(value, "synchronization", None)
     return mode != tf.VariableSynchronization.ON_READ
 
 
 def state_of(names):
-    """Return the weights, how many steps they have made, and loss scales."""
+    """Return the weights, the numbers of steps, and loss scales."""
     weights, state = variables_of(names)
     steps, scales = (
         [np.array(v).item() for v in state if v.path.endswith(ending)]

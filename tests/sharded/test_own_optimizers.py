@@ -1,4 +1,4 @@
-"""Shared state of optimizers of one's own, and of steps of one's own."""
+"""`ShardedState` with custom optimizers and custom steps."""
 
 import functools
 
@@ -26,14 +26,14 @@ def variables_of(strategy, shapes=SHAPES):
 
 
 def stepped(strategy, make, order=(0, 1, 2, 3), is_built=True, steps=3):
-    """Return variables and optimizer after steps, in which all have an N-th.
+    """Return variables and optimizer after steps with an N-th per replica.
 
     Args:
         strategy: The strategy.
-        make: Makes the optimizer.
+        make: Creates the optimizer.
         order: The variable of each gradient.
-        is_built: Whether the optimizer is built before.
-        steps: How many there are.
+        is_built: Whether the optimizer is built before the steps.
+        steps: Number of steps.
     """
     variables = variables_of(strategy)
     random = np.random.default_rng(1)
@@ -75,14 +75,14 @@ def assert_alike(found, expected, state=True):
 
 
 class Copied(keras.optimizers.Adam):
-    """Goes through a copy of the variables."""
+    """Creates slots in a loop over a copy of the variables."""
 
     def build(self, variables):
         super().build(list(variables))
 
 
 class Reversed(keras.optimizers.Optimizer):
-    """Makes slots in other orders, of which two loops are at a time."""
+    """Creates slots in other orders, in two nested loops."""
 
     def build(self, variables):
         if self.built:
@@ -115,12 +115,12 @@ def test_slots_belong_to_the_variable_that_they_are_made_from(mirrored, name):
     assert_alike(found, stepped(mirrored, make))
     summary = found[1].memory_summary()
     assert min(summary["owned"]) > 0.3 * sum(summary["owned"])
-    # The rate and the number of steps.
+    # The learning rate and the number of steps.
     assert summary["shared"] == 12
 
 
 class ByIndex(Counted):
-    """Makes slots of which nobody can tell what they belong to."""
+    """Creates slots that cannot be assigned to a variable."""
 
     kind = "float32"
     shape_of = staticmethod(lambda variable: variable.shape)
@@ -143,7 +143,7 @@ class Flags(Counted):
 
 
 class Others(Counted):
-    """Has a state of its own of each variable, and uses another's."""
+    """Creates state of each variable, but uses that of another one."""
 
     def build(self, variables):
         super().build(variables)
@@ -165,7 +165,7 @@ class Others(Counted):
         (Others, "uses another variable.s state"),
     ],
 )
-def test_state_of_no_variable_is_refused(mirrored, make, message):
+def test_state_of_no_variable_is_rejected(mirrored, make, message):
     with pytest.raises(ValueError, match=message):
         stepped(mirrored, lambda: tfo.ShardedState(make(0.1)))
 
@@ -185,7 +185,7 @@ TWICE = {
     "name", cases.with_long(TWICE, ["AdamW", "clipped", "Nadam", "AdamOffload"])
 )
 def test_a_variable_may_have_two_gradients(mirrored, name):
-    """As of two losses that share an encoder."""
+    """This happens if two losses share an encoder."""
     order = [0, 1, 2, 0, 3, 0]
     alone = tf.distribute.get_strategy()
     expected = stepped(alone, TWICE[name], order)
@@ -196,7 +196,7 @@ def test_a_variable_may_have_two_gradients(mirrored, name):
 
 
 def test_two_gradients_are_accumulated_once(mirrored):
-    """Keras alone adds what it has accumulated to either."""
+    """Keras itself adds the accumulated gradient to both."""
     order = [0, 1, 2, 0, 3]
     found = stepped(
         mirrored,
@@ -212,7 +212,7 @@ def test_two_gradients_are_accumulated_once(mirrored):
 
 
 class StartsAtWeights(tfo.Lamb):
-    """Assigns to what it makes, while it is built."""
+    """Assigns to its slots while it is built."""
 
     def build(self, variables):
         if self.built:
@@ -241,7 +241,7 @@ if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
 
 
 @pytest.mark.parametrize("name", AT_WEIGHTS)
-def test_what_a_step_builds_begins_alike_on_all_devices(mirrored, name):
+def test_variables_built_in_a_step_start_equal_on_all_devices(mirrored, name):
     make = AT_WEIGHTS[name]
     found = stepped(mirrored, make, is_built=False)
     assert_alike(found, stepped(mirrored, make))
@@ -249,7 +249,7 @@ def test_what_a_step_builds_begins_alike_on_all_devices(mirrored, name):
 
 @pytest.mark.parametrize("limit", ["clipnorm", "global_clipnorm"])
 def test_large_gradients_are_clipped(mirrored, limit):
-    """Of which the square of the norm is no float32."""
+    """The square of their norm is too large for float32."""
     with mirrored.scope():
         weights = [keras.Variable(np.zeros(3), dtype="float32") for _ in "ab"]
         inner = keras.optimizers.SGD(1.0, **{limit: 2.0})
@@ -299,7 +299,7 @@ def test_one_replica_constrains_variables_of_tensorflow_once():
 
 
 def fitted(strategy, make, first, then):
-    """Return a model some of whose layers are frozen, then others."""
+    """Return a model in which some layers are frozen, then others."""
     keras.utils.set_random_seed(0)
     rows = np.random.default_rng(0).random((16, 6)).astype("float32")
     with strategy.scope():
@@ -316,8 +316,8 @@ def fitted(strategy, make, first, then):
 
 @UNEVEN
 @pytest.mark.parametrize("first", [True, False])
-def test_averages_are_of_what_steps_move(mirrored, first):
-    """Layers are frozen or thawed without another `compile`."""
+def test_averages_cover_variables_that_steps_move(mirrored, first):
+    """Layers are frozen or thawed without a new `compile`."""
     make = functools.partial(tfo.Lamb, 0.1, use_ema=True, ema_momentum=0.5)
     model = fitted(mirrored, lambda: tfo.ShardedState(make()), first, not first)
     expected = fitted(mirrored, make, first, not first)
@@ -367,11 +367,11 @@ def test_averages_inside_of_others_can_be_swapped_in(mirrored, name, replicas):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
 
 
-def test_summary_of_offloaded_state_counts_what_is_here(mirrored):
+def test_summary_of_offloaded_state_counts_this_process(mirrored):
     def summary(wrap):
         inner = tfo.AdamOffload(0.1, use_ema=True)
         stepped(mirrored, lambda: wrap(inner), steps=1)
         return inner.memory_summary()
 
-    # All replicas are of this process.
+    # All replicas are in this process.
     assert summary(tfo.ShardedState) == summary(lambda inner: inner)

@@ -1,4 +1,4 @@
-"""Shared state steps as the inner optimizer does under the same strategy."""
+"""`ShardedState` steps like its inner optimizer under the same strategy."""
 
 import ctypes
 import functools
@@ -20,7 +20,7 @@ from tf_optimizers.workers.extended import RPC_CHUNK_BYTES
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]
-# The others are tried by the long tests.
+# Long tests try the others.
 USUAL = ("tfo.Lamb",)
 
 
@@ -37,9 +37,9 @@ def make_model(strategy):
 
 
 def trained(strategy, optimizer, epochs=4):
-    """Train as replicas do: on CPUs, and without XLA, which rounds otherwise.
+    """Train on CPUs and without XLA, which rounds differently.
 
-    In a strategy's scope, that says where.
+    In a strategy's scope, the strategy chooses the devices.
     """
     with tf.device("CPU:0"):
         model = make_model(strategy)
@@ -77,7 +77,7 @@ def test_replicas_step_as_the_inner_optimizer(mirrored, name):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_gradients_may_be_of_several_dtypes(mirrored, dtype):
-    """Which TensorFlow's own sum over replicas does not take."""
+    """TensorFlow's own sum over replicas does not accept them."""
     with mirrored.scope():
         variables = [
             keras.Variable(np.ones(3), dtype=each, name=each)
@@ -97,7 +97,7 @@ def test_gradients_may_be_of_several_dtypes(mirrored, dtype):
 
 
 def test_duplicate_rows_are_summed(mirrored):
-    """Which Keras's Adam alone does after it has squared them."""
+    """Keras's Adam itself sums them after it has squared them."""
     rows = tf.IndexedSlices(
         *map(tf.constant, ([[1.0], [2.0], [3.0]], [0, 0, 2], [3, 1]))
     )
@@ -164,7 +164,7 @@ IN_PARTS = {
 }
 
 
-# Of these, the others tell, too.
+# Other cases cover these in short runs.
 LONG = ["ema", "ema overwrites", "tfo ema", "accumulated", "offload"]
 
 
@@ -213,8 +213,8 @@ def test_averages_can_be_swapped_in(mirrored, swap_on_epoch):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_what_is_shared_is_of_those_who_have_made_a_step(mirrored):
-    """Nadam multiplies one number in each step; here only one replica does."""
+def test_replicated_state_follows_replicas_that_stepped(mirrored):
+    """Nadam updates one number in each step; here, on one replica only."""
 
     def stepped(wrap):
         with mirrored.scope():
@@ -235,7 +235,7 @@ def test_what_is_shared_is_of_those_who_have_made_a_step(mirrored):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
 
 
-def test_monitors_show_what_replicas_hold(mirrored):
+def test_monitors_show_the_bytes_of_replicas(mirrored):
     def history(optimizer, monitor):
         model = make_model(mirrored)
         with mirrored.scope():
@@ -261,7 +261,7 @@ def test_monitors_show_what_replicas_hold(mirrored):
 
 
 def test_a_step_may_be_in_a_condition(mirrored):
-    """Where a sum on all replicas cannot be, under `MirroredStrategy`."""
+    """`MirroredStrategy` cannot sum over replicas there."""
     with mirrored.scope():
         weight = keras.Variable(np.ones([4, 2], "float32"))
         sharded = tfo.ShardedState(keras.optimizers.SGD(0.25))
@@ -335,7 +335,7 @@ def test_replicas_hold_parts_of_the_state(mirrored, make, owned):
 
 @pytest.mark.parametrize("name", sharded_script.EVERY)
 def test_elementwise_optimizers_step_parts_as_the_whole(name):
-    """Those that `is_elementwise` names, and none of the others."""
+    """All optimizers with `is_elementwise`, and no others."""
     make = sharded_script.EVERY[name]
     random = np.random.default_rng(0)
     start = random.normal(size=(8, 6)).astype("float32")
@@ -403,12 +403,12 @@ def test_files_are_those_of_the_inner_optimizer(mirrored, tmp_path, ending):
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
     ],
 )
-def test_others_that_exchange_or_wrap_are_refused(make):
+def test_others_that_exchange_or_wrap_are_rejected(make):
     with pytest.raises(ValueError, match="`inner_optimizer` must"):
         tfo.ShardedState(make())
 
 
-def test_sparse_loco_refuses_shared_state():
+def test_sparse_loco_rejects_shared_state():
     with pytest.raises(ValueError, match="must leave the exchange"):
         tfo.SparseLoCo(tfo.ShardedState(keras.optimizers.SGD()))
 
@@ -420,7 +420,7 @@ def test_sparse_loco_refuses_shared_state():
         tfo.AdamOffload,
     ],
 )
-def test_what_replicas_cannot_share_is_refused(mirrored, make):
+def test_state_that_replicas_cannot_share_is_rejected(mirrored, make):
     model = make_model(mirrored)
     with mirrored.scope():
         sharded = tfo.ShardedState(make(gradient_accumulation_steps=2))
@@ -429,7 +429,7 @@ def test_what_replicas_cannot_share_is_refused(mirrored, make):
 
 
 def bert_base():
-    """Variables with the shapes of BERT-base, without its values."""
+    """Return variables with the shapes of BERT-base."""
     width, inner = 768, 3072
     norm = [(width,), (width,)]
     attention = 4 * [(width, width), (width,)] + norm
@@ -458,8 +458,8 @@ def test_large_variables_are_warned_of(mirrored):
             tfo.ShardedState(tfo.Lamb()).build(variables)
 
 
-# Under `MirroredStrategy`, Keras (3.15) cannot overwrite weights by averages,
-# and Adam alone squares duplicate rows of sparse gradients before it sums them.
+# Under `MirroredStrategy`, Keras (3.15) cannot overwrite weights by averages.
+# Adam itself squares duplicate rows of sparse gradients before it sums them.
 ON_DEVICES = *sharded_script.EVERY, "mixed_float16"
 
 
@@ -503,8 +503,8 @@ def test_owners_are_found_among_more_than_ten_workers(tmp_path):
 
 
 @pytest.mark.long
-def test_killed_workers_go_on_as_others(tmp_path):
-    """Two that are killed, then three, then one; and one that never ends."""
+def test_killed_workers_resume_in_other_numbers(tmp_path):
+    """Kill two workers; resume with three, then with one. Compare with one."""
     alone, folder = tf.distribute.get_strategy(), tmp_path / "backups"
     expected = sharded_script.resumed(alone, tmp_path / "alone", 3)
     killed = real_workers.run("sharded", tmp_path, 2, "resume", folder, 3, 3)
@@ -539,7 +539,7 @@ def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):
 
 
 def allocated():
-    """Return the bytes that this process has of the C library."""
+    """Return the bytes that the C library has allocated."""
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks"
     names += " fordblks keepcost"
     fields = [(name, ctypes.c_size_t) for name in names.split()]
@@ -552,8 +552,8 @@ def allocated():
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
 )
-def test_what_arrives_does_not_keep_its_message():
-    """A variable that is assigned a part of it would hold all."""
+def test_received_parts_do_not_keep_their_message():
+    """A variable with a part of the message would keep all of it."""
     weight, size = tf.Variable(tf.zeros([1024])), 1 << 22
 
     @tf.function(autograph=False)
@@ -570,8 +570,8 @@ def test_what_arrives_does_not_keep_its_message():
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
 )
-def test_state_takes_little_memory_beside_its_values(mirrored):
-    """Of TensorFlow's, which keeps much for each name of a variable."""
+def test_state_takes_little_more_memory_than_its_values(mirrored):
+    """TensorFlow keeps memory for each variable name."""
     with mirrored.scope():
         variables = [
             keras.Variable(np.ones(8, "float32"), name=f"weight_{i}")

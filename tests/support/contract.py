@@ -231,7 +231,7 @@ class Contract:
         for a, b in zip(actual, train(case), strict=True):
             np.testing.assert_array_equal(a, b)
 
-    def test_gradients_as_lists_and_of_other_floats_are_taken(self, case):
+    def test_gradients_as_lists_and_of_other_floats_are_accepted(self, case):
         variables = cases.make_variables()
         gradients = cases.make_gradients(0)
         optimizer = case.make()
@@ -308,7 +308,7 @@ class Contract:
         for variable, value in zip(variables, cases.make_values(), strict=True):
             np.testing.assert_array_equal(variable.numpy(), value)
 
-    def test_moving_average_replaces_what_the_running_step_trains(self, case):
+    def test_moving_average_replaces_weights_of_the_running_step(self, case):
         """Layers may have been frozen or thawed since `compile`."""
         layers = [keras.layers.Dense(2, name=name) for name in "abc"]
         model = keras.Sequential([keras.Input((2,)), *layers])
@@ -324,7 +324,7 @@ class Contract:
                 np.testing.assert_array_equal(layer.kernel, expected)
 
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
-    def test_moving_average_is_of_the_weights_where_every_step_overflows(
+    def test_moving_average_equals_weights_if_every_step_overflows(
         self, case, dtype
     ):
         variables = cases.make_variables(dtype)

@@ -1,7 +1,8 @@
 """TensorFlow's `MultiWorkerMirroredStrategy` and ours do the same.
 
-Both live in each of two processes, and do all that scripts/two_strategies.py
-has a table of. Not collected by `pytest` alone: `tox -e strategies`.
+Both exist in each of two processes, and run the table of
+scripts/two_strategies.py. `pytest` does not collect this file; `tox -e
+strategies` does.
 """
 
 import pytest
@@ -11,7 +12,7 @@ from scripts.two_strategies import BEHAVIOURS
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each worker reports."""
+    """Return the report of each worker."""
     return real_workers.results(
         "two_strategies", tmp_path_factory.mktemp("strategies"), 2, timeout=280
     )
@@ -19,7 +20,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_strategies_agree(results, name):
-    """Values to the bit, and errors by their class."""
+    """Values are bitwise equal; errors have the same class."""
     behaviour = BEHAVIOURS[name]
     for result in results:
         stock, ours = result[name]["stock"], result[name]["ours"]

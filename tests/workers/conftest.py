@@ -5,8 +5,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def ours():
-    """Two replicas in this process."""
-    # Not before `tests/conftest.py` has chosen devices.
+    """Return our strategy, with two replicas in this process."""
+    # Imported after `tests/conftest.py` has chosen devices.
     import tf_optimizers as tfo
 
     strategy = tfo.SparseMultiWorkerMirroredStrategy()

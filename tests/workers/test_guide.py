@@ -1,4 +1,4 @@
-"""Keras's guide to several workers, as it is written, and what it rests on."""
+"""Keras's guide to several workers, and the behavior that it relies on."""
 
 import itertools
 import operator
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What two workers report."""
+    """Return the reports of two workers."""
     folder = tmp_path_factory.mktemp("guide")
     parts = ["traced_only", "guide", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
@@ -40,7 +40,7 @@ ALL = pytest.param("all", marks=pytest.mark.long)
 
 @pytest.fixture(scope="module")
 def long_results(tmp_path_factory):
-    """What two workers report with more time."""
+    """Return the reports of two workers on slower parts."""
     folder = tmp_path_factory.mktemp("long")
     parts = ["kinds", "outside", "looped", "every looked", "steps", "generated"]
     parts += ["interleaved", "files", "counts", "permuted"]
@@ -54,7 +54,7 @@ def long_results(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["some", ALL])
 def looked(request):
-    """What two workers report of data that one looks at, some or all."""
+    """Return reports on data that one worker reads; some datasets or all."""
     is_all = request.param == "all"
     found = request.getfixturevalue("long_results" if is_all else "results")
     return [result["looked"] for result in found]
@@ -65,7 +65,7 @@ THREE = pytest.param(3, marks=pytest.mark.long)
 
 @pytest.fixture(scope="module", params=[2, THREE])
 def order(request, tmp_path_factory):
-    """What some workers see of data that they share."""
+    """Return the rows of shared data, by worker."""
     if request.param == 2:
         results = request.getfixturevalue("results")
     else:
@@ -75,7 +75,7 @@ def order(request, tmp_path_factory):
 
 
 def test_guide_runs(results):
-    """A strategy, then others that go on from the last one's checkpoint."""
+    """One strategy, then others that continue from its checkpoint."""
     first, second = (result["guide"] for result in results)
     assert first == second
     assert first["loss"][-1] < first["loss"][0]
@@ -85,8 +85,8 @@ def test_guide_runs(results):
 
 
 @pytest.mark.long
-def test_strategies_of_one_process_do_not_meet(long_results):
-    """Their variables and collectives are of different shapes."""
+def test_strategies_of_one_process_do_not_interfere(long_results):
+    """Their variables and collectives have different shapes."""
     for result in long_results:
         for total, size in zip(
             result["interleaved"], (2, 7, 3, 8), strict=True
@@ -99,7 +99,7 @@ def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
 
 
 def test_metrics_are_read_together_and_after_every_step(results):
-    """A step may be one without a collective; metrics may be reset."""
+    """Steps may have no collective; metrics may be reset."""
     rows = ROWS.reshape(8, 3)
     sums = [*rows[:4].sum(1).cumsum(), *rows[4:].sum(1).cumsum()]
     numbers = [3 * (1 + i % 4) for i in range(8)]
@@ -110,8 +110,8 @@ def test_metrics_are_read_together_and_after_every_step(results):
         assert result["read"]["restored"] == 2
 
 
-def test_state_that_workers_assign_is_common_where_it_is_read(results):
-    """What is common already, one worker may save alone."""
+def test_assigned_state_is_common_when_read(results):
+    """One worker may save state alone if it is already common."""
     first, second = (result["assigned"] for result in results)
     assert first == second
     assert first["asked"] == ["the end of an epoch", "the saving of a model"]
@@ -127,12 +127,12 @@ def test_state_that_workers_assign_is_common_where_it_is_read(results):
 
 
 def test_weights_that_steps_put_back_are_those_of_all_workers(results):
-    """Each worker has moved them by gradients of its own."""
+    """Each worker has moved them by its own gradients."""
     first, second = (result["sharp"]["weights"] for result in results)
     assert first == second
 
 
-def test_weights_that_steps_assign_are_an_error_that_says_so(results):
+def test_weights_assigned_by_steps_are_an_error(results):
     for result in results:
         message = result["sharp"]["error"]
         assert "must have the weights" in message
@@ -142,8 +142,8 @@ def test_weights_that_steps_assign_are_an_error_that_says_so(results):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["VAE", "GAN", "total", "unlisted"])
-def test_own_steps_of_workers_equal_one_process(long_results, name):
-    """The last batch has a row for one of them only."""
+def test_custom_steps_of_workers_equal_one_process(long_results, name):
+    """The last batch has a row on one worker only."""
     first, second = (result["steps"][name] for result in long_results)
     assert first == second
     model, logs = custom_steps.fit(name)
@@ -157,7 +157,7 @@ def test_predictions_of_any_dtype_are_those_of_one_process(long_results):
         assert result["steps"]["predictions"] == custom_steps.predictions()
 
 
-def test_another_cluster_is_refused(results):
+def test_another_cluster_is_rejected(results):
     for result in results:
         assert "must have the same cluster" in result["another_cluster"]
 
@@ -170,16 +170,16 @@ def test_every_row_is_seen_once_an_epoch(order):
 
 
 def test_order_changes_from_epoch_to_epoch(order):
-    """But for Keras's shuffling by a seed of TensorFlow."""
+    """Keras's shuffling by a seed of TensorFlow is an exception."""
     for kind, epochs in order[0]["epochs"].items():
         different = 1 if kind == "seeded" else len(epochs)
         assert len({tuple(epoch) for epoch in epochs}) == different, kind
 
 
 def test_each_file_has_an_order_of_its_own(order):
-    """Where a function makes and shuffles datasets of them."""
+    """A function creates and shuffles a dataset per file."""
     for parts in zip(*(o["epochs"]["flat_map"] for o in order), strict=True):
-        size = 6 // len(order)  # Of a batch of 6 rows.
+        size = 6 // len(order)  # In batches of 6 rows.
         rows = [
             row
             for i in range(0, len(parts[0]), size)
@@ -191,7 +191,7 @@ def test_each_file_has_an_order_of_its_own(order):
         assert len({tuple(file) for file in places}) == 3
 
 
-def test_generators_of_the_host_draw_alike(order):
+def test_generators_of_the_host_draw_the_same(order):
     for result in order:
         assert result["drawn"] == order[0]["drawn"]
 
@@ -200,7 +200,7 @@ def test_different_seeds_are_an_error_that_names_them(results):
     for result in results:
         messages = result["seeds"]
         assert messages.pop("not shared") is None
-        if KERAS >= (3, 16):  # It shuffles arrays by no seed.
+        if KERAS >= (3, 16):  # It shuffles arrays without a seed.
             assert messages.pop("arrays") is None
         else:
             assert "[[1, 0]] on worker 1" in messages["arrays"]
@@ -225,20 +225,20 @@ def test_different_numbers_of_batches_are_an_error_that_names_them(
 
 @pytest.mark.long
 def test_unknown_numbers_of_batches_end_together(long_results):
-    """Whoever has no rows left waits for those that have."""
+    """Workers without rows wait for the others."""
     first, second = (result["counts"] for result in long_results)
     assert [first["epochs"], second["epochs"]] == [
-        [[*range(6), 4, 4]] * 2,  # The first of its last batch stands in.
+        [[*range(6), 4, 4]] * 2,  # The first row of the last batch stands in.
         [[*range(10)]] * 2,
     ]
     assert first["evaluate"] == second["evaluate"] > 0
     assert first["predict"] == second["predict"] == 16
-    # None for the batch that is not there, which others' data end with.
+    # No prediction for the missing batch at the end.
     assert first["updates"] == second["updates"] == 2 * 5
 
 
 def test_python_converts_variables_as_without_a_strategy(results):
-    """Those that replicas add to are read together, as by `numpy`."""
+    """Variables that replicas add to are summed, as by `numpy`."""
     for result in results:
         found = result["numbers"]
         assert found["sgd"] == pytest.approx([1, 0.001, 2, 0.001])
@@ -254,7 +254,7 @@ def test_python_converts_variables_as_without_a_strategy(results):
 def test_variable_of_any_dtype_begins_with_the_value_of_the_first(
     results, dtype
 ):
-    """Bit by bit, which no number of another dtype would tell."""
+    """Compare bits, since other dtypes cannot represent all values."""
     value, other = (
         dtypes.bits_of(dtypes.value_of(dtype, worker)) for worker in (0, 1)
     )
@@ -268,8 +268,8 @@ def test_variable_of_any_dtype_begins_with_the_value_of_the_first(
 @pytest.mark.parametrize(
     "name", cases.with_long(dtypes.EMPTY, {*dtypes.EMPTY} - {"SGD", "Lamb"})
 )
-def test_model_trains_beside_a_weight_without_elements(request, name):
-    """TensorFlow crashes where one worker sends it to another."""
+def test_model_trains_with_an_empty_weight(request, name):
+    """TensorFlow crashes if workers exchange empty tensors."""
     is_long = name not in ("SGD", "Lamb")
     found = request.getfixturevalue("long_results" if is_long else "results")
     (kernel, start), other = (result["empty"][name] for result in found)
@@ -291,7 +291,7 @@ def test_model_trains_beside_a_weight_without_elements(request, name):
     ),
 )
 def test_model_of_bfloat16_trains_as_in_one_process(request, name):
-    """To the bit, but for embeddings that Keras sums in another order."""
+    """Weights are bitwise equal, except embeddings, summed in another order."""
     is_long = name not in ("AdamW", "tfo.Lamb", "SparseLoCo")
     found = request.getfixturevalue("long_results" if is_long else "results")
     (weights, start), other = (result["models"][name] for result in found)
@@ -309,13 +309,13 @@ def test_model_of_bfloat16_trains_as_in_one_process(request, name):
 
 
 def floats_of(bits):
-    """Return numbers of bfloat16."""
+    """Return bfloat16 numbers from bits."""
     words = np.frombuffer(bytes.fromhex(bits), "uint16").astype("uint32")
     return (words << 16).view("float32")
 
 
-def test_quantized_model_trains_what_is_beside_it(results):
-    """As of QLoRA: a kernel of int8, with adapters of float32."""
+def test_quantized_model_trains_other_weights(results):
+    """As in QLoRA: an int8 kernel with float32 adapters."""
     first, second = (result["quantized"] for result in results)
     assert first["predictions"] == second["predictions"]
     expected = dtypes.adapted()
@@ -328,7 +328,7 @@ def test_quantized_model_trains_what_is_beside_it(results):
 
 @pytest.mark.long
 def test_files_are_not_written_to(long_results):
-    """Where TensorFlow takes an array without a copy, and computes in place."""
+    """TensorFlow may use arrays without a copy, and compute in place."""
     assert [result["files"] for result in long_results] == [True, True]
 
 
@@ -355,8 +355,8 @@ def test_first_worker_warns_of_texts_that_are_hashed_differently(results):
     assert file == "guide"
 
 
-def test_weights_are_compared_whatever_their_names(results):
-    """Only those that differ are an error, with the name of this worker."""
+def test_weights_are_compared_without_names(results):
+    """Only different weights are an error, which shows this worker's name."""
     names = set()
     for result in results:
         path, message = result["shifted"]
@@ -369,14 +369,14 @@ def test_weights_are_compared_whatever_their_names(results):
 def test_rows_that_all_replicas_have_move_as_in_one_process(results, name):
     first, second = (result["rows"][name] for result in results)
     assert first == second
-    # A tenth of what the duplicates would make of a step.
+    # A tenth of the effect of duplicates on a step.
     for ours, alone in zip(first, trained_positions(name), strict=True):
         np.testing.assert_allclose(ours, alone, atol=1e-5)
 
 
 @pytest.mark.long
 def test_compile_outside_of_the_scope_is_as_inside(long_results):
-    """The optimizer's count and rate, and metrics of all workers' rows."""
+    """Compare the step count, the rate, and metrics over all rows."""
     first, second = (result["outside"] for result in long_results)
     for name in {case.split()[0] for case in first}:
         assert first[f"{name} False"] == first[f"{name} True"], name
@@ -387,13 +387,13 @@ def test_compile_outside_of_the_scope_is_as_inside(long_results):
 @pytest.mark.parametrize("name", LOOPED)
 def test_optimizer_of_a_loop_may_be_made_and_built_anywhere(long_results, name):
     first, second = (result["looped"][name] for result in long_results)
-    # Gradients that are accumulated are each replica's own.
+    # Accumulated gradients differ between replicas.
     assert first == 5 * first[:1] and second == 5 * second[:1]
     kernel_bias_and_steps = slice(3)
     assert first[0][kernel_bias_and_steps] == second[0][kernel_bias_and_steps]
 
 
-def test_workers_that_draw_different_rows_are_told_so(results):
+def test_different_rows_are_an_error_on_all_workers(results):
     for result in results:
         messages = result["compared"]["differ"]
         for kind, message in messages.items():
@@ -404,8 +404,8 @@ def test_workers_that_draw_different_rows_are_told_so(results):
             assert "Set a seed, or use a separate generator" in message
 
 
-def test_who_has_looked_at_data_before_sees_what_others_do(looked):
-    """In the order that one process goes on with; nobody's rows are missed."""
+def test_early_reads_do_not_change_the_rows(looked):
+    """All workers see the order of one process, without missing rows."""
     first, second = (result["rows"] for result in looked)
     for name in first:
         for own, other in zip(first[name], second[name], strict=True):
@@ -415,7 +415,7 @@ def test_who_has_looked_at_data_before_sees_what_others_do(looked):
 
 
 def test_shuffles_by_a_seed_are_those_of_one_process(results):
-    """Also after the first worker has looked at its data."""
+    """This includes data that the first worker has read before."""
     halves = [result["looked"]["seeded"] for result in results]
     orders = looked_between(looks=True)
     for own, other, order in zip(*halves, orders, strict=True):
@@ -426,7 +426,7 @@ def test_shuffles_by_a_seed_are_those_of_one_process(results):
 
 @pytest.mark.long
 def test_generators_of_the_host_are_aligned_before_an_epoch(long_results):
-    """In time for what NumPy draws at its end."""
+    """They are aligned before NumPy draws at the epoch's end."""
     permuted = [result["permuted"] for result in long_results]
     (first, own), (second, other) = permuted
     assert first is None and second is None
@@ -435,8 +435,8 @@ def test_generators_of_the_host_are_aligned_before_an_epoch(long_results):
 
 
 @pytest.mark.long
-def test_generator_goes_on_alike_on_all_workers(long_results):
-    """In later calls of `fit`, and in every validation by steps."""
+def test_generator_continues_the_same_on_all_workers(long_results):
+    """This includes later calls of `fit`, and validations by steps."""
     first, second = (result["generated"] for result in long_results)
     assert first == second
     losses = [mean_loss([*range(8 * i, 8 * i + 8)]) for i in range(2)]
@@ -447,13 +447,13 @@ def test_generator_goes_on_alike_on_all_workers(long_results):
 
 
 def mean_loss(rows):
-    """Of a model that returns its input, where the square is to be found."""
+    """Return the loss of a model that returns its input."""
     rows = np.array(rows, dtype="float64")
     return np.mean((rows**2 - rows) ** 2)
 
 
 def test_single_batches_are_shared_as_in_one_process(results):
-    """Five rows on two workers, and one."""
+    """Batches of five rows and of one row, on two workers."""
     first, second = (dict(result["batches"]) for result in results)
     del first["apart"], second["apart"]
     assert first == second
@@ -463,7 +463,7 @@ def test_single_batches_are_shared_as_in_one_process(results):
 
 
 def test_single_batches_that_differ_are_an_error_before_the_step(results):
-    """In a function and eagerly; also where only a row is missing."""
+    """This applies to graphs and eager mode, and to a missing row."""
     for result in results:
         *messages, first = result["batches"]["apart"][:5]
         *eager, second = result["batches"]["apart"][5:]
@@ -472,8 +472,8 @@ def test_single_batches_that_differ_are_an_error_before_the_step(results):
             assert "must pass the same rows to `train_on_batch`" in message
 
 
-def test_augmented_rows_need_not_be_alike(results):
-    """If their labels tell that they are the same, or may be."""
+def test_augmented_rows_need_not_be_equal(results):
+    """Equal labels show that rows are the same, or may be."""
     for result in results:
         assert result["compared"]["augmented"] is None
         assert result["compared"]["like one"] is None
@@ -485,7 +485,7 @@ def test_two_shuffles_do_not_pair_rows_with_themselves(results):
 
 
 def test_files_are_shared_by_rows(results):
-    """In their order, and however many of them there are."""
+    """Rows keep their order, for any number of files."""
     for result in results:
         found = result["by_rows"]
         assert found["files"] == [*range(9), 100, 101, 102]
@@ -493,23 +493,23 @@ def test_files_are_shared_by_rows(results):
         assert found["emptied"] == [*range(4), 100, 101, 102]
 
 
-def test_batches_of_files_come_without_empty_ones(results):
-    """Of 9 rows and 3, two by two: TensorFlow adds a sixth without any."""
+def test_batches_of_files_are_never_empty(results):
+    """Files of 9 and 3 rows: TensorFlow adds a sixth batch without rows."""
     for result in results:
         rows, steps = result["by_rows"]["by file"]
         assert rows == [*range(9), 100, 101, 102]
         assert steps == 5
 
 
-def test_code_of_the_page_on_horovod_does_what_it_replaces(results):
-    """On both workers; test_keras_tools.py trains with every optimizer."""
+def test_code_of_the_page_on_horovod_has_the_documented_effect(results):
+    """Both workers agree; test_keras_tools.py tries every optimizer."""
     few = {code for code in moved.EFFECTS if not moved.is_long(code)}
     assert set(moved.FEW) < few < set(moved.EFFECTS)
     moved.check(results, "moved", few)
 
 
 def test_scripts_of_the_page_on_horovod_equal_one_process(results):
-    """With a global batch of all rows of two workers."""
+    """The global batch has the rows of both workers."""
     first, second = (result["moved"] for result in results)
     assert first["weights"] == second["weights"]
     assert first["loop"] == second["loop"]

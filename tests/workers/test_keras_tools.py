@@ -1,6 +1,6 @@
 """Keras's own callbacks, LoRA and KerasHub, on two workers with each optimizer.
 
-And the rows of the page on Horovod that train with one.
+Also runs the rows of the page on Horovod that train.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def results(tmp_path_factory):
 
 
 def of_both(results, part, name, why=None):
-    """Return what both workers report, which is the same."""
+    """Return the report of both workers, which must agree."""
     if results[0][part] is None:
         pytest.skip(f"{why} is not installed")
     first, second = (result[part][name] for result in results)
@@ -29,7 +29,7 @@ def of_both(results, part, name, why=None):
 
 
 @each
-def test_callbacks_that_read_weights_work_or_say_what_to_do(results, name):
+def test_callbacks_that_read_weights_work_or_raise_advice(results, name):
     found = of_both(results, "every callbacks", name)
     if name == "AdamOffload":
         assert "Use `ema_overwrite_frequency`, or " in found["error"]
@@ -43,7 +43,7 @@ def test_callbacks_that_read_weights_work_or_say_what_to_do(results, name):
 
 
 def check_callbacks(found):
-    """The averages improve, and the best of them are in the file."""
+    """Averages improve, and the file holds the best ones."""
     losses = found["history"]["val_loss"]
     assert losses == sorted(losses, reverse=True)
     assert found["best"] < losses[0]
@@ -51,19 +51,19 @@ def check_callbacks(found):
 
 
 @each
-def test_lora_in_bfloat16_and_beside_int8_trains(results, name):
+def test_lora_in_bfloat16_and_with_int8_trains(results, name):
     check_lora(of_both(results, "every lora", name))
 
 
 def check_lora(found):
     assert found["loss"][-1] < found["loss"][0]
     assert {"bfloat16", "int8"} <= set(found["dtypes"])
-    # Two adapters of two matrices, and two biases.
+    # Two adapters with two matrices each, and two biases.
     assert found["trainable"] == 6
 
 
 @each
-def test_orbax_saves_what_was_trained(results, name):
+def test_orbax_saves_the_trained_model(results, name):
     trained, saved = of_both(results, "orbax", name, "orbax-checkpoint")
     assert saved == pytest.approx(trained, 1e-5)
 
@@ -83,5 +83,5 @@ def test_model_of_keras_hub_trains(results, name):
     assert last < first
 
 
-def test_code_of_the_page_on_horovod_does_what_it_replaces(results):
+def test_code_of_the_page_on_horovod_has_the_documented_effect(results):
     moved.check(results, "every moved", set(moved.EFFECTS))

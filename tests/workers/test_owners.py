@@ -1,4 +1,4 @@
-"""Owners of state exchange any pieces of variables."""
+"""Owners of state can exchange any pieces of variables."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ import tf_optimizers as tfo
 
 @pytest.fixture
 def optimized_graphs():
-    """Let TensorFlow rewrite graphs, as it does unless tests are short."""
+    """Let TensorFlow optimize graphs, which short tests turn off."""
     options = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": False}
@@ -20,7 +20,7 @@ def optimized_graphs():
 
 
 def test_an_owner_may_have_one_row_of_a_matrix(ours, optimized_graphs):
-    """And a part of another variable, in the same message."""
+    """The same message holds a part of another variable."""
 
     def train():
         keras.utils.set_random_seed(1)

@@ -1,7 +1,7 @@
 """Keras's methods in real processes under our strategy.
 
-What N workers compute equals what one computes on the same global batch, and
-workers agree to the bit.
+N workers compute the same as one on the same global batch, and workers are
+bitwise equal.
 """
 
 import functools
@@ -16,23 +16,23 @@ from scripts import training
 
 pytestmark = pytest.mark.slow
 
-# Those without compression.
+# Scenarios without compression.
 LIKE_ONE = [
     *("sgd", "adam", "lamb", "lans", "adam_offload"),
     *("accumulated adam", "accumulated offload"),
     *("class_weight", "sample_weight", "uneven adam", "compiled"),
 ]
-# Float32 sums in another order, over 12 steps that move each variable by more
-# than 1e-2 of its largest element.
+# For float32 sums in another order, over 12 steps that move each variable by
+# more than 1e-2 of its largest element.
 TOLERANCE = 3e-5
-# Those that overflow once, with gradients that float16 holds exactly.
+# Scenarios that overflow once, with gradients that are exact in float16.
 HALF = ["half", "half eager", "half dgc", "half offload"]
 
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
-# Of two workers, whatever has a way of its own through the strategy; what
-# combines these is for `-m long`. Several are DGCMomentum's.
+# Scenarios for two workers, each with different code in the strategy.
+# Combinations need `-m long`.
 REPRESENTATIVE = ["loco", "uneven adam", "normalized", "custom_loop"]
-# Workers, devices of each, and what they do.
+# The workers, the devices of each, and the scenarios.
 GROUPS = [
     pytest.param((2, 1, REPRESENTATIVE), id="2 workers"),
     pytest.param(
@@ -64,7 +64,7 @@ GROUPS = [
 
 @functools.cache
 def alone(name):
-    """Return what one process without a strategy does."""
+    """Return the result of one process without a strategy."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "DGCMomentum saves traffic")
         return training.run(tf.distribute.get_strategy(), [name])[name]
@@ -72,7 +72,7 @@ def alone(name):
 
 @pytest.fixture(scope="module", params=GROUPS)
 def group(request, tmp_path_factory):
-    """What the workers of a group report, by scenario."""
+    """Return the reports of workers, by scenario."""
     count, devices, names = request.param
     results = real_workers.results(
         "training",
@@ -86,7 +86,7 @@ def group(request, tmp_path_factory):
 
 
 def test_workers_report_the_same(group):
-    """Weights to the bit after every epoch, history, losses, predictions."""
+    """Compare weights after every epoch, history, losses and predictions."""
     for name, (first, *others) in group.items():
         for other in others:
             assert other == first, name
@@ -113,7 +113,7 @@ def test_workers_equal_one_process(group):
 
 
 def test_workers_skip_an_overflow_together(group):
-    """And update the weights, to the bit, as one process does."""
+    """Weights are bitwise equal to those of one process."""
     for name in set(group) & set(HALF):
         for actual in group[name]:
             assert actual["weights"] == alone(name)["weights"], name
@@ -124,7 +124,7 @@ def test_workers_skip_an_overflow_together(group):
 
 
 def test_training_learns(group):
-    """A model that does not move would agree with itself as well."""
+    """A model that does not move would also pass the tests above."""
     for name, (result, *_) in group.items():
         losses = (
             result.get("losses")
@@ -136,7 +136,7 @@ def test_training_learns(group):
             assert len(set(result["hashes"])) == 3, name
 
 
-def test_one_worker_writes_what_all_measure(group):
+def test_one_worker_writes_the_common_measurements(group):
     for result in group.get("monitored", []):
         assert result["event_files"] == 1
         assert result["history"]["residual_norm"][-1] > 0

@@ -122,7 +122,7 @@ PATCHES = (
         without="A model that cannot be saved yet destroys the saved one, and "
         "workers save different statistics.",
         until="Keras asks for the state before it opens the file.",
-        test="optimizers/test_local_steps.py::test_own_weights_are_not_saved",
+        test="optimizers/test_local_steps.py::test_local_weights_are_not_saved",
     ),
     Patch(
         names=("tensorflow.python.data.ops.shuffle_op._shuffle",),
@@ -156,7 +156,7 @@ PATCHES = (
         "different rows, which is an error.",
         until="Keras draws from generators without a thread.",
         test="workers/test_guide.py::"
-        "test_generator_goes_on_alike_on_all_workers",
+        "test_generator_continues_the_same_on_all_workers",
     ),
     Patch(
         names=(
@@ -183,7 +183,7 @@ PATCHES = (
         "replicas, too.",
         without="A `train_step` that uses them trains on 1 / N of its loss.",
         until="A strategy may set the weight of a replica.",
-        test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
+        test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),
     Patch(
         names=("keras.layers.BatchNormalization._moments",),
@@ -207,7 +207,7 @@ PATCHES = (
         "rows.",
         without="They are N times too large.",
         until="A strategy may set the weight of a replica.",
-        test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
+        test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),
     Patch(
         names=(
@@ -219,7 +219,7 @@ PATCHES = (
         "A replica without rows must change no metric.",
         without="The mean is over replicas, not over rows.",
         until="A strategy may set the weight of a replica.",
-        test="workers/steps/test_custom_steps.py::test_own_steps_equal_one_process",
+        test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Workers that say nothing, die, or speak of something else."""
+"""Workers that do not answer, die, or are at another place."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
 
 
 class Store:
-    """TensorFlow's key-value store, and a clock that waiting moves."""
+    """Stands in for TensorFlow's store, with a clock that waiting moves."""
 
     def __init__(self):
         self.now, self.notes, self.asked = 0.0, {}, []
@@ -67,14 +67,14 @@ def say(store, worker, statement, subject="lunch", serial=0):
     store.write(f"tf_optimizers/{serial}/{worker}", note)
 
 
-def test_all_are_heard(store):
+def test_all_statements_are_gathered(store):
     say(store, 1, "rice")
     say(store, 2, ["figs"])
     assert gather() == ["soup", "rice", ["figs"]]
     assert store.asked == []
 
 
-def test_all_who_say_nothing_are_named(store):
+def test_silent_workers_are_named(store):
     message = r"reach lunch. Received nothing from worker 1, worker 2 in 30 s"
     with pytest.raises(RuntimeError, match=f"{message}. Eat."):
         gather()
@@ -91,7 +91,7 @@ def test_dead_worker_is_noticed(store):
     assert store.now <= 10
 
 
-def test_long_wait_is_told(store):
+def test_long_wait_is_reported(store):
     say(store, 1, "rice")
     with (
         pytest.warns(UserWarning, match="for worker 2 to reach lunch. Eat."),
@@ -100,22 +100,22 @@ def test_long_wait_is_told(store):
         gather(timeout=90.0)
 
 
-def test_worker_elsewhere_is_named(store):
+def test_worker_at_another_place_is_named(store):
     say(store, 1, "rice")
     say(store, 2, "figs", subject="supper")
     with pytest.raises(RuntimeError, match="worker 2 has reached supper"):
         gather()
 
 
-def test_workers_meet_before_every_error_they_share(store):
-    """TensorFlow lets them meet once in a place."""
+def test_workers_synchronize_before_a_common_error(store):
+    """TensorFlow allows only one barrier per name."""
     for _ in range(2):
         with pytest.raises(RuntimeError, match="size=1 on worker 0, size=2"):
             agreement.check_equal("lunch", [{"size": 1}, {"size": 2}])
     assert len(set(store.met)) == 2
 
 
-def test_others_are_told_by_the_first(store):
+def test_first_worker_informs_the_others(store):
     say(store, 0, "soup")
     notes = [json.dumps(["lunch", what]) for what in ("soup", "rice", "figs")]
     store.write("tf_optimizers/0/all", json.dumps(notes))
@@ -124,9 +124,9 @@ def test_others_are_told_by_the_first(store):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_first_worker_is_named(store, is_there):
-    """Whether it has not come, or has not told.
+    """It may not have arrived, or not have answered.
 
-    It may have come late, and wait for others as long again.
+    It may have arrived late, and wait for others for as long again.
     """
     if is_there:
         say(store, 0, "soup")
@@ -136,7 +136,7 @@ def test_first_worker_is_named(store, is_there):
     assert 30 + late <= store.now <= 36 + late
 
 
-def test_notes_do_not_pile_up(store):
+def test_messages_do_not_pile_up(store):
     for serial in range(5):
         for worker in (1, 2):
             say(store, worker, serial, serial=serial)
@@ -161,7 +161,7 @@ def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
 
 
 class Several(keras.optimizers.SGD):
-    """As one that has optimizers of its own."""
+    """Stands in for an optimizer that contains others."""
 
     def get_config(self):
         parts = [keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)]

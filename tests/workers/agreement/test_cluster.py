@@ -1,4 +1,4 @@
-"""What cannot work is refused before TensorFlow waits for it."""
+"""Impossible clusters are rejected before TensorFlow waits for workers."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_well_formed_cluster_is_taken(monkeypatch, text):
 
 @pytest.mark.parametrize("others", [{}, {"evaluator": ["c:3"]}])
 def test_evaluator_is_alone(monkeypatch, others):
-    """Whether the cluster has it or not, as TensorFlow documents."""
+    """The evaluator need not be in the cluster, as TensorFlow documents."""
     text = config(TWO | others, {"type": "evaluator", "index": 0})
     monkeypatch.setenv("TF_CONFIG", text)
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
@@ -81,7 +81,7 @@ def test_evaluator_is_alone(monkeypatch, others):
         (config({"worker": ["a:1", "a:1"]}), "an address of its own"),
     ],
 )
-def test_malformed_tf_config_is_refused(monkeypatch, text, message):
+def test_malformed_tf_config_is_rejected(monkeypatch, text, message):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=message) as error:
         tfo.SparseMultiWorkerMirroredStrategy()
@@ -89,7 +89,7 @@ def test_malformed_tf_config_is_refused(monkeypatch, text, message):
     assert "An example of a `TF_CONFIG`" in str(error.value)
 
 
-def test_malformed_cluster_of_a_resolver_is_refused():
+def test_malformed_cluster_of_a_resolver_is_rejected():
     cluster = tf.train.ClusterSpec(TWO)
     resolver = SimpleResolver(cluster, task_type="worker", task_id=5)
     with pytest.raises(ValueError, match=r"in \[0, 2\)"):
@@ -99,7 +99,7 @@ def test_malformed_cluster_of_a_resolver_is_refused():
 
 
 @pytest.mark.parametrize("value", ["TF_CONFIG", {}, 2])
-def test_other_resolvers_and_options_are_refused(monkeypatch, value):
+def test_other_resolvers_and_options_are_rejected(monkeypatch, value):
     with pytest.raises(TypeError, match="`cluster_resolver` must be None"):
         tfo.SparseMultiWorkerMirroredStrategy(cluster_resolver=value)
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -108,7 +108,7 @@ def test_other_resolvers_and_options_are_refused(monkeypatch, value):
 
 
 def test_variable_may_be_called_dynamic_scale(monkeypatch):
-    """As that of Keras's loss scaling is; but it may be a user's."""
+    """Keras's loss scaling uses this name, but a user may use it as well."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -133,7 +133,7 @@ def all_reduce():
     ],
     ids=["step", "replica", "reduce"],
 )
-def test_xla_is_refused_with_the_way_out(monkeypatch, step):
+def test_xla_is_rejected_with_the_way_out(monkeypatch, step):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     step = step(tfo.SparseMultiWorkerMirroredStrategy())
     with pytest.raises(RuntimeError, match="`jit_compile=False` to `compile`"):

@@ -1,4 +1,4 @@
-"""Who waits in different collectives is noticed, and nobody else."""
+"""The watchdog detects workers in different collectives, and no others."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ GATHER = group_of("CollectiveGatherV2", "int32")
 
 
 class Worker:
-    """A worker whose two replicas are as far as it says."""
+    """A worker with a given progress of its two replicas."""
 
     def __init__(self, index, workers, timeout=None):
         self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
@@ -34,7 +34,7 @@ class Worker:
 
 @pytest.fixture
 def notes(monkeypatch):
-    """What workers have told each other."""
+    """Return the messages between workers."""
     notes = {}
     monkeypatch.setattr(coordination, "write", notes.__setitem__)
     monkeypatch.setattr(coordination, "read", lambda key, _: notes.get(key))
@@ -51,7 +51,7 @@ def look(workers, times=3):
     ]
 
 
-def test_workers_that_go_on_or_rest_tell_little(notes):
+def test_progressing_and_idle_workers_send_little(notes):
     workers = [Worker(index, 3) for index in range(3)]
     for step in range(1, 5):
         for worker in workers:
@@ -60,7 +60,7 @@ def test_workers_that_go_on_or_rest_tell_little(notes):
     assert not notes
     assert not look(workers)
     assert len(notes) == 6
-    # One is late; what was told before is forgotten.
+    # One worker is late; earlier messages are deleted.
     for worker in workers[:2]:
         worker.far = [[5, GATHER, 5, 0, 0], [5, SUM, 1, 0, 0]]
     assert not look(workers)
@@ -84,7 +84,7 @@ def test_workers_that_go_on_or_rest_tell_little(notes):
     ids=["sizes", "kinds"],
 )
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_workers_in_different_collectives_are_told(
+def test_workers_in_different_collectives_get_an_error(
     notes, ours, theirs, said, odd
 ):
     workers = [Worker(index, 3) for index in range(3)]
@@ -97,14 +97,14 @@ def test_workers_in_different_collectives_are_told(
         assert "CollectiveReduceV2 of 5 float32 on worker" in message
 
 
-def test_worker_whose_step_has_failed_tells_at_once(notes):
+def test_failed_step_is_reported_at_once(notes):
     workers = [Worker(index, 2) for index in range(2)]
     workers[1].far[1] = [3, SUM, 5, 0, 4]
     (message,) = look(workers, 1)
     assert "that has failed on worker 1" in message
 
 
-def test_worker_that_is_through_with_a_collective_waits_for_nobody(notes):
+def test_worker_after_a_collective_does_not_wait(notes):
     workers = [Worker(0, 2), Worker(1, 2)]
     for worker, state in zip(workers, (3, 2), strict=True):
         worker.far[1] = [4, GATHER, 3509, 7, state]
@@ -135,7 +135,7 @@ def test_collective_times_out_and_nothing_else_does(notes, monkeypatch):
 
 
 class Extended:
-    """A strategy's, of which one replica waits."""
+    """Stands in for a strategy with one waiting replica."""
 
     def __init__(self):
         progress = [[1, SUM, 5, 0, 0]]
@@ -145,15 +145,15 @@ class Extended:
         self.timeout_seconds = None
 
 
-def test_end_waits_for_nobody_who_is_gone(monkeypatch):
-    """A process would stay for ever."""
+def test_end_does_not_wait_for_missing_workers(monkeypatch):
+    """Otherwise the process would never end."""
     told, back = threading.Event(), threading.Event()
 
     def write(key, value):
         told.set()
         back.wait(60)
 
-    gc.collect()  # Strategies of other tests, which would end below.
+    gc.collect()  # Leave out strategies of other tests, which would end below.
     monkeypatch.setattr(coordination, "write", write)
     monkeypatch.setattr(watchdog, "_LOOKING_SECONDS", 0.01)
     extended = [Extended()]

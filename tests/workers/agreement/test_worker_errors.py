@@ -1,4 +1,4 @@
-"""Worker processes that cannot go on say so, in time."""
+"""Worker processes that cannot continue raise an error in time."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = real_workers.SCRIPTS / "faults.py"
 
 
-# Of Python, so that the workers live on for the next one, but for the last.
+# Python errors, so that workers survive for the next case, except the last.
 SURVIVED = {
     "settings": ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"],
     "step": ["step=0 on worker 0, step=7 on worker 1"],
@@ -37,7 +37,7 @@ LAST = {"model": ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]}
 
 @pytest.fixture(scope="module")
 def survivors(tmp_path_factory):
-    """Two workers that have come from one error to the next."""
+    """Run two workers through one error after another."""
     folder = tmp_path_factory.mktemp("faults")
     return real_workers.run("faults", folder, 2, *SURVIVED, *LAST, timeout=240)
 
@@ -50,7 +50,7 @@ def test_fault_is_an_error_on_every_worker(survivors, case):
             assert message in result[case]
 
 
-def test_rates_that_part_are_an_error_of_their_own(survivors):
+def test_differing_rates_are_a_separate_error(survivors):
     for worker in range(2):
         assert (
             f"[worker {worker}] rate: All workers must have the weights and "
@@ -85,13 +85,13 @@ def test_last_fault_ends_the_workers(survivors):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_fault_is_an_error_that_says_what(tmp_path, case, messages):
+def test_fault_is_described_in_the_error(tmp_path, case, messages):
     outcome = real_workers.run("faults", tmp_path, 2, case, timeout=120)
     assert_ended(outcome, messages)
 
 
 def test_data_that_end_early_in_local_steps_are_an_error_on_all(tmp_path):
-    """Where the other worker waits for the entries of a round."""
+    """Meanwhile, the other worker waits for the entries of a round."""
     outcome = real_workers.run(
         "faults", tmp_path, 2, "ends early", "model", timeout=120
     )
@@ -100,7 +100,7 @@ def test_data_that_end_early_in_local_steps_are_an_error_on_all(tmp_path):
         assert message in result["ends early"]
 
 
-def test_strategy_that_comes_too_late_is_refused(monkeypatch):
+def test_strategy_created_too_late_is_rejected(monkeypatch):
     tf.constant(1.0)
     cluster = {"worker": ["a:1", "b:2"]}
     task = {"type": "worker", "index": 0}
@@ -111,8 +111,8 @@ def test_strategy_that_comes_too_late_is_refused(monkeypatch):
 
 
 @pytest.mark.long
-def test_worker_that_saves_alone_is_told_so(tmp_path):
-    """The other has gone on; it ends too, with nobody there to end it."""
+def test_saving_on_one_worker_is_an_error(tmp_path):
+    """The other worker has continued; it ends too, without a launcher."""
     with contextlib.ExitStack() as stack:
         addresses = reserve_addresses("127.0.0.1", 2, stack)
         processes = [

@@ -1,4 +1,4 @@
-"""What is asked beside a step is asked once at a time, and heard."""
+"""Background calls run one at a time, and their results are used."""
 
 import gc
 import threading
@@ -10,7 +10,7 @@ from tf_optimizers.workers.collectives.runs import BackgroundCall
 
 
 class Owner:
-    """What a strategy is to it."""
+    """Stands in for a strategy."""
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def owner():
     return Owner()
 
 
-def test_calls_do_not_wait_but_for_the_one_before(owner):
+def test_calls_wait_only_for_the_previous_one(owner):
     asking, may_end, done = BackgroundCall(owner), threading.Event(), []
 
     def ask():
@@ -33,13 +33,13 @@ def test_calls_do_not_wait_but_for_the_one_before(owner):
     assert done == ["first", "second"]
 
 
-def test_calls_wait_where_a_function_may_come_in_between(owner):
+def test_calls_wait_if_a_function_may_intervene(owner):
     asking, done = BackgroundCall(owner, is_at_once=True), []
     asking.call(lambda: done.append("at once"))
     assert done == ["at once"]
 
 
-def test_error_is_raised_where_it_is_waited_for_and_once(owner):
+def test_error_is_raised_once_when_waiting(owner):
     def fail():
         raise ValueError("of the exchange")
 
@@ -50,8 +50,8 @@ def test_error_is_raised_where_it_is_waited_for_and_once(owner):
     asking.wait()
 
 
-def test_what_nobody_waits_for_is_ended(owner, monkeypatch):
-    """As at the end of a worker that has failed before the others draw."""
+def test_abandoned_calls_are_ended(owner, monkeypatch):
+    """This happens at the end of a worker that fails before others draw."""
     aborted = threading.Event()
     monkeypatch.setattr(beside.coordination, "abort", lambda _: aborted.set())
     monkeypatch.setattr(beside, "_ENDING_SECONDS", 0.0)

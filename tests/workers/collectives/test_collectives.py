@@ -1,4 +1,4 @@
-"""How workers find each other in collectives, and what they gather."""
+"""Instance keys and results of collectives."""
 
 import collections
 import itertools
@@ -36,8 +36,8 @@ def strategies(monkeypatch):
     return [tfo.SparseMultiWorkerMirroredStrategy() for _ in range(2)]
 
 
-def test_strategies_do_not_meet_in_collectives(strategies):
-    """Tensors of two shapes in one collective would be an error."""
+def test_strategies_do_not_share_collectives(strategies):
+    """Two shapes in one collective would be an error."""
 
     def summed(strategy, tensor):
         def replica():
@@ -54,10 +54,10 @@ def test_strategies_do_not_meet_in_collectives(strategies):
             np.testing.assert_array_equal(total, 2 * tensor)
 
 
-def test_gathered_notes_wait_for_all_replicas_of_the_worker(
+def test_gathered_statements_wait_for_all_replicas_of_the_worker(
     strategies, monkeypatch
 ):
-    """A check of the notes would otherwise cancel a gather under way."""
+    """Otherwise a failing check would cancel a gather in progress."""
     extended, ended = strategies[0].extended, []
 
     def noting(name, tensor, seconds=0.0):
@@ -73,15 +73,15 @@ def test_gathered_notes_wait_for_all_replicas_of_the_worker(
         "all_gather",
         lambda part, rank, options: noting(rank, part, 0.2 * rank),
     )
-    # Unlike a `tf.function`, this graph runs only what its result needs, and
-    # in no other order.
+    # Unlike a `tf.function`, this graph runs only operations that its result
+    # needs, in any order.
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         session.run(noting("check", extended.gather_notes(tf.constant([1]))))
     assert ended == [0, 1, "check"]
 
 
 def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
-    """Whether the strategy has run eagerly before or not."""
+    """The strategy may have run eagerly before."""
     strategy = strategies[0]
     for _ in range(2):
         with tf.Graph().as_default(), strategy.scope():
@@ -109,7 +109,7 @@ def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
     ],
 )
 def test_private_names_are_not_tensorflow_s(ours):
-    """But for those that _compat/ replaces on purpose."""
+    """Names that _compat/ replaces intentionally do not count."""
     own = {
         name
         for one in ours.mro()
@@ -139,13 +139,13 @@ def test_numbers_of_different_collectives_differ():
         )
     ]
     assert len(set(numbers)) == len(numbers)
-    # TensorFlow counts up, from 100.
+    # TensorFlow counts from 100.
     assert min(numbers) >= 2**26 and max(numbers) < 2**31
 
 
 @pytest.mark.parametrize("size", [1, 2**26 + 3, 2**33 + 5])
 def test_number_is_the_same_whether_the_size_is_known_or_not(size):
-    """A worker may have traced for one shape, and another for any."""
+    """One worker may have traced for one shape; another, for any."""
     for kind, dtype in itertools.product(_KINDS, DTYPES):
         number = instance_key(
             group_of(kind, dtype), tf.constant(size, tf.int64)
@@ -156,7 +156,7 @@ def test_number_is_the_same_whether_the_size_is_known_or_not(size):
     assert number == instance_key(1, size, 2**32)
 
 
-def test_numbers_do_not_depend_on_what_was_traced_before(strategies):
+def test_numbers_do_not_depend_on_earlier_traces(strategies):
     strategy = strategies[0]
 
     def numbers(size):
@@ -172,7 +172,7 @@ def test_numbers_do_not_depend_on_what_was_traced_before(strategies):
             if operation.type.startswith("Collective")
         }
 
-    for size in (5, 100_000):  # Gathered, and not.
+    for size in (5, 100_000):  # One tensor is gathered, the other is not.
         first = numbers(size)
         assert len(first) == 1 and numbers(size + 1) != first
         assert numbers(size) == first
@@ -180,14 +180,14 @@ def test_numbers_do_not_depend_on_what_was_traced_before(strategies):
 
 @pytest.mark.long
 def test_workers_that_trace_differently_find_each_other(tmp_path):
-    """In equal collectives of one step, too, in `tf.cond` and loops."""
+    """This includes equal collectives in a step, in `tf.cond` and in loops."""
     results = real_workers.results("instances", tmp_path, 3, timeout=300)
     assert [result["traces"] for result in results] == [1, 3, 1]
     for result in results:
         assert result["wrong sums"] == 0
         assert result["wrong gathers"] == []
         assert result["wrong large sums"] == []
-        # Nobody waits for ever.
+        # No worker waits forever.
         seconds, error = result["unequal sum"]
         assert seconds < 30 and "Collective ops is aborted" in error
     errors = [result["unequal sum"][1] for result in results]
@@ -207,7 +207,7 @@ def test_workers_that_trace_differently_find_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("count", [64, 72, 74, 100, 1024])
-def test_two_levels_reach_everybody_in_order(count):
+def test_two_levels_reach_all_workers_in_order(count):
     everybody = Group(7, count)
     groups = [levels(everybody, rank) for rank in range(count)]
     passed_on = [[rank] for rank in range(count)]
@@ -233,7 +233,7 @@ def test_ranks_follow_the_names_of_workers():
     assert ranks_in(tasks, 2)[20:24] == [4, 5, 6, 7]
 
 
-def test_rows_come_by_replica_whatever_the_names_of_workers():
+def test_rows_are_ordered_by_replica_not_by_name():
     count, everyone = 12, range(12)
     ranks = ranks_in([f"/job:worker/task:{i}" for i in everyone], 1)
     assert ranks != sorted(ranks)
@@ -254,7 +254,7 @@ def test_rows_come_by_replica_whatever_the_names_of_workers():
         rows = tf.constant([[100 * replica + to, 0] for to in everyone])
         launcher(send).all_to_all(rows, None)
     for replica in everyone:
-        # As TensorFlow does: by ranks.
+        # By ranks, as TensorFlow does.
         received = [sent[replica_at[r]][ranks[replica]] for r in everyone]
         every = launcher(lambda *_, came=received: tf.constant(came))
         rows = every.all_to_all(tf.zeros([count, 2], tf.int32), None)
@@ -275,7 +275,7 @@ def test_few_replicas_and_primes_gather_in_one_level(count):
 @pytest.mark.long
 @pytest.mark.parametrize(("workers", "steps"), [(4, 20), (12, 4)])
 def test_two_levels_exchange_the_same(tmp_path, workers, steps):
-    """With 12, TensorFlow's order is not that of the workers' numbers."""
+    """With 12 workers, TensorFlow's order is not that of their numbers."""
     everybody = [[rank] * 3 for rank in range(workers) for _ in range(2)]
     results = real_workers.results(
         "levels", tmp_path, workers, steps, timeout=300

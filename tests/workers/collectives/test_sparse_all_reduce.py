@@ -1,4 +1,4 @@
-"""What replicas pack is what all unpack: values, indices, dtypes, order."""
+"""All replicas unpack the packed values, indices and dtypes, in order."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
 def make_part(rng, rows, value_dtype, index_dtype, row_shape):
-    """Return entries if there is no shape of rows, slices if there is."""
+    """Return slices if there is a `row_shape`, entries otherwise."""
     shape = () if row_shape is None else row_shape
     values = tf.cast(rng.standard_normal([rows, *shape]), value_dtype)
     indices = tf.constant(np.sort(rng.integers(0, 100, rows)), index_dtype)
@@ -42,7 +42,7 @@ def fields(part):
 def gather(per_replica):
     """Pack on every replica, concatenate, unpack on the first.
 
-    Of each, entries first.
+    On each replica, entries come first.
     """
     entries, slices = (
         [
@@ -59,7 +59,7 @@ def gather(per_replica):
         Content(e, s, rows=rows) for e, s in zip(entries, slices, strict=True)
     ]
     words = list(map(pack, contents))
-    gathered = tf.reshape(tf.stack(words), [-1])  # Equally many of each.
+    gathered = tf.reshape(tf.stack(words), [-1])  # The same number each.
     found = unpack(gathered, contents[0], len(per_replica))
     return [*found[0], *found[1]]
 
@@ -100,12 +100,12 @@ def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
 
 
 def test_no_rows_on_any_replica_are_padded():
-    """TensorFlow's all-gather of nothing is a segmentation fault."""
+    """TensorFlow's all-gather of empty tensors is a segmentation fault."""
     slices = tf.IndexedSlices(
         tf.zeros([0, 3]), tf.zeros([0], tf.int64), tf.constant([100, 3])
     )
     rows = [tf.constant([0, 0])]
-    # A row and its index.
+    # One row and its index.
     assert tf.size(pack(Content(slices=[slices], rows=rows))) == 3 + 1
     (result,) = gather([[slices], [slices]])
     assert result.values.shape == [0, 3]
@@ -154,7 +154,7 @@ def test_many_duplicate_rows_of_half_precision_are_summed():
 
 
 def test_bits_survive():
-    """Denormal numbers and the payload of a NaN are not arithmetic's."""
+    """Arithmetic would change denormal numbers and the payload of a NaN."""
     bits = tf.constant([0x7FC12345, 1, -(2**31), 0x7F800000], tf.int32)
     entries = Entries(tf.bitcast(bits, tf.float32), tf.range(4), 9)
     (result,) = gather([[entries], [entries]])
@@ -174,7 +174,7 @@ def test_bits_survive():
     ids=["size", "half", "shape", "dtype"],
 )
 def test_message_of_as_many_words_has_another_layout(other):
-    """Its bits would be numbers of other variables."""
+    """Its bits would be read as numbers of other variables."""
     own = [[tf.ones([3], tf.float16)], [tf.ones([2])]]
     groups = [[tensor] for tensor in other]
     sizes = [tf.size(pack(Content(groups=g))) for g in (own, groups)]
@@ -188,7 +188,7 @@ def test_positions_that_int32_cannot_hold_are_kept():
     np.testing.assert_array_equal(result.positions, [2**31 - 1, 2**32 + 1])
 
 
-LARGE = 100_000  # Elements, of 400 kB: too many to be gathered.
+LARGE = 100_000  # 400 kB, too many to be gathered.
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def make_strategy(monkeypatch):
 
 
 def collectives_of(strategy, *tensors):
-    """Return those of a sum in a graph, of each replica, by kind."""
+    """Return the collectives of a sum in a graph, by replica and kind."""
 
     def replica():
         context = tf.distribute.get_replica_context()
@@ -220,7 +220,7 @@ def collectives_of(strategy, *tensors):
 
 @pytest.mark.parametrize(("size", "packs"), [(0, 1), (300, 3), (700, 2)])
 def test_large_dense_values_travel_in_packs(make_strategy, size, packs):
-    """Of a replica of a strategy with this option, in a graph."""
+    """Count packs of a replica in a graph, with this option."""
     strategy = make_strategy(bytes_per_pack=1000 * size)
     tensors = [tf.ones(LARGE) for _ in range(3)]
     found = collectives_of(strategy, *tensors)
@@ -228,7 +228,7 @@ def test_large_dense_values_travel_in_packs(make_strategy, size, packs):
 
 
 def hints_in(function, *arguments):
-    """Return which implementations the collectives of a graph ask for."""
+    """Return the implementations that the collectives of a graph request."""
     definition = function.get_concrete_function(*arguments).graph.as_graph_def()
     nodes = list(definition.node)
     for each in definition.library.function:
@@ -241,7 +241,7 @@ def hints_in(function, *arguments):
 
 
 def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
-    """Two groups of NCCL on the same GPUs at a time may wait for ever."""
+    """Two NCCL groups on the same GPUs at the same time may deadlock."""
     strategy = make_strategy(implementation="NCCL")
     extended = strategy.extended
 
@@ -271,7 +271,7 @@ def test_small_dense_values_of_all_dtypes_travel_together(make_strategy):
     large = tf.ones([LARGE])
     assert collectives_of(strategy, *small, large) == {
         "CollectiveGatherV2": 1,
-        # With the small ones of its dtype.
+        # With the small tensors of the same dtype.
         "CollectiveReduceV2": 1,
     }
 
@@ -281,14 +281,14 @@ def test_dense_values_are_gathered_if_worth_two_rounds(replicas):
     elements = 2 * ROUND_BYTES // (replicas - 1) // 4
     assert is_gathered([tf.ones([elements - 3]), tf.ones([3])], replicas)
     assert not is_gathered([tf.ones([elements]), tf.ones([1])], replicas)
-    # Nothing cannot be gathered, nor what TensorFlow does not sum.
+    # Neither empty tensors, nor dtypes that TensorFlow does not sum.
     assert not is_gathered([tf.ones([0])], replicas)
     assert not is_gathered([tf.constant([True])], replicas)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "int32", "int64"])
 def test_dense_values_are_summed_as_by_add_n(dtype):
-    """To the bit: the sum of floats depends on the order."""
+    """Sums are bitwise equal, although sums of floats depend on the order."""
     rng = np.random.default_rng(0)
     shapes = [(5,), (), (2, 3)]
     per_replica = [

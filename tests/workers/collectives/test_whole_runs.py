@@ -1,4 +1,4 @@
-"""A worker goes on from a step only if that has ended."""
+"""A worker continues after a step only if the step has ended."""
 
 import types
 
@@ -12,7 +12,7 @@ FAILED = "It would wait alone"
 
 
 class Worker:
-    """A worker of several, whose collectives exchange nothing."""
+    """One of several workers, whose collectives exchange nothing."""
 
     def __init__(self):
         self.own = Progress("CPU:0", is_guarded=True)
@@ -34,7 +34,7 @@ class Worker:
         self.own.end()
 
     def step(self, is_good=True, argument=0.0):
-        """Exchange, check and exchange."""
+        """Exchange, check an assertion, and exchange."""
 
         def run():
             self.exchange()
@@ -75,8 +75,8 @@ def test_no_step_follows_one_that_has_failed(worker, step):
     assert worker.variable == 3.0
 
 
-def test_what_changes_after_the_last_exchange_counts(worker):
-    """Weights have moved on some workers, and on others not."""
+def test_changes_after_the_last_exchange_count(worker):
+    """Weights have moved on some workers only."""
 
     def run(is_good):
         worker.exchange()

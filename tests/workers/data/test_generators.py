@@ -1,4 +1,4 @@
-"""Generators from which several iterators draw, and workers unequally."""
+"""Generators that several iterators share, or that workers read unequally."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from tf_optimizers.workers.data import generators
 
 @pytest.fixture
 def peeked():
-    """Two batches of a generator, and what makes iterators that begin so."""
+    """Return batches of a generator, and a factory of peeked iterators."""
 
     def peek(generator):
         batches = list(itertools.islice(generator, 2))
@@ -30,7 +30,7 @@ def others_are_ahead(monkeypatch, by):
     )
 
 
-def test_iterator_goes_on_where_other_workers_have_read_to(peeked, monkeypatch):
+def test_iterator_continues_after_other_workers_reads(peeked, monkeypatch):
     others_are_ahead(monkeypatch, 3)
     shared, iterate = peeked(number for number in range(100))
     shared.begin(None)
@@ -38,19 +38,17 @@ def test_iterator_goes_on_where_other_workers_have_read_to(peeked, monkeypatch):
     assert list(itertools.islice(first, 5)) == [0, 1, 2, 3, 4]
     shared.begin(None)
     assert list(itertools.islice(iterate(), 4)) == [0, 1, 8, 9]
-    assert list(first) == []  # Nobody else may draw.
+    assert list(first) == []  # No other iterator may draw.
 
 
-def test_generator_that_is_used_again_begins_as_on_other_workers(
-    peeked, monkeypatch
-):
-    """Keras has peeked at it before anybody could be asked."""
+def test_reused_generator_starts_as_on_other_workers(peeked, monkeypatch):
+    """Keras has peeked at it before workers could compare."""
     numbers = (number for number in range(100))
     shared, iterate = peeked(numbers)
     shared.begin(None)
     assert list(itertools.islice(iterate(), 3)) == [0, 1, 2]
     others_are_ahead(monkeypatch, 4)
-    shared, iterate = peeked(numbers)  # Draws 3 and 4.
+    shared, iterate = peeked(numbers)  # These are the draws 3 and 4.
     shared.begin(None)
     assert list(itertools.islice(iterate(), 3)) == [9, 10, 11]
 
@@ -64,9 +62,7 @@ def test_generator_may_end_before(peeked, monkeypatch):
     assert list(iterate()) == [0, 1]
 
 
-def test_generator_that_all_have_drawn_from_alike_loses_nothing(
-    peeked, monkeypatch
-):
+def test_generator_read_equally_loses_nothing(peeked, monkeypatch):
     others_are_ahead(monkeypatch, 0)
     numbers = (number for number in range(100))
     peeked(numbers)

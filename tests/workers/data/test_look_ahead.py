@@ -1,4 +1,4 @@
-"""What workers must know of a batch, they know when the step begins."""
+"""Workers know the metadata of a batch when its step begins."""
 
 import functools
 
@@ -11,7 +11,7 @@ from scripts import ahead, training
 
 from tf_optimizers.workers.data.data_distribution import with_notes
 
-# Float32 sums in another order, over steps of more than 1e-2.
+# For float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 3e-5
 
 
@@ -21,7 +21,7 @@ def notes(data, replicas):
     return [note.numpy()[:, :, :2].tolist() for _, note in noted]
 
 
-def test_elements_come_with_the_rows_of_later_ones():
+def test_elements_have_the_rows_of_later_ones():
     data = tf.data.Dataset.range(10).batch(4)
     assert notes(data, 1) == [
         [[[1, 4], [1, 4]]],
@@ -44,7 +44,7 @@ ELEMENTS = {
     "sparse": (tf.sparse.from_dense([[1, 0], [0, 0]]), 2),
     "with None": ((tf.zeros([5]), None), 5),
     "optional": ((tf.zeros([2]), tf.experimental.Optional.empty(None)), 2),
-    "without rows": (tf.constant(1.0), 1),  # All replicas count alike.
+    "without rows": (tf.constant(1.0), 1),  # All replicas have the same weight.
 }
 
 
@@ -70,7 +70,7 @@ def test_elements_stay_as_they_are(element, rows):
 
 
 def test_first_row_of_the_last_batch_stands_for_none():
-    """Few layers take a batch without rows."""
+    """Few layers accept a batch without rows."""
     data = tf.data.Dataset.range(5).batch(3)
     drawn = [
         (values.numpy().tolist(), note[0, 0, 1].numpy())
@@ -81,18 +81,18 @@ def test_first_row_of_the_last_batch_stands_for_none():
     assert [*values.numpy(), note[0, 0, 1]] == [0, 0]
 
 
-# What two devices tell.
+# Scenarios for two devices.
 LONG = ["endless", "asks for the spec"]
 
 
 def names_of(devices, scenarios):
-    """Return what workers of so many devices do."""
+    """Return the scenarios for workers with this number of devices."""
     return [name for name in scenarios if devices > 1 or name not in LONG]
 
 
 @functools.cache
 def alone(name):
-    """Return what one process without a strategy does."""
+    """Return the result of one process without a strategy."""
     return ahead.TRAININGS[name](tf.distribute.get_strategy())
 
 
@@ -101,7 +101,7 @@ TWO = pytest.param(2, marks=pytest.mark.long)
 
 @pytest.fixture(scope="module", params=[1, TWO], ids="{} devices".format)
 def workers(request, tmp_path_factory):
-    """What two workers report, and how many devices each has."""
+    """Return the reports of two workers, and the devices of each."""
     folder = tmp_path_factory.mktemp("ahead")
     names = names_of(request.param, ahead.TRAININGS | ahead.OTHERS)
     results = real_workers.results(
@@ -112,19 +112,19 @@ def workers(request, tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_collective_of_a_step_waits_for_another(workers):
-    """Neither before the loss, nor for its value after the gradients."""
+    """Neither the loss nor its value waits for an earlier collective."""
     results, devices = workers
     for result in results:
         found = result["train function"]
-        # Of the gradients and of the loss; of what comes next, unless batches
-        # are drawn outside.
+        # For the gradients, the loss and, unless batches are drawn outside, the
+        # next batch.
         assert len(found) >= (2 if ahead.DRAWS_EAGERLY else 3) * devices
         assert {*found.values()} == {1}, found
 
 
 @pytest.mark.slow
 def test_a_draw_does_not_wait_for_the_batch_after_it(workers):
-    """Where batches are drawn eagerly, before each step."""
+    """Here, batches are drawn eagerly, before each step."""
     (first, second), _ = workers
     assert first["one after another"] is None
     assert second["one after another"] == "has drawn"
@@ -132,7 +132,7 @@ def test_a_draw_does_not_wait_for_the_batch_after_it(workers):
 
 @pytest.mark.slow
 def test_batches_are_drawn_in_any_way(workers):
-    """Each comes with its own number of rows."""
+    """Each batch comes with its number of rows."""
     results, devices = workers
     expected = {
         1: [2, 4, 2, 6, 8, 10, 4, 12],
@@ -151,22 +151,22 @@ def test_one_function_draws_from_data_of_two_kinds(workers):
 
 @pytest.mark.slow
 def test_nothing_is_exchanged_between_rounds(workers):
-    """In rounds of four steps; there are six batches in an epoch.
+    """Rounds have four steps; an epoch has six batches.
 
-    A run of a step counts as one, too.
+    The agreement on a run also counts as a collective.
     """
     results, devices = workers
     if devices > 1:
         return
     for result in results:
         found = result["local rounds"]
-        # Entries; logs, also of the first step; digests of the first two
-        # batches, of the rest of the round, and of the rest of the data.
+        # Entries; logs, including those of the first step; digests of the first
+        # two batches, of the rest of the round, and of the rest of the data.
         nothing = [1, 0, 0]
         epoch = [[1, 1, 1], nothing, nothing, [2, 1, 1], nothing, [1, 0, 1]]
         assert found["in rounds"]["counts"] == 2 * epoch
-        # An iterator without end goes on in the next epoch, with two batches
-        # that nobody knows of.
+        # An endless iterator continues in the next epoch, with two batches that
+        # are not known yet.
         expected = [*epoch[:5], nothing]
         expected += [[1, 1, 0], [1, 0, 1], *epoch[2:5], nothing]
         assert found["own"]["counts"] == expected
@@ -175,7 +175,7 @@ def test_nothing_is_exchanged_between_rounds(workers):
 
 
 @pytest.mark.slow
-def test_rounds_lead_to_what_steps_that_exchange_do(workers):
+def test_rounds_give_the_results_of_exchanging_steps(workers):
     results, _ = workers
     first, second = (result["local rounds"] for result in results)
     for name in first:
@@ -198,15 +198,15 @@ def test_logs_between_rounds_are_the_last_that_workers_share(workers):
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_thread_that_tunes(workers):
-    """It sleeps, and does not hear that its iterator is dropped."""
+def test_tuning_threads_do_not_block(workers):
+    """The thread sleeps, and does not notice that its iterator is deleted."""
     results, _ = workers
     assert max(result["dropped"] for result in results) < 1.5
 
 
 @pytest.mark.slow
-def test_workers_know_the_rows_of_all(workers):
-    """Also where some of them have none any more."""
+def test_workers_know_all_row_counts(workers):
+    """This includes the time when some workers have no rows left."""
     (first, second), devices = workers
     expected = {
         1: [[[2, 4], [2, 4], [2, 2], [1, 1]], [[2, 4], [2, 4], [0, 2], [0, 1]]],

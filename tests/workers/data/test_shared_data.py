@@ -1,4 +1,4 @@
-"""Data that workers share have one length and one order."""
+"""Shared data have the same length and order on all workers."""
 
 import json
 import types
@@ -19,7 +19,7 @@ ROWS = np.arange(32, dtype="float32")[:, None]
 
 @pytest.fixture
 def seed(monkeypatch):
-    """What shuffles for a user who has seeded nothing, for this test only."""
+    """Set the seed of unseeded shuffles, for this test only."""
     for owner, name in (
         (shuffle_op, "_shuffle"),
         (ArrayDataAdapter, "get_tf_dataset"),
@@ -38,7 +38,7 @@ def rows_of(data):
 
 
 def epochs_of_fit(shuffle=True):
-    """The rows that two epochs train on."""
+    """Return the rows of two epochs."""
     seen = []
 
     class Model(keras.Model):
@@ -83,15 +83,15 @@ def test_tf_data_are_in_the_order_of_the_seed(seed):
 
 
 def test_each_shuffle_has_a_seed_of_its_own(seed):
-    """MixUp pairs rows of two shuffles of the same data."""
+    """MixUp pairs the rows of two shuffles of the same data."""
     seed.set(7)
     data = tf.data.Dataset.range(200)
     pairs = tf.data.Dataset.zip((data.shuffle(200), data.shuffle(200)))
     assert sum(int(a == b) for a, b in pairs) < 10
 
 
-def test_shuffles_elsewhere_do_not_change_a_seed(seed):
-    """As where only one worker looks at other data before."""
+def test_other_shuffles_do_not_change_a_seed(seed):
+    """Only one worker may have looked at other data before."""
 
     def rows():
         return rows_of(tf.data.Dataset.range(32).shuffle(32))
@@ -105,7 +105,7 @@ def test_shuffles_elsewhere_do_not_change_a_seed(seed):
 
 @pytest.mark.parametrize("policy", ["AUTO", "DATA", "FILE", "OFF"])
 def test_shared_data_have_one_order(policy):
-    """Which of them comes first is not left to the machine."""
+    """The order does not depend on the file system."""
     options = tf.data.Options()
     options.deterministic = False
     kinds = tf.data.experimental.AutoShardPolicy
@@ -128,7 +128,7 @@ def test_seed_of_the_user_counts(seed):
 
 
 def test_random_numbers_of_other_functions_stay_new(seed):
-    """With a global seed they would be the same in every epoch."""
+    """With a global seed, they would be the same in every epoch."""
     seed.set(7)
     data = tf.data.Dataset.range(3).map(lambda _: tf.random.uniform([]))
     first, second = (np.array([*data.as_numpy_iterator()]) for _ in range(2))
@@ -144,7 +144,7 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
 
 
 def agree(dataset, batches, *others, rows=None):
-    """Be worker 0; the others say something else of a statement."""
+    """Agree as worker 0; other workers have different statements."""
 
     def gather(strategy, subject, statement, hint):
         change = [
@@ -163,7 +163,7 @@ def agree(dataset, batches, *others, rows=None):
 
 @pytest.fixture
 def alone(monkeypatch, seed):
-    """No cluster, whose processes would meet before they raise."""
+    """Patch the barrier before errors, since there is no cluster."""
     store = types.SimpleNamespace(meet=lambda key, seconds: None)
     monkeypatch.setattr(agreement, "coordination", store)
 
@@ -193,20 +193,20 @@ def test_generators_of_the_host_follow_the_first_worker(alone):
     changed = np.random.get_state()[1].tolist()
     assert changed != expected
     np.random.seed(1)
-    tf.random.set_seed(1)  # The user's wish.
+    tf.random.set_seed(1)  # The user's choice.
     agree(data, 3, [None, None, [5, 6, 7], None])
     assert np.random.get_state()[1].tolist() == expected
 
 
 def test_generators_of_workers_with_data_of_their_own_are_left_alone(alone):
-    """Drawn by the same numbers, all would have the same rows."""
+    """With the same random numbers, all workers would have the same rows."""
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()
     agree(None, 3, [None, None, [5, 6, 7], None])
     assert np.random.get_state()[1].tolist() == expected
 
 
-def test_eager_error_says_all_that_one_of_a_graph_does():
+def test_eager_error_equals_that_of_a_graph():
     def check():
         batch_digests.check(
             tf.constant([0, 0, batch_digests.Verdict.DIFFERENT, 0])
@@ -230,7 +230,7 @@ def test_values_of_any_size_have_a_digest(shape, number):
     assert not np.any(says)
     assert np.all(own[:2] != 0)
     assert not np.any(own[2:])
-    # What is known of its shape makes no difference.
+    # A known shape makes no difference.
     unknown = tf.function(
         batch_digests.digests,
         input_signature=[
@@ -241,7 +241,7 @@ def test_values_of_any_size_have_a_digest(shape, number):
     assert np.array_equal(unknown((batch, batch), number)[8:], own)
 
 
-def test_in_time_all_elements_count_in_digests():
+def test_digests_cover_all_elements_over_time():
     batch = np.zeros((700, 130), "float32")
     changed = batch.copy()
     changed[-1, -1] = 1

@@ -1,4 +1,4 @@
-"""What steps assign on each replica is common where it is read."""
+"""State that steps assign on each replica is the mean when it is read."""
 
 import cases
 import keras
@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.common_state import state_of
 
-# Of steps that move by 0.1 and more.
+# For steps of 0.1 and more.
 TOLERANCE = 1e-6
 
 
 def parts(strategy, variable):
-    """Return each replica's value."""
+    """Return each replica's value of a variable."""
     value = getattr(variable, "value", variable)
     if not isinstance(value, tf.Variable):
         value = variable
@@ -22,13 +22,13 @@ def parts(strategy, variable):
 
 
 def moved(model):
-    """Return how far the replicas' values of a center are from each other."""
+    """Return the largest difference between replicas' values of a center."""
     first, second = parts(model.distribute_strategy, model.layers[0].center)
     return np.abs(first - second).max()
 
 
 class Seen(keras.callbacks.Callback):
-    """Notes how far replicas are from each other in each batch and place."""
+    """Records the differences between replicas, by batch and method."""
 
     def __init__(self):
         super().__init__()
@@ -58,15 +58,15 @@ def test_state_of_rows_is_that_of_one_process_after_an_epoch(ours, kind):
     assert seen.places == [0] * len(seen.places)
     difference = state.center_of(model) - state.center_of(expected)
     assert np.abs(difference).max() < TOLERANCE
-    # What `fit` has measured is what is there.
+    # `fit` has measured the current state.
     measured = model.history.history["val_loss"][-1]
     assert model.evaluate(*data, verbose=0) == pytest.approx(measured, 1e-6)
     loss = expected.evaluate(*data, verbose=0)
     assert measured == pytest.approx(loss, 1e-5)
 
 
-def test_statistics_are_common_where_they_are_read(ours, tmp_path):
-    """By steps of one's own, too; a file has what was predicted with."""
+def test_statistics_are_common_when_read(ours, tmp_path):
+    """This includes custom steps; a file has the state of predictions."""
     with ours.scope():
         model = state.compiled(
             keras.layers.BatchNormalization(), keras.layers.Dense(2)
@@ -111,7 +111,7 @@ def test_statistics_are_common_where_they_are_read(ours, tmp_path):
 
 
 def test_replicas_that_get_the_same_keep_it(ours):
-    """To the bit: counters, averages of weights, and what is aggregated."""
+    """Counters, averages of weights and aggregated state are bitwise equal."""
 
     class Follows(keras.Sequential):
         def train_step(self, data):
@@ -158,7 +158,7 @@ def test_state_without_a_mean_is_named(ours):
 
 
 def test_states_of_rows_stay_with_their_replica(ours):
-    """As a recurrent layer keeps them, for the next batch of these rows."""
+    """A recurrent layer keeps them for the next batch of the same rows."""
     with ours.scope():
         layers = [keras.Input(batch_shape=(2, 3, 1))]
         layers += [keras.layers.SimpleRNN(2, stateful=True)]

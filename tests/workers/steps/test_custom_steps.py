@@ -1,4 +1,4 @@
-"""Losses, metrics and steps that users write compute what one process does."""
+"""Custom losses, metrics and steps compute the same as in one process."""
 
 import functools
 
@@ -17,11 +17,11 @@ from tf_optimizers.workers.data.batch_metadata import (
 
 RNG = np.random.default_rng(0)
 
-# Float32 sums in another order, over steps that move by more than 1e-2.
+# For float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 2e-6
 
 
-# Of these, others tell, too.
+# Other cases cover these in short runs.
 LONG = [
     *("guide, steps", "guide, accumulated", "loss", "rows", "sum", "function"),
     *("synchronized, no reduction", "numbers", "metrics, eager"),
@@ -32,7 +32,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("name", cases.with_long(custom_steps.CASES, LONG))
-def test_own_steps_equal_one_process(ours, name):
+def test_custom_steps_equal_one_process(ours, name):
     expected, expected_logs = custom_steps.fit(name)
     with ours.scope():
         actual, logs = custom_steps.fit(name)
@@ -44,7 +44,7 @@ def test_own_steps_equal_one_process(ours, name):
 class ReturnsArrays(custom_steps.Guide):
     """Returns means of two columns, and of each row."""
 
-    rows: int | None = None  # A number that it takes only.
+    rows: int | None = None  # The only number of rows that it accepts.
 
     def train_step(self, data):
         x, y = data
@@ -59,8 +59,8 @@ class ReturnsArrays(custom_steps.Guide):
 
 
 @pytest.mark.parametrize("batch", cases.with_long([4, 6], [6]))
-def test_arrays_of_as_many_elements_as_rows_are_told_apart(ours, batch):
-    """With 4 rows, a replica of two has as many columns."""
+def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
+    """With 4 rows, a replica has as many rows as columns."""
     x, y = (
         np.concatenate([part, part])[:12]
         for part in (custom_steps.X, custom_steps.Y)
@@ -98,7 +98,7 @@ def test_array_that_may_have_an_element_for_each_row_is_named(ours):
 
 
 class Keeps(keras.metrics.Metric):
-    """Keeps a maximum, which no sum over replicas is."""
+    """Keeps a maximum, which is not a sum over replicas."""
 
     def __init__(self):
         super().__init__(name="keeps")
@@ -114,7 +114,7 @@ class Keeps(keras.metrics.Metric):
 
 
 def test_variable_of_a_metric_that_is_no_sum_is_named(ours):
-    """Those of Keras are sums, also where they are not simply added to."""
+    """Variables of Keras's metrics are sums, even if assigned otherwise."""
     with ours.scope():
         model = custom_steps.dense(2)
         metrics = [
@@ -125,7 +125,7 @@ def test_variable_of_a_metric_that_is_no_sum_is_named(ours):
         model.compile("sgd", "mse", metrics=metrics)
         model.test_on_batch(
             custom_steps.X, abs(custom_steps.Y) > 1
-        )  # No warning.
+        )  # There is no warning.
         model.compile("sgd", "mse", metrics=[Keeps(), *metrics[-2:]])
     with pytest.warns(UserWarning, match="must be a sum over rows") as warned:
         model.test_on_batch(custom_steps.X, custom_steps.Y)
@@ -134,7 +134,7 @@ def test_variable_of_a_metric_that_is_no_sum_is_named(ours):
 
 
 def test_number_made_of_a_metric_is_named(ours):
-    """One that is no metric's result counts for that of a replica."""
+    """A number that is not a metric's result counts as one of a replica."""
 
     class Made(custom_steps.Guide):
         def test_step(self, data):
@@ -152,7 +152,7 @@ def test_number_made_of_a_metric_is_named(ours):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
-    """On several workers Keras reduces all that a step returns along axis 0."""
+    """On several workers, Keras reduces results of a step along axis 0."""
     labels = keras.ops.one_hot([0, 1, 1, 2], 3)
     guesses = keras.ops.one_hot([0, 1, 2, 2], 3)
     with ours.scope():
@@ -172,8 +172,8 @@ def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
 @pytest.mark.skipif(
     not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="newer Keras"
 )
-def test_optimizer_is_built_alike_on_all_replicas(ours):
-    """That of a part, as of a GAN: a step is the first to use it."""
+def test_optimizer_is_built_the_same_on_all_replicas(ours):
+    """A GAN's step is the first to use the optimizer of a part."""
     with ours.scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.ScheduleFreeAdamW(0.1)
@@ -191,7 +191,7 @@ def test_optimizer_is_built_alike_on_all_replicas(ours):
 
 
 def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
-    """Not for no variables, from an iterator too, with Keras's names."""
+    """It has variables, even from an iterator, with Keras's names."""
     with ours.scope():
         variable = keras.Variable([1.0, 2.0], name="w")
         optimizer = keras.optimizers.Adam(0.1)
@@ -207,7 +207,7 @@ def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
 
 
 def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
-    """A replica's own gradient is larger than its part of that of all rows."""
+    """A replica's gradient alone is larger than its share of the sum."""
 
     class Step(keras.Sequential):
         def train_step(self, data):
@@ -246,9 +246,9 @@ def test_predictions_are_those_of_the_rows(ours):
 
 
 def counted(strategy, batch, other=None):
-    """Return a batch of which the second replica has no row of its own.
+    """Return a batch of which the second replica has no row.
 
-    It holds a copy of the first row, or another.
+    It holds a copy of the first row instead, or another row.
     """
 
     def parts(tensor, other):
@@ -265,7 +265,7 @@ def counted(strategy, batch, other=None):
 
 
 def make_telling(reduction, *, synchronized):
-    """Return a model of which every part would show another row."""
+    """Return a model in which every part would reveal the extra row."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4, 3))
     x = keras.layers.Masking()(inputs)
@@ -297,7 +297,7 @@ def test_row_that_is_not_its_own_counts_for_nothing(
         RNG.integers(0, 2, (3, 4, 2)).astype("float32"),
         np.array([[0.5], [1], [2]], "float32"),
     ]
-    batch[0][0, 2:] = 0  # Masked steps.
+    batch[0][0, 2:] = 0  # Some steps are masked.
     batch = [tf.constant(values) for values in batch]
     expected = make_telling(reduction, synchronized=synchronized)
     with ours.scope():
@@ -315,7 +315,7 @@ def test_row_that_is_not_its_own_counts_for_nothing(
     )
     batch = counted(ours, batch)
     found = [train(batch), evaluate(batch)]
-    # That of replica 0; the other keeps its statistics.
+    # Of replica 0; the other one keeps its statistics.
     assert cases.error(actual.get_weights(), expected.get_weights()) < TOLERANCE
     for log, expected_log in zip(found, logs, strict=True):
         for name, value in expected_log.items():
@@ -327,7 +327,7 @@ def test_row_that_is_not_its_own_counts_for_nothing(
 
 @pytest.mark.parametrize("step", [keras.Sequential, custom_steps.Guide])
 def test_gradient_of_a_row_that_is_not_its_own_may_be_nan(ours, step):
-    """As that of a square root at zero."""
+    """Like the gradient of a square root at zero."""
 
     class Root(step):
         def compute_loss(self, x, y, y_pred, *_, **__):
@@ -377,7 +377,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("dtype", cases.with_long(DTYPES, DTYPES[1:-2]))
 def test_values_of_any_dtype_are_joined(ours, dtype):
-    """Two rows of one replica, and one of the other."""
+    """One replica has two rows, the other one."""
     numbers = tf.constant([[0, 1], [2, 3], [100, 0]])
     if dtype == "string":
         rows = tf.strings.as_string(numbers) + tf.constant([["", "\u00e9\0."]])

@@ -1,6 +1,6 @@
-"""No layer of Keras sees a batch without rows.
+"""No layer of Keras gets a batch without rows.
 
-Some fail with one, or end the process.
+Some layers would fail, or crash the process.
 """
 
 import keras
@@ -19,7 +19,7 @@ def image(rank):
 
 
 CELL = {"filters": 2, "kernel_size": 3}
-# The shape of a row, and what takes it.
+# The shape of a row, and layers that accept it.
 LAYERS = {
     **{
         f"{kind}{rank}D": (image(rank), lambda k=kind, r=rank: layer(k, r))
@@ -49,7 +49,7 @@ def layer(kind, rank):
 
 
 class Attention(L.Layer):
-    """Attends to itself."""
+    """Applies attention to its own inputs."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ class Attention(L.Layer):
 
 
 class Residual(L.Layer):
-    """Adds what it makes of its inputs to them."""
+    """Adds the output of a layer to its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ SHAPES = {shape for shape, _ in LAYERS.values()}
 
 
 def model_of(shape):
-    """Return a model of all layers for a shape, with weights before each."""
+    """Return a model of all layers for a shape, each after a dense layer."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input(shape)
     outputs = [
@@ -92,7 +92,7 @@ def model_of(shape):
 
 @pytest.mark.parametrize("shape", sorted(SHAPES), ids=str)
 def test_layers_take_a_batch_smaller_than_the_replicas(ours, shape):
-    """In training, and in prediction, where the number of rows is known."""
+    """This includes training, and prediction, where the row count is known."""
     x = RNG.standard_normal((1, *shape)).astype("float32")
     y = np.ones((1, 1), "float32")
     with ours.scope():

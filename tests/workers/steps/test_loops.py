@@ -1,4 +1,4 @@
-"""Loops of one's own count the rows of one process, and no other."""
+"""Custom loops count the same rows as one process."""
 
 import cases
 import keras
@@ -9,12 +9,12 @@ import tensorflow as tf
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((9, 3)).astype("float32")
 Y = RNG.integers(0, 4, 9)
-# Float32 sums in another order, over steps that move by more than 1e-2.
+# For float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 2e-6
 
 
 def batches(*parts, size=4, drop_remainder=False):
-    """Of nine rows: four, four and one, of which one replica has none."""
+    """Return batches of four, four and one row; one replica gets none."""
     data = tf.data.Dataset.from_tensor_slices(parts)
     return data.batch(size, drop_remainder)
 
@@ -48,7 +48,7 @@ def test_every_tensor_of_a_batch_has_the_rows_of_the_replica(ours, name):
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data")
 @pytest.mark.parametrize("is_drawn_inside", [False, True])
 def test_data_that_end_early_on_a_replica_add_no_rows(ours, is_drawn_inside):
-    """Of 3 elements on 2 replicas, one lacks the last; sizes are fixed."""
+    """With 3 elements on 2 replicas, one lacks the last; sizes are fixed."""
     data = ours.distribute_datasets_from_function(
         lambda _: batches(X, Y, size=3, drop_remainder=True)
     )
@@ -76,7 +76,7 @@ def test_data_that_end_early_on_a_replica_add_no_rows(ours, is_drawn_inside):
 
 @pytest.mark.parametrize("is_own", [False, True])
 def test_fixed_sizes_stay_known(ours, is_own):
-    """As layers need them that ask for a batch's size."""
+    """Layers that need the batch size rely on them."""
     seen = []
 
     @tf.function
@@ -103,7 +103,7 @@ def test_fixed_sizes_stay_known_in_a_models_step(ours, name):
     seen = []
 
     class Model(keras.Sequential):
-        """Notes the rows that it is traced with."""
+        """Records the number of rows that it is traced with."""
 
         def call(self, x):
             seen.append(x.shape[0])
@@ -147,7 +147,7 @@ LOOPS = ["function around", "function inside", "loss in a function", "eager"]
 
 
 def trained(name, run, batches):
-    """Return a model that a loop has trained, and its losses."""
+    """Return a model after training in a loop, and its losses."""
     model = classifier()
     average = tf.nn.compute_average_loss
     if name == "loss in a function":
@@ -179,7 +179,7 @@ def test_average_of_tensorflow_is_that_of_all_rows(ours, name):
 
 
 def test_average_is_that_of_each_of_two_batches(ours):
-    """A step with data of two datasets, each with rows of its own."""
+    """A step gets data of two datasets, with different numbers of rows."""
     losses = RNG.random(9).astype("float32"), RNG.random(5).astype("float32")
     shared = [
         ours.experimental_distribute_dataset(batches(part, size=9))
@@ -201,7 +201,7 @@ def test_average_is_that_of_each_of_two_batches(ours):
 
 @pytest.mark.parametrize("has_batch", [False, True])
 def test_average_of_other_values_is_that_of_all(ours, has_batch):
-    """Which replicas have of their own, or all of them have."""
+    """Replicas may have different values, or the same."""
     parts = [tf.constant([1.0, 2.0]), tf.constant([6.0])]
     values = ours.experimental_distribute_values_from_function(
         lambda c: parts[c.replica_id_in_sync_group]
@@ -218,7 +218,7 @@ def test_average_of_other_values_is_that_of_all(ours, has_batch):
 
 
 def emptied(data):
-    """Return batches of which one is empty, and one has a row."""
+    """Return batches; one is empty, and one has a single row."""
 
     def keep(x, y, number):
         kept = (number < 3) | (number == 7) | (number > 8)
@@ -238,7 +238,7 @@ def fit_emptied():
             keras.layers.Dense(1),
         ]
     )
-    # It moves weights in a step without rows, too.
+    # This optimizer moves weights even in a step without rows.
     optimizer = keras.optimizers.Adam(0.1)
     model.compile(optimizer, "mse", metrics=["mae"])
     history = model.fit(emptied(data), epochs=2, shuffle=False, verbose=0)
@@ -248,7 +248,7 @@ def fit_emptied():
 
 
 def test_batches_without_rows_are_those_of_one_process(ours):
-    """As `filter`, or a mask, leaves them."""
+    """`filter`, or a mask, may leave such batches."""
     expected, logs = fit_emptied()
     with ours.scope():
         actual, found = fit_emptied()
@@ -268,7 +268,7 @@ def test_batch_without_rows_has_none_in_a_loop(ours):
     assert [int(step(batch)) for batch in data] == [3, 0, 1]
 
 
-def test_class_weight_of_distributed_data_is_refused(ours):
+def test_class_weight_of_distributed_data_is_rejected(ours):
     with ours.scope():
         model = classifier()
         model.compile("sgd", "sparse_categorical_crossentropy")

@@ -1,4 +1,4 @@
-"""What Keras runs as a model's step is the step, whatever it is called."""
+"""Keras may run any function as a model's step."""
 
 import functools
 import itertools
@@ -12,13 +12,13 @@ from custom_steps import Guide, X, Y
 
 from tf_optimizers.workers.steps.replica_state import replica
 
-# Float32 sums in another order, over steps that move by more than 1e-2.
+# For float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 2e-6
 
 
 @pytest.fixture
 def trains(monkeypatch):
-    """Of each call of a model in a step, whether that is known to train."""
+    """Record, for each call of a model in a step, whether it trains."""
     known, call = [], Guide.call
 
     def noting(self, *args):
@@ -31,7 +31,7 @@ def trains(monkeypatch):
 
 
 def bare(step):
-    """Decorate as without `functools.wraps`."""
+    """Decorate a step without `functools.wraps`."""
 
     def wrapper(*args):
         return step(*args)
@@ -87,7 +87,7 @@ def assigned(make):
 
 
 class Misnamed(Guide):
-    """Tests with a function that is called as another's train step."""
+    """Has a test step that is named like a train step."""
 
     def test_step(self, data):
         return Guide.train_step(self, data)
@@ -96,7 +96,7 @@ class Misnamed(Guide):
 
 
 class Both(Guide):
-    """Tests with what it trains with: who does may change all in a test."""
+    """Has one step for training and for tests."""
 
     test_step = Guide.train_step
 
@@ -109,7 +109,7 @@ def within(model):
 
 
 class Measured(Guide):
-    """Keras's own step would update none of its metrics."""
+    """Has metrics that Keras's own step would not update."""
 
     test_step = measure
 
@@ -134,7 +134,7 @@ MODELS = {
 
 
 def trained(name, **compile_arguments):
-    """Return the model, its losses and what it evaluates to."""
+    """Return the model, its losses and its evaluation."""
     keras.utils.set_random_seed(1)
     model = MODELS[name]()
     model.compile(keras.optimizers.SGD(0.1), "mse", **compile_arguments)
@@ -148,7 +148,7 @@ def trained(name, **compile_arguments):
     "name", cases.with_long(MODELS, ["kept", "closure", "partial", "both"])
 )
 def test_step_of_any_name_equals_one_process(ours, trains, name):
-    """The last batch has a row for one replica only."""
+    """The last batch has a row on one replica only."""
     expected, expected_logs = trained(name)
     with ours.scope():
         actual, logs = trained(name)
@@ -160,7 +160,7 @@ def test_step_of_any_name_equals_one_process(ours, trains, name):
 
 @pytest.mark.parametrize("name", ["aliased", "kept"])
 def test_step_of_any_name_is_one_in_a_loop(ours, trains, name):
-    """Where the users' own code passes the method to `run`."""
+    """The user's code passes the method to `run`."""
 
     def made():
         keras.utils.set_random_seed(1)
@@ -181,7 +181,7 @@ def test_step_of_any_name_is_one_in_a_loop(ours, trains, name):
 
 
 def test_steps_under_another_strategy_are_as_they_were():
-    """TensorFlow's strategies get what Keras passes."""
+    """TensorFlow's strategies get the function that Keras passes."""
     ran = []
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
@@ -197,7 +197,7 @@ def test_steps_under_another_strategy_are_as_they_were():
 
 
 class Returning(keras.Sequential):
-    """Returns variables, numbers and truth values beside its loss."""
+    """Returns variables, numbers and booleans in addition to its loss."""
 
     def __init__(self):
         super().__init__([keras.Input((4,)), keras.layers.Dense(2)])
@@ -246,8 +246,8 @@ def test_steps_may_return_variables_and_truth_values(ours, eagerly):
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("loops", [False, True])
-def test_variables_made_outside_are_refused(ours, name, loops):
-    """Replicas would wait for each other to update them."""
+def test_variables_made_outside_are_rejected(ours, name, loops):
+    """Updates of these would deadlock replicas."""
     optimizer = getattr(keras.optimizers, name)(0.1)
     with ours.scope():
         model = keras.Sequential([keras.layers.Dense(2)])

@@ -1,4 +1,4 @@
-"""Steps that move weights there and back leave them alike on all replicas."""
+"""Steps that move weights and restore them keep replicas equal."""
 
 import cases
 import custom_steps
@@ -11,7 +11,7 @@ from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 
 
 @pytest.mark.parametrize("eagerly", cases.with_long([False, True], [True]))
-def test_sharp_steps_keep_weights_alike(ours, eagerly):
+def test_sharp_steps_keep_weights_equal(ours, eagerly):
     keras.utils.set_random_seed(1)
     with ours.scope():
         model = custom_steps.Sharp()
@@ -34,7 +34,7 @@ WEIGHTS = np.random.default_rng(0).standard_normal(1000)
 
 
 def assigned(values, dtype="float32"):
-    """Return what a weight is after a step has assigned to it."""
+    """Return a weight after a step has assigned to it."""
     weight = keras.Variable(WEIGHTS, dtype=dtype)
     start = tf.identity(weight.value)
     step = RestoredWeights()
@@ -46,7 +46,7 @@ def assigned(values, dtype="float32"):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_weights_are_put_back_to_the_bit(dtype, steps):
-    """Also of an integer to which nothing of this applies."""
+    """Integers are left unchanged."""
     rng = np.random.default_rng(1)
     moves = [
         tf.cast(rng.standard_normal(1000) / 3, dtype) for _ in range(steps)
@@ -74,7 +74,7 @@ def test_weights_are_put_back_to_the_bit(dtype, steps):
     }.items(),
     ids=lambda pair: pair[0],
 )
-def test_weights_that_stay_away_are_left(values):
+def test_weights_that_are_not_restored_are_kept(values):
     start, weight = assigned(values[1])
     plain = keras.Variable(start)
     for value in values[1]:

@@ -1,4 +1,4 @@
-"""Replicas with different numbers of rows compute what one process does."""
+"""Replicas with different numbers of rows compute the same as one process."""
 
 import cases
 import keras
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((7, 4, 3)).astype("float32")
-X[:, 2:] *= RNG.integers(0, 2, (7, 2, 1))  # Steps of zeros are masked.
+X[:, 2:] *= RNG.integers(0, 2, (7, 2, 1))  # Time steps of zeros are masked.
 Y = RNG.standard_normal((7, 4, 2)).astype("float32")
 WEIGHT = np.linspace(0.2, 3, 7, dtype="float32")[:, np.newaxis]
-# Float32 sums in another order, over steps that move by more than 1e-2.
+# For float32 sums in another order, over steps of more than 1e-2.
 TOLERANCE = 2e-6
 
 
@@ -44,7 +44,7 @@ def fit(
     model=None,
     **compile_arguments,
 ):
-    """Batches of 3, 3 and 1 rows: one replica gets none of the last."""
+    """Train on batches of 3, 3 and 1 rows: one replica gets no last row."""
     model = make_model(**model or {})
     optimizer = {"class_name": optimizer, "config": {"learning_rate": 0.1}}
     loss = loss or keras.losses.MeanSquaredError(reduction)
@@ -85,7 +85,7 @@ CASES = {
 }
 
 
-# Of these, others tell, too.
+# Other cases cover these in short runs.
 LONG = [
     *("masked by weight", "outputs", "even but masked"),
     *("sum", "weighted, several steps", "by weight"),
@@ -125,7 +125,7 @@ def test_replica_without_rows_keeps_its_statistics(ours):
         )
     )
     model.fit(X, Y, batch_size=3, shuffle=False, verbose=0, callbacks=[keep])
-    # Three batches on one, two on the other; common at the end.
+    # One replica has three batches, the other two; the end averages them.
     _, (before, others), (after, same) = found
     assert np.abs(after - before).max() > 1e-4
     np.testing.assert_allclose(same, others, rtol=1e-6)
@@ -134,13 +134,13 @@ def test_replica_without_rows_keeps_its_statistics(ours):
     np.testing.assert_array_equal(first, second)
 
 
-def test_eager_masks_on_several_devices_are_refused(ours):
+def test_eager_masks_on_several_devices_are_rejected(ours):
     with ours.scope(), pytest.raises(RuntimeError, match="run_eagerly=False"):
         fit(model={"masked": True}, run_eagerly=True)
 
 
-def test_loss_of_a_loop_counts_by_its_rows(ours):
-    """As TensorFlow traces it, rows are known within the loss only."""
+def test_loss_of_a_loop_is_weighted_by_rows(ours):
+    """In TensorFlow's trace, rows are known only within the loss."""
     loss = keras.losses.MeanSquaredError()
 
     def train(model, run):
@@ -176,7 +176,7 @@ def test_loss_of_a_loop_counts_by_its_rows(ours):
 
 
 def test_batches_of_a_loop_are_of_one_type(ours):
-    """A step traced for the rows of one replica would part from the others."""
+    """A step traced for the rows of one replica would differ from others."""
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)
     data = ours.experimental_distribute_dataset(data)
     traced = []
