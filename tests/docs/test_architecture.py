@@ -32,7 +32,7 @@ FLOWS = {
         2065,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 703),
-    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1112),
+    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1118),
 }
 
 
