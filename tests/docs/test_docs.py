@@ -140,6 +140,17 @@ def test_tables_are_those_of_the_measured_json():
     assert tables.fill_in(text) == text
 
 
+def test_every_table_has_its_command():
+    commands = (ROOT / "benchmarks" / "commands.sh").read_text()
+    names = set(re.findall(r"^<!-- (\w+): ", tables.PAGE.read_text(), re.M))
+    assert len(names) > 20
+    assert names == set(re.findall(r"  # (\w+)(?:,.*)?$", commands, re.M))
+    for script in re.findall(r"benchmarks/\w+\.py", commands):
+        assert (ROOT / script).exists(), script
+    for output in re.findall(r"--output (\S+)", commands):
+        assert (ROOT / output).exists(), output
+
+
 @pytest.mark.parametrize(
     "cls", [*CLASSES, tfo.SparseMultiWorkerMirroredStrategy]
 )
