@@ -208,7 +208,7 @@ def measure(model: str, rounds: int, steps: int, some: list[str]) -> dict:
                 own += ["--work", layout, "--optimizer", optimizer]
                 script = __file__
             result = launched.run(script, LAYOUTS[layout].workers, *own)
-            kind = "shared out" if is_sharded else "whole"
+            kind = "sharded" if is_sharded else "whole"
             mine = found[layout].setdefault(
                 f"{optimizer}, {kind}", dict.fromkeys(result)
             )

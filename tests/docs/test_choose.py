@@ -37,7 +37,7 @@ def test_offload():
 
 def test_sharded_state():
     found = models("sharded_state")["bert-base"]["layouts"]["4 workers"]
-    whole, shards = found["AdamW, whole"], found["AdamW, shared out"]
+    whole, shards = found["AdamW, whole"], found["AdamW, sharded"]
     expected = [
         f"{statistics.median(shards[k]) / statistics.median(whole[k]):.2f}"
         for k in ("state_bytes", "step_ms")
