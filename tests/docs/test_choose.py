@@ -45,17 +45,40 @@ def test_sharded_state():
     assert figures(ROWS["ShardedState"]) == expected
 
 
-def test_large_batches():
+def accuracies():
+    """Return the mean of each optimizer and number of steps, in percent."""
     results = json.loads((ROOT / "docs/demo/results.json").read_text())
-    means = {
+    return {
         (cell["optimizer"], cell["steps"]): f"{100 * cell['mean']:.1f}"
         for cell in results["parts"]["large-batch"]["cells"]
-        if cell["batch_size"] == 1024
     }
-    lamb = [means[name, 30] for name in ("tfo.Lamb", "AdamW")]
-    assert figures(ROWS["Lamb"]) == lamb
-    lans = [means[key] for key in (("tfo.LANS", 30), ("tfo.LANS", 10))]
-    assert figures(ROWS["LANS"]) == [*lans, means["AdamW", 10]]
+
+
+def test_large_batches_on_other_pages():
+    means, lamb, lans = (
+        accuracies(),
+        *((ROOT / f"docs/{name}.md").read_text() for name in ("lamb", "lans")),
+    )
+    rows = re.findall(r"^\| [\d,]+, (\d+) \| (.*) \|$", lamb, re.M)
+    assert [steps for steps, _ in rows] == ["40", "30", "10"]
+    names = "AdamW", "tfo.Lamb", "tfo.LANS", "Keras Muon"
+    for steps, row in rows:
+        assert row.split(" | ") == [means[n, int(steps)] for n in names]
+    (found,) = re.findall(r"LANS reached (.*?\.\d %)\.", lans, re.S)
+    names = "tfo.LANS", "tfo.Lamb", "Keras Muon"
+    assert figures(found) == [means[name, 10] for name in names]
+
+
+def test_large_batches():
+    means = accuracies()
+    rows = {
+        "Muon": [("Keras Muon", 10), ("AdamW", 10)]
+        + [("Keras Muon", 30), ("AdamW", 30)],
+        "LANS": [("tfo.LANS", 10), ("tfo.LANS", 30)],
+        "Lamb": [("tfo.Lamb", 10), ("tfo.Lamb", 30)],
+    }
+    for row, cells in rows.items():
+        assert figures(ROWS[row]) == [means[cell] for cell in cells]
 
 
 def test_compression():

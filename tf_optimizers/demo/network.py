@@ -6,6 +6,8 @@ import keras
 import numpy as np
 
 HIDDEN_UNITS = (128, 128)
+# The name of the last layer, which Muon steps by AdamW.
+LAST = "logits"
 
 
 def build_model(
@@ -15,10 +17,12 @@ def build_model(
     widths = (*hidden_units, 10)
     model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
     for layer, width in enumerate(widths):
+        is_last = layer == len(hidden_units)
         model.add(
             keras.layers.Dense(
                 width,
-                activation="relu" if layer < len(hidden_units) else None,
+                activation=None if is_last else "relu",
+                name=LAST if is_last else None,
                 kernel_initializer=keras.initializers.HeNormal(
                     seed=seed * len(widths) + layer
                 ),

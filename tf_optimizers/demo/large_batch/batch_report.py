@@ -99,9 +99,9 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"{len(settings['tuning_seeds'])} tuning seeds among {len(rates)} "
         f"rates from {rates[0]:.3g} to {rates[-1]:.3g}, the same for all; the "
         "test runs use other seeds. Weight decay "
-        f"{settings['weight_decay']} (SGD: none). `tfo` is this package. One "
-        "dataset and one small network: with others, the optimizers may rank "
-        "differently."
+        f"{settings['weight_decay']} (SGD: none). Muon steps the last layer "
+        "and biases by AdamW. `tfo` is this package. One dataset and one small "
+        "network: with others, the optimizers may rank differently."
     )
 
 

@@ -23,6 +23,7 @@ from tf_optimizers.demo.data import (
 )
 from tf_optimizers.demo.network import (
     HIDDEN_UNITS,
+    LAST,
     build_model,
     initial_weights,
 )
@@ -31,6 +32,19 @@ from tf_optimizers.demo.trainer import WARMUP_SHARE, MakeOptimizer, Trainer
 from tf_optimizers.demo.tuning import tune
 
 WEIGHT_DECAY = 0.01
+
+
+def muon(rate: Any) -> keras.optimizers.Optimizer:
+    """Return Muon, which steps biases and the last layer by AdamW.
+
+    Keras's documentation asks for that.
+    """
+    optimizer = keras.optimizers.Muon(
+        rate, weight_decay=WEIGHT_DECAY, exclude_layers=[LAST]
+    )
+    optimizer.adam_weight_decay = WEIGHT_DECAY  # No argument in Keras 3.10.
+    return optimizer
+
 
 # One row per optimizer; all other arguments have their defaults.
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -43,6 +57,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     ),
     "tfo.Lamb": lambda rate: tfo.Lamb(rate, weight_decay=WEIGHT_DECAY),
     "tfo.LANS": lambda rate: tfo.LANS(rate, weight_decay=WEIGHT_DECAY),
+    "Keras Muon": muon,
 }
 
 TRAIN_SIZE = SPLIT_SIZES["train"]
