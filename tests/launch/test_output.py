@@ -29,11 +29,14 @@ def test_output_has_prefixes_and_keeps_streams_apart(launch, write):
     assert run.stdout.count(b"\n") == 6 and run.stderr.count(b"\n") == 2
 
 
-def test_output_appears_before_the_worker_ends(start, write):
+@pytest.mark.usefixtures("fake_tensorflow")
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_output_appears_before_the_worker_ends(start, write, devices):
     script = write(
         INDEX, "print('ready', os.getpid())\n", f"time.sleep({LONG})"
     )
-    [pid] = start("--workers", "1", script).pids(1)
+    options = ("--workers", "1", "--devices-per-worker", devices)
+    [pid] = start(*options, script).pids(1)
     assert is_alive(pid)
 
 

@@ -85,7 +85,7 @@ class Worker:
         """Run `child.work`; if this fails halfway, `end` still cleans up."""
         lifeline = self._watchdog.lifeline
         self._process = subprocess.Popen(
-            [sys.executable, CHILD, "work", str(lifeline), *arguments],
+            [sys.executable, "-u", CHILD, "work", str(lifeline), *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
