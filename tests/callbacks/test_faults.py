@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import pytest
 from faults import soak, table, training
@@ -60,6 +61,24 @@ def test_table_holds_medians_and_ranges(figure):
     ]
     assert "| 2 (1.5-4) |" in table.make(trials)
     assert "| a | 3 | 3 |" in table.make(trials)
+
+
+def test_batches_that_a_backup_has_seen_are_no_training():
+    first = {"pid": 1, "event": "step"}
+    again = {"pid": 2, "event": "step"}
+    events = [
+        *({"time": t, "step": 20 + t} | first for t in (1, 2, 3)),
+        {"time": 8, "step": 22} | again | {"event": "begin"},
+        *({"time": t, "step": 22} | again for t in (9, 10)),
+        {"time": 11, "step": 23} | again,
+        {"time": 12, "step": 24} | again,
+    ]
+    run = types.SimpleNamespace(
+        events=lambda place=0: events, noticed=lambda since: None
+    )
+    found = soak.measure(run, 3.5, None)
+    assert found["resumed"] == 11 - 3.5
+    assert found["steps_lost"] == 1
 
 
 def test_table_in_docs_is_that_of_the_trials():

@@ -216,11 +216,14 @@ def free_ports(count):
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """Run two launchers, as a Slurm step with two tasks per node does."""
+    """Run two launchers, as a Slurm step with two tasks per node does.
+
+    A process stands by for the second worker.
+    """
     folder = tmp_path_factory.mktemp("launched")
     program = real_workers.SCRIPTS / "preempted.py"
     command = [
-        *(*real_workers.LAUNCHER, "--cluster", "auto"),
+        *("--cluster", "auto"),
         *("--port", str(free_ports(2)), "--max-restarts", "1"),
         *("--restart-pause", "0", str(program)),
     ]
@@ -232,8 +235,9 @@ def launched(tmp_path_factory):
                 "SLURM_STEP_TASKS_PER_NODE": "2",
                 "SLURM_PROCID": rank,
             }
+            standby = ["--standby", "0"] if rank == "1" else []
             process = subprocess.Popen(
-                command,
+                [*real_workers.LAUNCHER, *standby, *command],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=real_workers.environment(folder) | variables,
@@ -258,6 +262,7 @@ def test_signal_to_one_worker_ends_all_and_nothing_is_lost(launched):
         )
         assert f"[launcher] {reason} Stopping all workers." in output
         assert result["restart"] == 1
+        assert result["stood_by"] == (rank == 1)
         # Short steps continue until the signal is known to all workers.
         assert 8 <= result["begun"] < 18
         assert result["equal"]

@@ -154,3 +154,9 @@ CASES = {
         "A variable must be finite to be backed up",
     ),
 }
+
+# The same where the launcher has the next processes ready.
+STANDING_BY = {
+    f"{name}, with `--standby`": CASES[name]
+    for name in ("chief killed", "other worker killed", "all workers killed")
+}

@@ -10,9 +10,9 @@ import time
 
 from faults import network, training
 from faults.cases import CASES as LOCAL
-from faults.cases import DAMAGED, ERROR, GOES_ON, RESUMES
+from faults.cases import DAMAGED, ERROR, GOES_ON, RESUMES, STANDING_BY
 
-CASES = {**LOCAL, **network.CASES}
+CASES = {**LOCAL, **STANDING_BY, **network.CASES}
 # From the training's 200 steps: after a backup, with steps left.
 FIRST, LAST = 25, 120
 
@@ -57,6 +57,8 @@ def attempt(name, step, expected, **kwargs):
 def _attempt(name, step, expected, **kwargs):
     harm, outcome, message = CASES[name]
     make = network.Network if name in network.CASES else training.Training
+    if name in STANDING_BY:
+        kwargs["standby"] = True
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(
             stack.enter_context(tempfile.TemporaryDirectory())
@@ -86,8 +88,13 @@ def measure(run, since, expected):
         (e for e in events if e["time"] > since and e["event"] == "begin"), None
     )
     if begun:
-        times = [e["time"] for e in events if e["pid"] == begun["pid"]]
-        result["resumed"] = round(times[1] - since, 2) if times[1:] else None
+        # A batch that the backup has seen is no step.
+        times = [
+            e["time"]
+            for e in events
+            if e["pid"] == begun["pid"] and e["step"] > begun["step"]
+        ]
+        result["resumed"] = round(times[0] - since, 2) if times else None
         last = max(e["step"] for e in events if e["time"] < begun["time"])
         # No event records a step that ends with a backup and exit.
         result["steps_lost"] = max(last - begun["step"], 0)

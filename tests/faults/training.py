@@ -22,10 +22,12 @@ class Training:
         folder: An empty folder.
         restarts: The largest number of restarts.
         optimizer: One of `train.OPTIMIZERS`.
+        standby: Whether processes stand by for a restart.
     """
 
-    def __init__(self, folder, restarts=1, optimizer=OPTIMIZER):
+    def __init__(self, folder, restarts=1, optimizer=OPTIMIZER, standby=False):
         self.folder = folder
+        self.standby = ("--standby", "0") if standby else ()
         self.restarts = restarts
         self.optimizer = optimizer
         self.output = []
@@ -39,7 +41,7 @@ class Training:
         self.run(
             *(*real_workers.LAUNCHER, "--workers", "2"),
             *("--grace-period", "2", "--max-restarts", str(self.restarts)),
-            *("--restart-pause", "0"),
+            *("--restart-pause", "0", *self.standby),
             *(str(SCRIPT), str(self.folder), self.optimizer),
         )
 

@@ -75,6 +75,8 @@ BAD = {
         "x"
     ),
     "--workers 2 --restart-pause -1 good.py": SECONDS.format(-1),
+    "--workers 2 --standby 5 good.py": "`--standby` must come with",
+    "--workers 2 --standby x good.py": SECONDS.format("x"),
     "--workers 2 --unknown x good.py": "unrecognized arguments: --unknown x",
 }
 

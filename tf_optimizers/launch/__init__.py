@@ -52,6 +52,12 @@ Options:
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
         the first restart. It doubles with every restart, up to 60, to give
         the cause time to pass. Defaults to `1`.
+    --standby SECONDS: number >= 0. For a faster restart: how long after the
+        workers to start a second process for each, which imports TensorFlow and
+        Keras, and then waits for the restart to run the script. Variables that
+        the script itself sets in `os.environ` before its imports can then come
+        too late: set them before the launcher starts. Requires
+        `--max-restarts`. By default, no process waits.
 
 A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
 `__main__`, working directory and environment, plus `TF_CONFIG` and

@@ -56,6 +56,17 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
     return None
 
 
+def problem_of_restarts(options: argparse.Namespace) -> str | None:
+    """Return why nothing can stand by, or None."""
+    if options.standby is None or options.max_restarts:
+        return None
+    return (
+        "`--standby` must come with `--max-restarts`, since processes stand by "
+        f"for a restart. Received: --standby {options.standby:g} alone. Pass "
+        "`--max-restarts 10` too, or leave it out."
+    )
+
+
 def use_environment(options: argparse.Namespace) -> None:
     """Look up the place in the cluster and the GPUs that the options ask for.
 
@@ -152,7 +163,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     own, command = split(arguments)
     options = parser.parse_args(own, argparse.Namespace(command=command))
-    problem = problem_of_options(options) or problem_of_command(command)
+    problem = (
+        problem_of_options(options)
+        or problem_of_restarts(options)
+        or problem_of_command(command)
+    )
     if problem:
         parser.error(problem)
     try:
@@ -233,6 +248,12 @@ def make_parser() -> argparse.ArgumentParser:
         default=1.0,
         metavar="SECONDS",
         help="time before the first restart; doubles, up to 60 (%(default)g)",
+    )
+    parser.add_argument(
+        "--standby",
+        type=_seconds,
+        metavar="SECONDS",
+        help="start processes for the next restart this long after the workers",
     )
     return parser
 

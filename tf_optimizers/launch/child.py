@@ -3,12 +3,20 @@
 The launcher starts this file by its path, so that no other module is loaded.
 """
 
+import importlib
 import os
 import runpy
 import signal
 import sys
 import types
 from importlib.machinery import SourceFileLoader
+from typing import NoReturn
+
+# What a process that stands by has loaded when its turn comes.
+LIBRARIES = (
+    *("tensorflow", "keras"),
+    *("tf_optimizers.callbacks", "tf_optimizers.workers.strategy"),
+)
 
 
 def watch() -> None:
@@ -30,23 +38,59 @@ def watch() -> None:
             continue  # It has ended, or another user has its number.
 
 
-def work(lifeline: int, devices: int, command: list[str]) -> None:
-    """Run `python *command` in this process."""
+def work(
+    lifeline: int, devices: int, command: list[str], stands_by: bool = False
+) -> None:
+    """Run `python *command` in this process, perhaps only once it is asked."""
     # Before any of the user's code, so that the watchdog misses no process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
-    if devices == 1:
-        os.execv(sys.executable, [sys.executable, "-u", *command])
+    if devices == 1 and not stands_by:
+        run_afresh(command)
     is_module = command[0] == "-m"
     sys.argv = command[1:] if is_module else command
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11
         script_folder = os.path.dirname(os.path.realpath(command[0]))
         sys.path[0] = os.getcwd() if is_module else script_folder
-    split_cpu(devices)
+    if stands_by:
+        is_ready = has_loaded_keras()
+        wait_for_turn()
+        if not is_ready and devices == 1:
+            run_afresh(command)
+    if devices > 1:
+        split_cpu(devices)
     if is_module:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     else:
         run_script(command[0])
+
+
+def run_afresh(command: list[str]) -> NoReturn:
+    """Let a new Python take over this process."""
+    os.execv(sys.executable, [sys.executable, "-u", *command])
+
+
+def has_loaded_keras() -> bool:
+    """Load what most commands load; return whether they can use it."""
+    try:
+        for name in LIBRARIES:
+            importlib.import_module(name)
+        backend = sys.modules["keras"].backend.backend()
+    except Exception:  # The command will raise it, or needs none of these.
+        return False
+    return backend == "tensorflow"  # Otherwise, the command may choose it.
+
+
+def wait_for_turn() -> None:
+    """Wait for a byte on stdin, then empty stdin; exit if the byte is missing.
+
+    The launcher closes stdin without a byte if it does not need this process.
+    """
+    if not os.read(0, 1):
+        sys.exit()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def split_cpu(devices: int) -> None:
@@ -78,4 +122,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "watch":
         watch()
     else:
-        work(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+        work(
+            *(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]),
+            stands_by=sys.argv[1] == "stand-by",
+        )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.platforms import Place
+from tf_optimizers.launch.standbys import Standbys
 from tf_optimizers.launch.worker import (
     BACKUP_GRACE,
     FAILURE_GRACE,
@@ -111,6 +112,7 @@ def launch(
     grace_period: float | None,
     max_restarts: int,
     restart_pause: float,
+    standby: float | None,
 ) -> int:
     """Run `python *command` in several processes; return the exit code.
 
@@ -128,46 +130,56 @@ def launch(
         if place:
             output.say(place.describe(place.addresses(workers, port)))
 
-        def attempt(restart: int) -> Failure | None:
-            counted = {RESTART: str(restart)} if max_restarts else {}
-            group = [
-                Worker(first + index, grace_period, watchdog, output)
-                for index in range(workers)
-            ]
+        def start(
+            attempt: int, stack: ExitStack, stands_by: bool
+        ) -> list[Worker]:
+            counted = {RESTART: str(attempt)} if max_restarts else {}
+            if place is None:
+                addresses = reserve_addresses(host, workers, stack)
+            else:
+                addresses = place.addresses(workers, port)
+            group = []
+            for index in range(workers):
+                worker = Worker(first + index, grace_period, watchdog, output)
+                stack.callback(worker.end)
+                variables = environment(addresses, first + index, workers)
+                if place and place.given and workers == 1:
+                    variables["TF_CONFIG"] = place.given
+                worker.start(
+                    [str(devices_per_worker), *command],
+                    variables | gpus[index] | counted,
+                    stands_by,
+                )
+                group.append(worker)
+            return group
+
+        def attempt(number: int) -> Failure | None:
             with ExitStack() as stack:
                 try:
-                    if place is None:
-                        addresses = reserve_addresses(host, workers, stack)
-                    else:
-                        addresses = place.addresses(workers, port)
-                    for index, worker in enumerate(group):
-                        stack.callback(worker.end)
-                        variables = environment(
-                            addresses, first + index, workers
-                        )
-                        if place and place.given and workers == 1:
-                            variables["TF_CONFIG"] = place.given
-                        worker.start(
-                            [str(devices_per_worker), *command],
-                            variables | gpus[index] | counted,
-                        )
+                    group = standbys.take(stack) or start(number, stack, False)
                 # Too many files are open, or too many threads are running.
                 except (OSError, RuntimeError) as error:
                     output.say(f"Cannot start {workers} workers: {error}.")
                     return Failure("", 1)
-                return follow(group, events, output)
+                standbys.plan(number)
+                return follow(group, events, output, standbys)
 
-        failure = attempt(0)
-        planned = islice(pauses(restart_pause), max_restarts)
-        for restart, pause in enumerate(planned, 1):
-            if failure is None or not failure.may_restart:
-                break
-            output.say(f"Restart {restart} of {max_restarts} in {pause:g} s.")
-            received = events.wait_for_request(pause)
-            if received is not None:
-                output.say(f"Received {received.name}. {NO_RESTART}")
-                break
-            failure = attempt(restart)
+        with closing(
+            Standbys(start, standby, max_restarts, output)
+        ) as standbys:
+            failure = attempt(0)
+            planned = islice(pauses(restart_pause), max_restarts)
+            for restart, pause in enumerate(planned, 1):
+                if failure is None or not failure.may_restart:
+                    break
+                output.say(
+                    f"Restart {restart} of {max_restarts} in {pause:g} s."
+                )
+                received = events.wait_for_request(pause)
+                if received is not None:
+                    output.say(f"Received {received.name}. {NO_RESTART}")
+                    break
+                failure = attempt(restart)
         return 0 if failure is None else failure.exit_code
 
 
@@ -232,7 +244,10 @@ def cores() -> int:
 
 
 def follow(
-    group: Sequence[Worker], events: Events, output: Output
+    group: Sequence[Worker],
+    events: Events,
+    output: Output,
+    standbys: Standbys,
 ) -> Failure | None:
     """Watch the workers until they end, or a second request to end comes.
 
@@ -240,13 +255,17 @@ def follow(
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):
-        ending = any(worker.is_ending() for worker in group)
-        received = events.wait(TICK if ending else None)
+        seconds = standbys.seconds_left() if failure is None else None
+        if any(worker.is_ending() for worker in group):
+            seconds = TICK
+        received = events.wait(seconds)
         for worker in group:
             worker.update()
         if failure is None:
             failure = first_failure(group, received, output)
-            if failure is not None:
+            if failure is None:
+                standbys.update()
+            else:
                 for worker in group:
                     worker.stop(failure.request, failure.usual_grace)
                 output.say(failure.reason)

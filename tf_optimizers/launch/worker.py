@@ -80,14 +80,21 @@ class Worker:
         self._forwarders: list[Forwarder] = []
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str]
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        stands_by: bool = False,
     ) -> None:
-        """Run `child.work`; if this fails halfway, `end` still cleans up."""
+        """Run `child.work`; if this fails halfway, `end` still cleans up.
+
+        If the worker stands by, it waits for `begin`.
+        """
         lifeline = self._watchdog.lifeline
+        mode = "stand-by" if stands_by else "work"
         self._process = subprocess.Popen(
-            [sys.executable, "-u", CHILD, "work", str(lifeline), *arguments],
+            [sys.executable, "-u", CHILD, mode, str(lifeline), *arguments],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if stands_by else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[lifeline],
@@ -103,6 +110,13 @@ class Worker:
                 self._forwarders.append(
                     Forwarder(source, prefix, self._output, stream)
                 )
+
+    def begin(self) -> None:
+        """Let a worker that stands by run its command."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # It was killed.
+                os.write(self._process.stdin.fileno(), b"\n")
+            self._process.stdin.close()
 
     def is_ending(self) -> bool:
         """Return whether the group was asked to end, and has not yet."""

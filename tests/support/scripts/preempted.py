@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import sys
 
 import keras
 import numpy as np
@@ -98,6 +99,7 @@ real_workers.report(
     {
         "pid": os.getpid(),
         "restart": RESTART,
+        "stood_by": "stand-by" in sys.orig_argv,
         "begun": begun["step"],
         "equal": weights == fit(make_model()),
         "errors": getattr(needs_all, "errors", []),

@@ -1,0 +1,82 @@
+"""Starts the workers of the next attempt in advance."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from tf_optimizers.launch.output import Output
+from tf_optimizers.launch.worker import Worker
+
+# Takes an attempt's number, the stack that ends its workers, and whether they
+# stand by.
+Start = Callable[[int, ExitStack, bool], list[Worker]]
+
+
+class Standbys:
+    """The workers of the next attempt, which stand by until the present fails.
+
+    Args:
+        start: Starts the workers of an attempt.
+        delay: Seconds between the start of an attempt and that of the next
+            one's workers, or None to start none in advance.
+        last: The number of the last attempt.
+        output: Gets a line if workers cannot be started.
+    """
+
+    def __init__(
+        self, start: Start, delay: float | None, last: int, output: Output
+    ) -> None:
+        self._start = start
+        self._delay = delay
+        self._last = last
+        self._output = output
+        self._next = 0
+        self._due: float | None = None
+        self._group: list[Worker] = []
+        self._stack = ExitStack()
+
+    def plan(self, attempt: int) -> None:
+        """Plan the workers of the attempt after this one, which now begins."""
+        self._next = attempt + 1
+        if self._delay is not None and attempt < self._last:
+            self._due = time.monotonic() + self._delay
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until workers are due; None if none are."""
+        if self._due is None:
+            return None
+        return max(0.0, self._due - time.monotonic())
+
+    def update(self) -> None:
+        """Start the workers if they are due."""
+        if self.seconds_left() != 0:
+            return
+        self._due = None
+        with ExitStack() as stack:
+            try:
+                self._group = self._start(self._next, stack, True)
+            except (OSError, RuntimeError) as error:
+                self._output.say(f"Cannot start workers to stand by: {error}.")
+                return
+            self._stack = stack.pop_all()
+
+    def take(self, stack: ExitStack) -> list[Worker]:
+        """Let the workers begin, and return them; `stack` will end them.
+
+        Returns an empty list if there are none, or if one of them has ended.
+        """
+        self._due = None
+        group, self._group = self._group, []
+        with self._stack.pop_all() as own:
+            for worker in group:
+                worker.update()
+            if any(worker.exit_code is not None for worker in group):
+                return []
+            stack.push(own.pop_all())
+        for worker in group:
+            worker.begin()
+        return group
+
+    def close(self) -> None:
+        """End the workers."""
+        self._stack.close()
