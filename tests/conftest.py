@@ -17,7 +17,7 @@ LONGEST = [
     *("test_gradient_compression", "test_images"),
     *("test_transport", "test_output", "test_environment", "test_faults"),
     *("test_local_steps", "test_dgc_momentum", "test_replicas"),
-    *("test_backup", "test_notebooks", "test_contract"),
+    *("test_backup", "test_preemption", "test_notebooks", "test_contract"),
     *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
     *("test_sharded_state", "test_rate_in_momentum", "test_sharded_exchange"),
     "test_docs",
