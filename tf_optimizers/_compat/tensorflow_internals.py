@@ -37,7 +37,8 @@ def add_to_graphs(name: str, value: Any) -> None:
     # There is no public way to find the graphs around a graph.
     graph = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph"):
-        vars(graph).setdefault(name, []).append(value)
+        values = [*getattr(graph, name, []), value]
+        object.__setattr__(graph, name, values)
         graph = graph.outer_graph
 
 
