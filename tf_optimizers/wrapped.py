@@ -2,7 +2,7 @@
 
 One is passed to `compile`. Others are used in a `train_step`: they are
 attributes of the model, of compiled models inside it, as in a GAN, or of the
-user's own objects, also in lists and dicts.
+user's own objects, including their lists and dicts.
 """
 
 import itertools
@@ -36,13 +36,13 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
 
 
 def wrapped_optimizers(optimizer: Any) -> list[Any]:
-    """Return an optimizer and all that it wraps, the outermost first."""
+    """Return an optimizer and all that it wraps, outermost first."""
     inner = map(wrapped_optimizers, _wrapped_by(optimizer))
     return [optimizer, *itertools.chain(*inner)]
 
 
 def every_optimizer(model: keras.Model) -> list[Any]:
-    """Return the optimizers of a model and all that they wrap, each once."""
+    """Return the distinct optimizers of a model and all that they wrap."""
     found = map(wrapped_optimizers, optimizers_of(model).values())
     return distinct(itertools.chain(*found))
 
@@ -125,7 +125,8 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
     if not isinstance(value, keras.layers.Layer) and not _is_users(value):
         return []
-    # Keras's private attributes come last: users know a layer by their own.
+    # Keras's private attributes come last: users know a layer by the attribute
+    # that they assigned.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [
@@ -143,24 +144,24 @@ def _is_users(value: Any) -> bool:
 
 
 def _wrapped_by(optimizer: Any) -> list[Any]:
-    """Return the optimizers directly inside of an optimizer."""
+    """Return the optimizers that an optimizer wraps directly."""
     inner = getattr(optimizer, "inner_optimizer", None)
     found = [] if inner is None else [inner]
     return [*found, *getattr(optimizer, "optimizers", [])]
 
 
-# Optimizers with several local steps. All workers have the same order.
+# Optimizers with several local steps, in the same order on all workers.
 _local: list[weakref.ref[Any]] = []
 
 
 def note_local_steps(optimizer: Any) -> None:
-    """Note that a built optimizer takes several local steps."""
+    """Remember a built optimizer that takes several local steps."""
     _local[:] = [each for each in _local if each() is not None]
     _local.append(weakref.ref(optimizer))
 
 
 def steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of a model, also inside of other optimizers."""
+    """Return each `SparseLoCo` of a model, including wrapped ones."""
     every = every_optimizer(model)
     return [each for each in every if hasattr(each, "synchronize")]
 
@@ -214,7 +215,7 @@ class LocalRound(NamedTuple):
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     """Return the optimizers' current round; call it outside of replicas.
 
-    If there are several, the round ends with the first of theirs.
+    If they have different rounds, the first to end ends this one.
 
     Args:
         optimizers: The result of `only_local_steppers`.

@@ -338,7 +338,7 @@ def test_keras_still_calls_the_methods_that_batch_hooks_replace():
         source = inspect.getsource(inspect.unwrap(caller))
         assert call in source, (
             f"Keras's {caller.__qualname__} has no {call}...) any more: see "
-            "weigh_uneven_batches for what it was needed for."
+            "weight_uneven_batches for what it was needed for."
         )
     assert callable(keras_losses.apply_mask)
 

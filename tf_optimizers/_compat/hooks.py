@@ -25,10 +25,10 @@ def build_from_specs(
     """Let Keras build models from the specification of the data.
 
     This lasts until the process ends. Keras itself draws a batch before `fit`
-    and `evaluate`, and builds the model from the batch's mean over replicas. So
-    a generator loses batches, workers draw different batches ahead, and data
-    that cannot be averaged fail. A model without `call` is built by its first
-    step, as without a strategy.
+    and `evaluate`, and builds the model from the batch's mean over replicas.
+    As a result, a generator loses batches, workers draw different batches in
+    advance, and data that cannot be averaged raise an error. A model without
+    `call` is built by its first step, as without a strategy.
 
     Args:
         is_for: Called with a strategy; returns whether its models are built
@@ -51,7 +51,7 @@ def build_from_specs(
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
-    """Return the symbolic tensor of a specification, or None without shape."""
+    """Return a symbolic tensor for a specification; None if it has no shape."""
     if isinstance(spec, values.PerReplicaSpec):
         spec = spec._value_specs[0]  # The worker's first replica.
     if not hasattr(spec, "shape"):
@@ -66,9 +66,9 @@ def call_first(
 ) -> None:
     """Insert a callback before all others of a model, from now on.
 
-    This lasts until the process ends. A model and an optimizer have no way to
-    add callbacks. `fit`, `evaluate` and `predict` create a `CallbackList`, and
-    set its model.
+    This lasts until the process ends. Models and optimizers cannot add
+    callbacks. `fit`, `evaluate` and `predict` create a `CallbackList`, and set
+    its model.
 
     Args:
         kind: The class of the callback.
@@ -118,7 +118,8 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
-            if vars(self).pop(_IS_ASKED, False):  # First read, never assigned.
+            # Keras has decided, but assigned nothing yet.
+            if vars(self).pop(_IS_ASKED, False):
                 object.__setattr__(self, _IS_AUTO, True)
             if not value or not getattr(self, _IS_AUTO, False):
                 return value
@@ -137,7 +138,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
         replace("Model.jit_compile", property_of)
 
 
-# Set once Keras has decided about "auto", until it assigns the result.
+# Set after Keras has decided about "auto", until it assigns the result.
 _IS_ASKED = "_tfo_jit_compile_is_asked"
 # Whether the value of `jit_compile` comes from "auto".
 _IS_AUTO = "_tfo_jit_compile_is_auto"
@@ -147,12 +148,12 @@ _IS_AUTO = "_tfo_jit_compile_is_auto"
 def agree_on_overflow() -> None:
     """Let all replicas skip the same steps in Keras's dynamic loss scaling.
 
-    Before gradients are summed, Keras (3.15) tests whether the first replica's
-    are finite. For strategies without merge calls, every replica tests
-    its own gradients, in a `tf.cond` in which `iterations` cannot be assigned,
-    even with one replica. `compile` wraps optimizers in `LossScaleOptimizer`,
-    and accepts no other class, so its method is replaced until the process
-    ends. Without a strategy nothing changes.
+    Before gradients are summed, Keras (3.15) tests only whether the first
+    replica's gradients are finite. Under strategies without merge calls, every
+    replica tests its own gradients, inside a `tf.cond` in which `iterations`
+    cannot be assigned, even with one replica. `compile` wraps optimizers in
+    `LossScaleOptimizer`, and accepts no other class, so its method is replaced
+    until the process ends. Without a strategy, nothing changes.
     """
 
     def apply(

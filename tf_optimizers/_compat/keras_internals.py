@@ -17,10 +17,10 @@ def with_hooks(cls: type) -> type:
     """Override private methods of Keras in a class of optimizers.
 
     The class must have `_accumulate(gradients, variables)`; `_ema`, its
-    `Averages`; `_saved_as()`, the optimizer whose state is saved in place of
-    its own; `_variables_name`, the name of its list of variables in
-    checkpoints; and `_check_name(name)`, which raises if an entry of a
-    checkpoint must not be read.
+    `Averages`; `_saved_as()`, the optimizer whose state is saved instead of its
+    own; `_variables_name`, the name of its list of variables in checkpoints;
+    and `_check_name(name)`, which raises if an entry of a checkpoint must not
+    be read.
     """
     for name, hook in HOOKS.items():
         setattr(cls, name, hook)
@@ -38,12 +38,12 @@ def _accumulate(
 
 def _overwrite(self: Any, variables: Sequence[Any]) -> None:
     # `finalize_variable_values` calls this. Keras's method assigns without a
-    # cast, which fails if averages have another dtype than variables.
+    # cast, which fails if the averages' dtype differs from the variables'.
     self._ema.overwrite(variables)
 
 
 def _averages(self: Any) -> list[Any]:
-    # `SwapEMAWeights` reads this, also before the first update. Keras creates
+    # `SwapEMAWeights` reads this, even before the first update. Keras creates
     # the averages in `build`.
     return self._ema.shown(self._averages)
 
@@ -99,19 +99,19 @@ HOOKS = {
 }
 
 
-def whole(error: Exception) -> Exception:
+def unchanged_in_cond(error: Exception) -> Exception:
     """Return an error that Keras does not change inside `ops.cond`.
 
-    Dynamic loss scaling steps inside one.
+    Dynamic loss scaling runs the step inside `ops.cond`.
     """
-    # Keras adds "Exception encountered when calling Cond.call()" and arguments
-    # to errors without this mark.
+    # Unless an error has this mark, Keras adds "Exception encountered when
+    # calling Cond.call()" and the arguments to it.
     vars(error)["_keras_call_info_injected"] = True
     return error
 
 
 def path_of(variable: Any) -> str:
-    """Return the path of a Keras variable, the name of a `tf.Variable`."""
+    """Return the path of a Keras variable, or the name of a `tf.Variable`."""
     # TensorFlow appends the number of an output, always ":0".
     return getattr(variable, "path", variable.name.removesuffix(":0"))
 
@@ -171,7 +171,8 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
     """Return whether gradients overwrite a variable (a float8 scale)."""
-    # Keras creates no slots for these, and does not pass on their gradients.
+    # Keras creates no slots for such variables, and does not pass on their
+    # gradients.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -220,7 +221,7 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return the value of an optional, as Keras's generator adapter yields."""
+    """Return the value of an optional, which generators of Keras yield."""
     if not isinstance(value, tf.experimental.Optional):
         return value
     return value.get_value() if value.has_value() else None
@@ -233,7 +234,7 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def attributes_of(model: keras.Model, kind: type) -> list[Any]:
-    """Return the attributes of a class, of a model and its layers, each once.
+    """Return all distinct attributes of one class in a model and its layers.
 
     Elements of lists, tuples and dicts count as attributes.
     """
@@ -250,7 +251,7 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 def global_seed() -> list[int] | None:
     """Return the state of the generator of unseeded `keras.random` ops.
 
-    None if there is none yet: Keras creates it for the first op.
+    None before the first such op, for which Keras creates the generator.
     """
     # Keras has one per thread, under this name.
     generator = global_state.get_global_attribute("global_seed_generator")
@@ -261,7 +262,7 @@ def set_global_seed(state: list[int]) -> None:
     """Make unseeded `keras.random` ops continue from a state."""
     generator = global_state.get_global_attribute("global_seed_generator")
     if generator is None:
-        # Without a seed, it would draw one from Python's generator.
+        # Without a seed, Keras would draw one from Python's generator.
         generator = keras.random.SeedGenerator(seed=0)
         global_state.set_global_attribute("global_seed_generator", generator)
     generator.state.assign(state)

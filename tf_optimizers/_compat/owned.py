@@ -12,7 +12,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 
-# An index of a tensor that takes some of its rows, or all of it.
+# An index that selects some rows of a tensor, or all of it.
 Rows: TypeAlias = slice | EllipsisType
 
 
@@ -21,9 +21,9 @@ Rows: TypeAlias = slice | EllipsisType
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas it is whole, on all workers. A read is a sum over
-    replicas, with zeros for the rows that a replica does not own. A replica
-    keeps only its own rows of a value that is assigned or restored.
+    Outside of replicas, all workers read the whole value: a sum over replicas,
+    to which each contributes zeros for the rows that it does not own. If a
+    value is assigned or restored, each replica keeps only its own rows.
 
     Attributes:
         own_name: The name, if it differs from the components' name.
@@ -97,7 +97,7 @@ def owned_variable(
         value: The initial value of the whole variable.
         name: The name of the variable.
     """
-    # One name for all: TensorFlow keeps 36 kB for each name ever used.
+    # All share one name: TensorFlow keeps 36 kB for each name ever used.
     options = {
         "trainable": False,
         "dtype": value.dtype,
@@ -185,7 +185,7 @@ class Copy(resource_variable_ops.UninitializedVariable):
         self._distributed_container = weakref.ref(variable)
 
     def take(self, value: tf.Tensor) -> None:
-        """Take a value, for a step."""
+        """Hold a value during a step."""
         tf.raw_ops.AssignVariableOp(
             resource=self.handle, value=value, validate_shape=False
         )

@@ -1,8 +1,8 @@
 """Lists all functions and classes that are replaced in Keras and TensorFlow.
 
 Other code in the process uses them, too. So a function is replaced only when a
-feature is first used, and its replacement behaves like the original
-for code that does not use the feature. It stays until the process ends.
+feature is first used, and the replacement behaves like the original for code
+that does not use the feature. It stays until the process ends.
 """
 
 import functools

@@ -12,7 +12,8 @@ _AVERAGES = "_model_variables_moving_average"
 
 def averages_of(optimizer: Any) -> list[Any]:
     """Return the averages of `use_ema`, None for overwritten variables."""
-    # Our optimizers keep theirs here, and show others under Keras's own name.
+    # Our optimizers keep their averages here; Keras's own name may show other
+    # averages.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
@@ -28,7 +29,7 @@ def show_averages(optimizer: Any, inner: Any) -> None:
 
 
 class _AveragesOf:
-    """The current averages of an optimizer, each time they are iterated."""
+    """An iterable of an optimizer's averages at the time of the iteration."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -59,8 +60,8 @@ class InnerAverages:
 class WholeAverages:
     """Shows `SwapEMAWeights` sharded averages as whole ones.
 
-    The callback lets every replica add, subtract and assign. An average is read
-    when the iteration reaches it, by a sum over replicas.
+    The callback adds, subtracts and assigns on every replica. An average is
+    read, by a sum over replicas, when the iteration reaches it.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -92,7 +93,8 @@ class _Whole:
     def __init__(self, variable: tf.Variable, value: tf.Tensor) -> None:
         self._variable = variable
         self._value = value
-        # `SwapEMAWeights` and the strategy read these of a component.
+        # `SwapEMAWeights` and the strategy read these attributes of a
+        # component.
         self.device, self.dtype = variable.device, variable.dtype
         self.name, self.shape = variable.name, variable.shape
 

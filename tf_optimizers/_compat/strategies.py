@@ -22,13 +22,14 @@ from tf_optimizers._compat.patches import hook
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     """Move an optimizer without a strategy into the variables' strategy.
 
-    Afterwards it behaves as if created in the scope. An optimizer of another
-    strategy stays there.
+    Afterwards, it behaves as if it had been created in the scope. An optimizer
+    of another strategy stays where it is.
     """
     strategy = _strategy_of(variables)
     if strategy is _default_strategy() or is_adopted(optimizer):
         return
-    # Keras has no setter. Nothing has used it yet, as `build` comes first.
+    # Keras has no setter. Nothing has used the strategy yet, as `build` comes
+    # first.
     optimizer._distribution_strategy = strategy
     # An inner optimizer is adopted separately, so leave out its variables.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
@@ -186,7 +187,7 @@ def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
     """Return the attributes to replace to give a variable another's name."""
-    # Keras sets both when a variable is created, and has no setter.
+    # Keras sets both when it creates a variable, and has no setter.
     return [
         (variable, "_name", other.name),
         (variable, "_path", path_of(other)),

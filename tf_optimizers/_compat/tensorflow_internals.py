@@ -30,7 +30,7 @@ def eager_context() -> Any:
 
 
 def add_to_graphs(name: str, value: Any) -> None:
-    """Append a value to the list of a name, in the graphs being traced.
+    """Append a value to the list called `name` of all graphs being traced.
 
     The value lives as long as the function being traced, or one around it.
     """
@@ -43,7 +43,7 @@ def add_to_graphs(name: str, value: Any) -> None:
 
 
 def convert(function: Callable) -> Callable:
-    """Convert a function by AutoGraph, if AutoGraph is on here.
+    """Convert a function by AutoGraph, if AutoGraph is enabled here.
 
     TensorFlow's strategies convert the function that they call on replicas. If
     that is a wrapper of the user's function, the wrapper must call this.
@@ -64,7 +64,7 @@ def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
 def temporary_variable(
     value: tf.Tensor, shape: Sequence[int | None] | None = None
 ) -> tf.Tensor:
-    """Return the handle of a new variable, which lives as long as the handle.
+    """Return the handle of a new variable that lives as long as the handle.
 
     A kernel can update the value in place if nothing else refers to its memory.
 
@@ -75,7 +75,7 @@ def temporary_variable(
     handle = tf.raw_ops.VarHandleOp(
         dtype=value.dtype,
         shape=value.shape if shape is None else shape,
-        # Nothing else shares such a name, and it has no public equivalent.
+        # This name is unique. There is no public equivalent.
         shared_name=context.anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -104,8 +104,8 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: One sequence per further argument of `function`, with one
-            tensor per variable: this replica's.
+        *args: One sequence per further argument of `function`, with this
+            replica's tensor for each variable.
     """
 
     def update(rows: list[tuple]) -> None:
@@ -122,7 +122,7 @@ def update_by_device(
 
     Args:
         variables: Variables of the current strategy.
-        function: Gets a list of tuples, each with a component on that device
+        function: Called with a list of tuples, each a component on that device
             and its values.
         *args: As for `update_each`.
     """
@@ -151,8 +151,8 @@ def switch_across_replicas(
     """Call one of several functions with a replica's gradients.
 
     Each function may reduce over replicas and update variables. Strategies with
-    merge calls cannot do either inside a replica's `tf.switch_case`. There, one
-    `tf.switch_case` is around all replicas.
+    merge calls cannot do either inside a replica's `tf.switch_case`. For these,
+    a single `tf.switch_case` surrounds all replicas.
 
     Args:
         index: The position of the function to call.
@@ -172,8 +172,8 @@ def switch_across_replicas(
         return
 
     def copied(function: Callable, gradients: list[Gradient]) -> Any:
-        # A reduction needs values of one graph, the branch's, and on the
-        # replica's device. Copies are both.
+        # A reduction needs values in the branch's graph and on the replica's
+        # device. Copies are both.
         return function(list(map(tf.identity, gradients)))
 
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -202,7 +202,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
     """
 
     def has_value(self) -> tf.Tensor:
-        """Return whether it has a value, and so memory."""
+        """Return whether it has a value, and so takes memory."""
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle)
 
     def allocate(self) -> None:

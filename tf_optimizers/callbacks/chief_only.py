@@ -1,4 +1,4 @@
-"""Calls a callback on the first worker alone."""
+"""Calls a callback on the first worker only."""
 
 import functools
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class ChiefOnly(keras.callbacks.Callback):
         ])
 
     It gets the logs of all workers, and may read weights. It is an error if the
-    callback does something that needs all workers: `evaluate`, `predict`,
-    stopping the training, and reading the state of each replica, such as u and
-    v of `DGCMomentum`, which `ModelCheckpoint` saves.
+    callback does something that needs all workers: evaluating, predicting,
+    stopping the training, or reading the state of each replica, such as u and v
+    of `DGCMomentum`, which `ModelCheckpoint` saves.
 
     Pass a function instead of a callback if making it starts a run:
 

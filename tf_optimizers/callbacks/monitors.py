@@ -56,11 +56,11 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return the values before the step that `after_step` needs."""
+        """Return the values from before the step that `after_step` needs."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return figures for the logs, and details for TensorBoard."""
+        """Return the figures for the logs and the details for TensorBoard."""
         raise NotImplementedError
 
     def is_ready(self) -> bool:
@@ -116,7 +116,7 @@ class Monitor(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Put the latest figures into the history."""
-        # An epoch's end may end a round of local steps.
+        # A round of local steps may end at the end of the epoch.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
@@ -167,7 +167,7 @@ class OffloadMonitor(Monitor):
 
     Raises:
         ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument is of the wrong kind; in `fit`, if the
+        TypeError: If an argument has the wrong type; in `fit`, if the
             optimizer is of another class.
         ValueError: If `every` is out of range; in `fit`, with
             `steps_per_execution` other than 1.
@@ -209,7 +209,7 @@ class ShardingMonitor(Monitor):
 
     Raises:
         ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument is of the wrong kind; in `fit`, if the
+        TypeError: If an argument has the wrong type; in `fit`, if the
             optimizer is of another class.
         ValueError: If `every` is out of range; in `fit`, with
             `steps_per_execution` other than 1.
@@ -222,7 +222,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes of the fullest replica, and of every replica."""
+        """Return the most bytes on any replica, and those of each replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)

@@ -30,10 +30,10 @@ class CompressionMonitor(Monitor):
     It adds to the logs: `sparsity`, the share of entries that the step did not
     send, 0 without compression; `sent_bytes`, the bytes that one replica sent;
     `residual_norm`, the L2 norm of v_i (or e_i) of all replicas together;
-    `residual_age`, how many steps an amount stays in v before it is sent. The
-    age is the residuals divided by the amount sent in a step: sum |v_i| / |sum
-    of sent entries| in L1 norms. In a steady state this is the mean waiting
-    time (Little's law). With several local steps of `SparseLoCo`, it measures
+    `residual_age`, how many steps a value stays in v before it is sent. The age
+    is the residuals divided by what a step sends: sum |v_i| / |sum of sent
+    entries| in L1 norms. In a steady state, this is the mean waiting time
+    (Little's law). With several local steps of `SparseLoCo`, it measures
     a whole round.
 
     Measuring takes a copy of the weights, and an exchange of two numbers.
@@ -45,7 +45,7 @@ class CompressionMonitor(Monitor):
 
     Raises:
         ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument is of the wrong kind; in `fit`, if the
+        TypeError: If an argument has the wrong type; in `fit`, if the
             optimizer is of another class.
         ValueError: If `every` is out of range; in `fit`, with
             `steps_per_execution` other than 1.
@@ -156,7 +156,7 @@ class TrustRatioMonitor(Monitor):
 
     Raises:
         ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument is of the wrong kind; in `fit`, if the
+        TypeError: If an argument has the wrong type; in `fit`, if the
             optimizer is of another class.
         ValueError: If `every` is out of range; in `fit`, with
             `steps_per_execution` other than 1.

@@ -25,8 +25,8 @@ from tf_optimizers._compat.keras_internals import (
     add_replica_variable,
     built_variables,
     path_of,
+    unchanged_in_cond,
     variable_index,
-    whole,
 )
 from tf_optimizers._compat.tensorflow_internals import (
     in_xla,
@@ -176,7 +176,7 @@ class Compressor:
 
     def _allocate(self, residuals: Sequence[Residual]) -> None:
         if in_xla() and residuals:
-            raise whole(
+            raise unchanged_in_cond(
                 RuntimeError(
                     f"`{self._name}` cannot run under XLA, which cannot "
                     "compile a selection by value. Received: a step that is "

@@ -30,8 +30,8 @@ Options:
         platform sets the ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
         `CUDA_VISIBLE_DEVICES`; 0 hides them all. By default, the workers of a
-        machine divide its GPUs. It is an error if there are GPUs, but fewer
-        than workers. If `CUDA_VISIBLE_DEVICES` is set, it stays as it is.
+        machine divide its GPUs. It is an error if a machine has GPUs, but
+        fewer than workers. If `CUDA_VISIBLE_DEVICES` is set, it stays as it is.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which leaves TensorFlow as it is. With more,
         TensorFlow is imported and configured before the script starts.

@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def problem_of_options(options: argparse.Namespace) -> str | None:
-    """Return why these options cannot be used here, or None."""
+    """Return the reason why these options cannot be used here, or None."""
     if os.name != "posix":
         return f"needs Linux or macOS. Received: {sys.platform}."
     if options.cluster is not None:
@@ -93,7 +93,7 @@ def use_environment(options: argparse.Namespace) -> None:
 
 
 def problem_of_command(command: list[str]) -> str | None:
-    """Return why the command cannot be started, or None."""
+    """Return the reason why the command cannot be started, or None."""
     if command in ([], ["-m"]):
         return (
             "a script or `-m module` must follow the options. Received: "

@@ -31,7 +31,7 @@ def divide_gpus(
         return [{}] * workers
     if chosen is None:
         gpus = list_gpus()
-    else:  # CUDA ignores a negative number and all that follow it.
+    else:  # CUDA ignores a negative number and everything after it.
         gpus = [g for g in re.sub(r"(^|,)\s*-.*", "", chosen).split(",") if g]
     if per_worker is None:
         if not gpus:
@@ -51,7 +51,7 @@ def divide_gpus(
 
 
 def list_gpus() -> list[str]:
-    """Return the indices of this machine's NVIDIA GPUs, as CUDA takes them."""
+    """Return the indices of this machine's NVIDIA GPUs, in CUDA's numbering."""
     try:
         listing = subprocess.run(
             ["nvidia-smi", "--list-gpus"],

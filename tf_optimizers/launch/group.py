@@ -81,7 +81,8 @@ class Events:
 TICK = 0.05
 # TensorFlow's variable: how many threads an operation has.
 THREADS = "TF_NUM_INTRAOP_THREADS"
-# Python's variable: the seed of string hashes, and so of the order of a set.
+# Python's variable: the seed of string hashes, which order the elements of a
+# set.
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
@@ -91,7 +92,7 @@ NO_RESTART = "There will be no restart."
 
 
 class Failure(NamedTuple):
-    """Why all workers are stopped, and how."""
+    """The reason to stop all workers, and how to stop them."""
 
     reason: str
     exit_code: int
@@ -184,7 +185,7 @@ def launch(
 
 
 def pauses(first: float) -> Iterator[float]:
-    """Yield the pauses before restarts, each twice the last, up to a limit."""
+    """Yield the pauses before restarts, each twice as long, up to a limit."""
     pause = first
     while True:
         yield pause
@@ -251,7 +252,8 @@ def follow(
 ) -> Failure | None:
     """Watch the workers until they end, or a second request to end comes.
 
-    Returns why they were stopped, or None if they ended by themselves.
+    Returns the reason why they were stopped, or None if they ended by
+    themselves.
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):

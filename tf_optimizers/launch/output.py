@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 CHUNK_BYTES = 1 << 16
-# After a worker is gone, a pause this long ends its output, in milliseconds.
+# After a worker is gone, its output ends at a pause of this length, in
+# milliseconds.
 PAUSE = 200
 # How long to wait for the launcher's own last line, in seconds.
 LAST_LINE = 2
@@ -38,7 +39,7 @@ class Output:
         )
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own to stderr, without waiting."""
+        """Write one of the launcher's own lines to stderr, without waiting."""
         os.write(self._own, f"{text}\n".encode())
 
     def write(self, stream: IO[str], line: bytes) -> None:
@@ -60,7 +61,7 @@ class Output:
 
 
 class Forwarder(threading.Thread):
-    """A thread that forwards one stream of one worker; starts at once."""
+    """A thread, already started, that forwards one stream of one worker."""
 
     def __init__(
         self, source: IO[bytes], prefix: str, output: Output, stream: IO[str]

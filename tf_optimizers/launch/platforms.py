@@ -20,7 +20,7 @@ _SHOWN = 4
 
 
 class Place(NamedTuple):
-    """Where one launcher is among all launchers of a cluster.
+    """The place of one launcher among all launchers of a cluster.
 
     Attributes:
         found: The platform and its variables, for messages.
@@ -72,8 +72,8 @@ def find_place(
         machines: The number of machines if the user has given it.
 
     Raises:
-        ValueError: If the environment is of no platform, of several, or
-            incomplete.
+        ValueError: If the environment describes no platform, or several, or
+            is incomplete.
     """
     kind = _detect(environment) if kind == "auto" else kind
     place = FINDERS[kind](environment, machines)
@@ -98,7 +98,8 @@ def _detect(environment: Mapping[str, str]) -> str:
         for kind, names in _SIGNS.items()
         if any(environment.get(name) for name in names)
     ]
-    # Vertex AI, TFJob and Ray Train set it on purpose, also next to others.
+    # `TF_CONFIG` wins over other variables: Vertex AI, TFJob and Ray Train set
+    # it intentionally.
     if "tf-config" in found:
         return "tf-config"
     if len(found) == 1:
@@ -140,7 +141,7 @@ def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
 
 
 def _of_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
-    """Return the place among the tasks of all jobs, in order."""
+    """Return the place among all jobs' tasks, in the order of `jobs`."""
     try:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]

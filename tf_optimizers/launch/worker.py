@@ -33,7 +33,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         """Start the process."""
         reader, self.lifeline = os.pipe()
-        # Ctrl-C does not reach a session of its own.
+        # Ctrl-C does not reach a separate session.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", CHILD, "watch"],
             stdin=reader,
@@ -85,7 +85,7 @@ class Worker:
         environment: Mapping[str, str],
         stands_by: bool = False,
     ) -> None:
-        """Run `child.work`; if this fails halfway, `end` still cleans up.
+        """Run `child.work`; if it fails halfway, `end` still cleans up.
 
         If the worker stands by, it waits for `begin`.
         """
@@ -119,7 +119,7 @@ class Worker:
             self._process.stdin.close()
 
     def is_ending(self) -> bool:
-        """Return whether the group was asked to end, and has not yet."""
+        """Return whether the group was asked to end, but has not ended yet."""
         return self._kill_at is not None and not self.is_gone
 
     def is_done(self) -> bool:
@@ -128,7 +128,7 @@ class Worker:
         return self.is_gone and written
 
     def describe_end(self) -> str:
-        """Describe in a sentence how the process has ended."""
+        """Return a sentence about how the process ended."""
         name, number = f"Worker {self._index}", -self._process.returncode
         if number > 0:
             meaning = signal.strsignal(number)
@@ -154,7 +154,7 @@ class Worker:
             self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Note ended processes, and kill the group if it is overdue."""
+        """Find ended processes, and kill the group if it is overdue."""
         if self.is_gone:
             return
         code = self._process.poll()

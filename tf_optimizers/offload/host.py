@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras_internals import whole
+from tf_optimizers._compat.keras_internals import unchanged_in_cond
 from tf_optimizers._compat.strategies import is_adopted
 from tf_optimizers._compat.tensorflow_internals import (
     in_xla,
@@ -187,7 +187,7 @@ def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
     for variable in variables:
         for component in components(variable):
             if not is_host(component.device):
-                raise whole(
+                raise unchanged_in_cond(
                     RuntimeError(
                         f"{name} keeps its state on {HOST}, which a train step "
                         "that XLA compiles for another device cannot reach. "

@@ -62,7 +62,7 @@ class SparseExtended(VariablesExtended):
     def _initialize_local_devices(
         self, cluster_resolver: Any, worker_device: str
     ) -> tuple[tuple[str, ...], str]:
-        # TensorFlow takes one CPU; we take every logical one.
+        # TensorFlow uses only one CPU; we use all logical CPUs.
         devices, kind = super()._initialize_local_devices(
             cluster_resolver, worker_device
         )
@@ -95,7 +95,7 @@ class SparseExtended(VariablesExtended):
         self._replace_collectives()
 
     def _update_config_proto(self, config_proto: Any) -> Any:
-        # The config of the server: the only way to set the chunk size.
+        # Only the server's config can set the chunk size.
         config = super()._update_config_proto(config_proto)
         config.experimental.recv_buf_max_chunk = RPC_CHUNK_BYTES
         return config
@@ -111,9 +111,10 @@ class SparseExtended(VariablesExtended):
         self._cross_device_ops = self._make_collectives(
             self._collective_keys, self.replicas
         )
-        # Far from the keys of any strategy's main collectives.
+        # Far above the keys of any strategy's main collectives.
         far = self._collective_key_base + (1 << 24)
-        # Not NCCL: it may deadlock if two groups of the same GPUs run at once.
+        # Not by NCCL, which may deadlock if two groups of the same GPUs run at
+        # once.
         self._side_channel, self._input_channel = (
             self._make_collectives(
                 CollectiveKeys(group_key_start=key), self.replicas, _RING
@@ -177,13 +178,14 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Not the side channel, where a step reduces its scalars at its end.
+        # Not in the side channel, in which a step reduces its scalars at its
+        # end.
         return summarize(self._gather(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
         """Stack the notes of all workers, each once per replica of the worker.
 
-        They use the main channel, since the step waits for the result.
+        They travel in the main channel, since the step waits for the result.
         """
         return self._gather(self.channel, [note] * len(self.worker_devices))
 
@@ -197,9 +199,9 @@ class SparseExtended(VariablesExtended):
         gathered = in_every_replica(gather, len(copies))
         if tf.executing_eagerly():
             return gathered[0]
-        # A check that fails on the result would otherwise cancel the gather of
-        # another local replica, and its peers on other workers would wait for
-        # it forever.
+        # Otherwise, a check that fails on the result would cancel the gather of
+        # another local replica, and its peers on other workers would wait
+        # forever.
         with tf.control_dependencies(gathered):
             return tf.identity(gathered[0])
 
@@ -220,7 +222,7 @@ class SparseExtended(VariablesExtended):
         """Return `method(*args, local rank, options)` for the calling replica.
 
         Args:
-            method: A method of `channel` or another one.
+            method: A method of `channel` or of another channel.
             *args: Nests of this replica's tensors.
         """
         context = tf.distribute.get_replica_context()

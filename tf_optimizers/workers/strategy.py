@@ -58,7 +58,7 @@ from tf_optimizers.workers.steps.run_outputs import (
 )
 from tf_optimizers.workers.steps.share import without_padding
 from tf_optimizers.workers.steps.step_hooks import check_made_inside
-from tf_optimizers.workers.steps.uneven_batches import weigh_uneven_batches
+from tf_optimizers.workers.steps.uneven_batches import weight_uneven_batches
 from tf_optimizers.workers.worker_replicas import is_ours
 
 
@@ -139,13 +139,14 @@ class SparseMultiWorkerMirroredStrategy(
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
         check_in_time(cluster_resolver)
-        # The parent's constructor would make its own extension.
+        # The parent's constructor would create another extension.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
         restore_sigterm()
-        agree_on_overflow()  # First, so that it sees weighted gradients.
-        weigh_uneven_batches()
+        # This hook must be the inner one, which gets weighted gradients.
+        agree_on_overflow()
+        weight_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)
         build_from_specs(is_ours)
         mark_steps(is_ours, with_rounds)
@@ -161,7 +162,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers match; let all of them shuffle by one seed."""
+        """Raise unless workers match; make all of them shuffle by one seed."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -291,7 +292,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
-            if replica.is_assigning:  # The caller does not use the result.
+            if replica.is_assigning:  # The result is not used.
                 self._metrics.on_assign()
                 return self.experimental_local_results(value)[0].value()
             total = self._metrics.read(value)

@@ -1,4 +1,4 @@
-"""The replicas of all workers, as optimizers use them.
+"""The replicas of all workers, through which optimizers exchange values.
 
 Each value of sharded state has an owner, a replica. A message has one row per
 owner, padded to the longest:
@@ -124,7 +124,7 @@ class WorkerReplicas(ReplicaGroup):
         ranges_of: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
         for message in messages(values, owners, self.count):
-            # Two at a time, to limit memory.
+            # Two messages at a time, to limit memory.
             with tf.control_dependencies(last[-2]):
                 received = send(message)
             last.append([row for _, row in received])
@@ -150,7 +150,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Make it an error to need other workers, while one acts alone."""
+        """Raise an error if the code in this context needs other workers."""
         return acting_alone(name)
 
     def post(self, key: str, note: str) -> None:
@@ -275,6 +275,6 @@ def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
-    # Not to [-1]: TensorFlow 2.21's graph optimizer would drop that reshape for
-    # a value of one row, [1, n].
+    # Not [-1]: TensorFlow 2.21's graph optimizer would remove that reshape for
+    # a value of shape [1, n].
     return tf.reshape(value, [value.shape.num_elements()])

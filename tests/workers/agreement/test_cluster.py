@@ -78,7 +78,7 @@ def test_evaluator_is_alone(monkeypatch, others):
         (config({"worker": [":1"]}), "host:port"),
         (config({"worker": ["a:0"]}), "host:port"),
         (config({"worker": ["a:65536"]}), "host:port"),
-        (config({"worker": ["a:1", "a:1"]}), "an address of its own"),
+        (config({"worker": ["a:1", "a:1"]}), "its own address"),
     ],
 )
 def test_malformed_tf_config_is_rejected(monkeypatch, text, message):

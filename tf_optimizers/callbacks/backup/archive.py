@@ -48,7 +48,7 @@ class Archive:
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # generations, newest first
-        self._known: set[int] | None = None  # All that this run has found.
+        self._known: set[int] | None = None  # generations seen by this run
         self._group = group
         self._local_replicas = group.count // group.workers
 
@@ -167,8 +167,8 @@ class Archive:
         self._state.sparse_gradients = content.get("sparse_gradients", [])
 
     def restore_seed(self, content: dict[str, Any]) -> None:
-        """Restore Keras's global seed generator of this worker."""
-        seeds = content.get("seeds", [])  # Backups of 0.1.0 have none.
+        """Restore this worker's global seed generator of Keras."""
+        seeds = content.get("seeds", [])  # Backups of 0.1.0 have no seed.
         own = seeds[self._group.worker :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
@@ -221,7 +221,7 @@ class Archive:
         arrays: dict[str, np.ndarray] = {}
         for name, copies in values.items():
             if name not in identical:
-                # A process has a plain variable once, for all its replicas.
+                # All replicas of a process share a plain variable.
                 if len(copies) == 1:
                     copies = copies * self._local_replicas
                 arrays |= {f"{name}.{i}": copy for i, copy in enumerate(copies)}

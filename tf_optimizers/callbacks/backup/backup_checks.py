@@ -110,7 +110,7 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings that `fit` has nothing to do, or may see other batches.
+    """Yield warnings that `fit` has nothing to do or may see different batches.
 
     Args:
         content: The content of the backup.

@@ -93,8 +93,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     not. The attributes of other callbacks are not backed up.
 
     A script may call `fit` several times with one folder. When the script is
-    started again, it repeats the fits that had ended, and resumes the
-    interrupted one.
+    started again, it repeats the fits that had ended, and resumes the one that
+    was interrupted.
 
     Differs from `keras.callbacks.BackupAndRestore`: it works on several
     workers; it restores each replica's own state, random seeds and metrics, in
@@ -125,7 +125,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             workers. Defaults to `True`.
 
     Raises:
-        TypeError: If an argument, or the strategy, is of the wrong kind.
+        TypeError: If an argument or the strategy has the wrong type.
         ValueError: If an argument is outside its range; if a backup is of
             another model or optimizer, or has seen more batches of an epoch
             than the epoch now has, or was made in the middle of an
@@ -224,7 +224,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Back up, if a backup is due."""
         # The last execution of an epoch may have fewer batches.
         seen = min(batch + 1, self._steps)
-        is_new = seen > self._batch  # Otherwise, it is in the backup already.
+        is_new = seen > self._batch  # Otherwise, the backup has it already.
         if is_new:
             self._unsaved += seen - self._batch
             self._batch = seen
@@ -233,7 +233,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_if(is_new and is_due, is_new)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keep the metrics of training, which validation resets."""
+        """Save the metrics of training, which validation resets."""
         if self._preemption is not None:
             self._metrics_of_training = self._state.metrics()
 
@@ -272,14 +272,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # Where the length was unknown, the last execution counts in full.
+            # If the length of the epoch was unknown, the last execution counted
+            # as a full one.
             if skip.remaining >= self.model.steps_per_execution:
                 # The backup is still the newest state.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
-            self.model.reset_metrics()  # They are of the validation.
+            self.model.reset_metrics()  # They hold results of validation.
         else:
             self._epoch, self._batch = epoch + 1, 0
         return True
@@ -308,7 +309,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         raise SystemExit(EXIT_CODE)
 
     def _restore(self, content: dict[str, Any]) -> None:
-        params = self.params or {}  # A custom training loop sets none.
+        params = self.params or {}  # A custom training loop sets no `params`.
         for batches in gather(self._group, params.get("steps")):
             if batches is not None:
                 check_batches(batches, content["batch"])

@@ -6,9 +6,9 @@ A folder holds generations of backups, numbered from 1:
     00000007.worker-0.npz  arrays, by name
     00000007.worker-1.npz
 
-Every file gets its name when it is complete. The .json comes last: without it,
-a generation does not exist. It also holds the name of the run. Several runs may
-share a folder, and each leaves the others' files alone. No file holds code.
+Every file gets its name when it is complete. The .json is written last: without
+it, a generation does not exist. It also holds the name of the run. Several runs
+may share a folder, and each leaves the others' files alone. No file holds code.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ class Folder:
         return json.loads(text)
 
     def check_part(self, generation: int, worker: int, expected: str) -> None:
-        """Raise unless a part has the digest it was written with."""
+        """Raise unless a part has the digest that it was written with."""
         path = self._part(generation, worker)
         try:
             found = digest(path)
@@ -122,7 +122,8 @@ class Folder:
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's other generations, and incomplete files."""
         kept = set(self._all()) - (set(self.generations()) - set(generations))
-        # The .json goes first: without a part, a backup must not look complete.
+        # Delete the .json first: a backup must not look complete without all
+        # parts.
         for path in sorted(self._files(), key=lambda path: path.suffix):
             match = _NAME.fullmatch(path.name)
             if match and (match[3] or int(match[1]) not in kept):
@@ -182,7 +183,7 @@ class Folder:
         except OSError:
             partial.unlink(missing_ok=True)  # The disk may be full.
             raise
-        # Let the name survive a power failure, too.
+        # Make the file's name survive a power failure, too.
         with contextlib.suppress(PermissionError):
             folder = os.open(self.path, os.O_RDONLY)
             try:

@@ -69,7 +69,7 @@ class Preemption:
         """Catch SIGTERM from now on, and look for requests of other workers."""
         global _running
         if _running is not None:
-            _running.end()  # An exception has ended its `fit`.
+            _running.end()  # Its `fit` ended with an exception.
         _running = self
         is_main = threading.current_thread() is threading.main_thread()
         is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -82,7 +82,7 @@ class Preemption:
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         if self._is_catching:
-            # Python calls handlers between steps only, but writes to a file at
+            # Python calls handlers only between steps, but writes to a file at
             # once.
             self._former = signal.set_wakeup_fd(
                 self._sender, warn_on_full_buffer=False
@@ -144,7 +144,7 @@ class Preemption:
     def _ask(self, _: int, frame: Any) -> None:
         if self._is_training(frame):
             self.is_asked = True
-        else:  # An exception has ended `fit`, and Keras has called nothing.
+        else:  # An exception ended `fit`, without `on_train_end`.
             self.release()
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -166,9 +166,10 @@ class Preemption:
                     continue
                 self._decide()
                 return
-        except tf.errors.OpError:  # A worker is gone.
+        except tf.errors.OpError:  # Another worker is gone.
             if self.is_asked:
-                # The main thread may wait for it; there is nothing to save.
+                # The main thread may be waiting for that worker. There is
+                # nothing to save.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(EXIT_CODE)
@@ -207,7 +208,7 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code that called a function of this name, now on the stack."""
+    """Return the code that called the function of this name on the stack."""
     frame: Any = inspect.currentframe()
     while frame.f_code.co_name != name:
         frame = frame.f_back

@@ -72,7 +72,7 @@ class Rates:
         self._state = state
         self._variables = [
             variable
-            for variable in state.slots  # A weight may have that name.
+            for variable in state.slots  # A weight may have that name, too.
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]
@@ -103,8 +103,8 @@ class Rates:
 def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """Call `undo` when Keras next asks for a model's train function.
 
-    All training begins with that. When `fit` ends with an exception, Keras
-    calls no callback that could undo its changes to the model.
+    All training begins with that. If `fit` ends with an exception, Keras calls
+    no callback that could undo the changes to the model.
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:

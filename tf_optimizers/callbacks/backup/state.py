@@ -1,4 +1,4 @@
-"""Collects the state of a run, whether replicas share it or not."""
+"""Collects the state of a run, both shared and of single replicas."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class State:
     @property
     def slots(self) -> list[keras.Variable]:
         """The variables of the optimizers."""
-        # One optimizer may be inside another.
+        # One optimizer may wrap another.
         return distinct(
             variable
             for optimizer in optimizers_of(self._model).values()
@@ -77,7 +77,7 @@ class State:
         ]
 
     def accept_infinite(self) -> None:
-        """Accept inf where it is now, as in a mask or a running minimum."""
+        """Accept inf wherever it is now, as in a mask or a running minimum."""
         self._may_be_infinite = {
             i
             for i, variable in enumerate(self.sections["lasting"])

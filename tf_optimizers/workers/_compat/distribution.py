@@ -11,7 +11,8 @@ from tensorflow.python.data.ops.shuffle_op import (
     _ShuffleDataset as ShuffleDataset,
 )
 
-# The implementation of `MultiWorkerMirroredStrategy`, which ours extends.
+# The implementation of `MultiWorkerMirroredStrategy`, which our strategy
+# extends.
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -23,13 +24,13 @@ from tensorflow.python.distribute.cross_device_utils import (
     CollectiveReplicaLauncher,
 )
 
-# A nest of per-replica values from the replicas' nests, and back.
+# Converts replicas' nests into a nest of per-replica values, and back.
 from tensorflow.python.distribute.distribute_utils import (
     regroup,
     select_replica,
 )
 
-# Distributed data, to look one batch ahead, and their types.
+# Distributed data and their types, for looking one batch ahead.
 from tensorflow.python.distribute.input_lib import (
     DistributedDatasetsFromFunction,
     DistributedDatasetsFromFunctionSpec,
@@ -37,7 +38,7 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIteratorSpec,
 )
 
-# Per-replica values of a batch; subclasses of ours add the number of rows.
+# Per-replica values of a batch; our subclasses add the number of rows.
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
 # Waits for asynchronous operations; returns the seed of `tf.random.set_seed`.

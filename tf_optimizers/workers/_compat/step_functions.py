@@ -15,7 +15,7 @@ _STEPS = ("train_step", "test_step")
 
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
-    """Return the weights of a loss's elements, 0 where they are masked."""
+    """Return the weights of a loss's elements, 0 for masked ones."""
     # Keras's rules to broadcast the two have no public name.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
@@ -80,7 +80,7 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
         None for other functions. The step of a `tf.function` is its Python
         function, since TensorFlow cannot update variables in a function inside
         a replica. The kind is "train_step", "test_step" or "predict_step",
-        whatever the function's name.
+        independently of the function's name.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -93,7 +93,7 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
 
 
 def _wrapped(function: Any) -> Iterator[Any]:
-    """Yield a function and the functions it wraps, the outermost first."""
+    """Yield a function and the functions that it wraps, outermost first."""
     while function is not None:
         yield function
         inner = getattr(function, "python_function", None)
@@ -118,10 +118,10 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return "train_step" or "test_step", by how a model uses a step.
+    """Return "train_step" or "test_step", depending on a model's use of a step.
 
-    If the model does not have the step, such as one of a base class, the name
-    of the function decides.
+    If the step is not the model's own, for example that of a base class, the
+    name of the function decides.
 
     Args:
         model: The model.
@@ -138,7 +138,7 @@ def _kind_of(model: keras.Model, chain: list[Any]) -> str:
 
 
 def _is_same(function: Any, other: Any) -> bool:
-    """Return whether two functions are the same, or `partial`s of the same.
+    """Return whether two functions are the same, ignoring `functools.partial`.
 
     A property may create a new `functools.partial` at each access.
     """

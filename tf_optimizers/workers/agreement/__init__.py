@@ -1,1 +1,1 @@
-"""Checks that workers agree, outside of steps, and watches them in steps."""
+"""Checks between steps that workers agree, and watches them during steps."""

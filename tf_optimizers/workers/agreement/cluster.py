@@ -1,4 +1,4 @@
-"""Checks a cluster's description and versions, before workers wait."""
+"""Checks a cluster's description and versions before workers wait."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def restore_sigterm() -> None:
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
-    else:  # Handlers are set by the main thread: in a fork, the only one.
+    else:  # Only the main thread can set handlers; a fork has no other thread.
         os.register_at_fork(after_in_child=_restore_handler)
 
 
@@ -153,7 +153,7 @@ def _check_jobs(cluster: dict[str, Any]) -> None:
         )
         _require(
             addresses.count(address) == 1,
-            "Every worker must have an address of its own",
+            "Every worker must have its own address",
             f"{address!r} more than once",
         )
     chiefs = cluster.get("chief", [])
@@ -194,7 +194,7 @@ def _malformed(rule: str, received: Any) -> ValueError:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that workers must have in common, by name."""
+    """Return the versions that must be the same on all workers, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
     # Python's patch number is left out: it only counts fixes.
@@ -224,7 +224,7 @@ def text_hash() -> int:
 
 
 def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
-    """Warn unless all workers use one hash seed; few scripts depend on it."""
+    """Warn, as few scripts depend on it, unless workers have one hash seed."""
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
             "All workers should have the same hash seed: otherwise the order "

@@ -20,7 +20,7 @@ from tf_optimizers.wrapped import (
 )
 
 _CALLBACKS = (
-    "Callbacks, and code of your own, must set the same weights and rates on "
+    "Callbacks and your own code must set the same weights and rates on "
     "every worker."
 )
 _STEPS = (
@@ -82,14 +82,14 @@ def check_same_training(
     weights: Sequence[Any],
     assigned: Sequence[Any],
 ) -> None:
-    """Raise unless all workers have made the same `statement_of` a model.
+    """Raise unless all workers made the same statement about a model.
 
-    If a callback sets a weight or the learning rate on one worker alone, or a
+    If a callback sets a weight or the learning rate on one worker only, or a
     step computes weights from a replica's rows, workers differ from then on,
-    and no step would notice.
+    and no step would detect it.
 
     Args:
-        statements: The statements of all workers.
+        statements: The results of `statement_of` on all workers.
         weights: The compared weights.
         assigned: The weights that steps assign without an optimizer.
     """
@@ -110,7 +110,7 @@ def check_same_training(
 def compared_weights(model: keras.Model) -> list[Any]:
     """Return the weights that must have the same values on all workers.
 
-    After local steps there are none, as weights differ on purpose then.
+    There are none after local steps, when weights differ intentionally.
     """
     if not has_common_weights(model):
         return []

@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 60.0
 # The seconds for reading statements once all workers have made theirs.
 _LISTENING_SECONDS = 10.0
 
-# Names of the calls that this worker is making without other workers.
+# Names of the calls that this worker is making alone.
 _alone: list[str] = []
 _serial = itertools.count()
 _disagreements = itertools.count()
@@ -94,7 +94,7 @@ def gather_statements(
 
 @contextlib.contextmanager
 def acting_alone(name: str) -> Iterator[None]:
-    """Make it an error to gather statements, which waits for other workers."""
+    """Raise an error if the code in this context gathers statements."""
     _alone.append(name)
     try:
         yield
@@ -124,13 +124,13 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
         if serial:  # All workers are here, so they have read the last notes.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    # Write and read at the same time: one round trip.
+    # Write and read at the same time, which takes one round trip.
     with concurrent.futures.ThreadPoolExecutor(1) as writer:
         written = writer.submit(coordination.write, f"{prefix}/{worker}", note)
         answer = wait_for("all workers", "all", 0, until)
         written.result()
     if answer is None:
-        # If the first worker was late, it still waits for others.
+        # If the first worker was late, it is still waiting for others.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
             return [None]
         until += timeout + _LISTENING_SECONDS
@@ -166,11 +166,11 @@ def check_equal(
             `gather_statements` returns them.
         hint: The end of an error.
         rule: The beginning of an error. Defaults to `None`: all workers must
-            have the subject in common.
+            agree on the subject.
         shown: The names of values in errors, where they differ from those in
             `statements`. Defaults to `None`.
     """
-    rule = rule or f"All workers must have {subject} in common."
+    rule = rule or f"All workers must agree on {subject}."
     first, *others = statements
     for worker, other in enumerate(others, 1):
         for name in [*first, *other]:

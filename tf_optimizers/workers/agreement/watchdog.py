@@ -5,7 +5,7 @@
 
 Both have begun their third collective, and these differ, so neither will end. A
 stalled worker publishes its position in the coordination service, and reads its
-neighbor's, so some pair sees any difference. The watchdog also ends a
+neighbor's, so that some pair detects any difference. The watchdog also ends a
 collective that has waited for longer than the strategy's `timeout_seconds`.
 """
 
@@ -25,7 +25,7 @@ from tf_optimizers.workers.collectives.progress import (
     is_waiting,
 )
 
-# Seconds between two looks. A worker that makes no progress in between has
+# Seconds between two checks. A worker that makes no progress in between has
 # stalled.
 _LOOKING_SECONDS = 3.0
 _READING_SECONDS = 0.2
@@ -40,7 +40,8 @@ class Watchdog:
     """
 
     def __init__(self, extended: Any) -> None:
-        # Not `extended` itself: the thread must not keep the strategy alive.
+        # Not a reference to `extended`: the thread must not keep the strategy
+        # alive.
         self._channels = extended.channels
         self._place = f"tf_optimizers/watchdog/{extended.number}"
         self._worker, self._workers = extended.worker_index, extended.workers
@@ -61,7 +62,8 @@ class Watchdog:
                 self._since[i] = time.monotonic()
             elif self._is_late(i, now):
                 return self._timed_out(i, now)
-            # Not the state: one worker may have ended the collective already.
+            # Without the state: one worker may already have ended the
+            # collective.
             elif now[0] and now[:4] != self._agreed.get(i):
                 other = self._compare(i, now[:4])
                 if other == now[:4]:
@@ -86,7 +88,7 @@ class Watchdog:
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Publish a position; return the next worker's, None if unknown."""
+        """Publish a position; return the next worker's, or None if unknown."""
         written = self._written.get(i)
         if written != now:
             if written:
@@ -138,5 +140,5 @@ def watch(extended: Any) -> None:
             thread.join(_ENDING_SECONDS)
 
     thread.start()
-    # Also at exit: a thread still inside TensorFlow then would crash.
+    # Also at exit, when a thread that is still inside TensorFlow would crash.
     weakref.finalize(extended, end)

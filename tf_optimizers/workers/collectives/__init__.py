@@ -1,1 +1,1 @@
-"""Sends values between replicas: in few messages, in one order, and watched."""
+"""Sends values between replicas, in few messages and in one order."""

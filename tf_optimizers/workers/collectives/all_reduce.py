@@ -1,4 +1,4 @@
-"""Reduces and gathers values of replicas, the sparse ones all at once.
+"""Reduces and gathers values of replicas; one message has all sparse ones.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
@@ -7,7 +7,7 @@
     [a b.values b.indices c]          one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
-    a: 4 entries, b: up to 4 rows, starting with worker 0; common rows are added
+    a: 4 entries, b: up to 4 rows, worker 0 first; rows of both are added
     c: dense and small, the sum of both
 
 Padding needs the number of rows on every replica. If there are `IndexedSlices`,
@@ -37,10 +37,11 @@ from tf_optimizers.workers.collectives.message import (
 class SparseCollectiveAllReduce(CollectiveAllReduce):
     """Collectives that pack sparse values, and dense ones of any dtype.
 
-    TensorFlow's own need three all-gathers per `IndexedSlices`, and cannot pack
-    different dtypes. The results are the same, except that `IndexedSlices` have
-    every row once: two replicas often have the same row, of a position
-    embedding for example, and Keras's optimizers would square each separately.
+    TensorFlow's own collectives need three all-gathers per `IndexedSlices`, and
+    cannot pack different dtypes. The results are the same, except that every
+    row occurs once in `IndexedSlices`: two replicas often have the same row,
+    such as one of a position embedding, and Keras's optimizers would square
+    each separately.
     """
 
     def __init__(
@@ -145,7 +146,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
 
         Args:
             entries: This replica's entries.
-            groups: This replica's values by dtype, `IndexedSlices` by None.
+            groups: This replica's values by dtype; `IndexedSlices` have the key
+                None.
             replica_id: The replica's local rank.
             options: The communication options.
 
@@ -227,6 +229,6 @@ def _divide(value: Any, count: int) -> Any:
 
 
 def _kind(value: Any) -> tf.DType | None:
-    """Return the dtype by which a value is packed, or None for slices."""
+    """Return the key of a value's group: its dtype, or None for slices."""
     is_sparse = isinstance(value, tf.IndexedSlices)
     return None if is_sparse else tf.as_dtype(value.dtype)

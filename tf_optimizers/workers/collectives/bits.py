@@ -5,8 +5,8 @@
     strings          as int32 words, padded, and lengths
 
 A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21); a
-broadcast also takes bool. Shapes stay as they are, so that users recognize them
-in an error; only complex128 gets another dimension.
+broadcast also takes bool. Shapes are kept, so that users recognize them in an
+error; only complex128 gets another dimension.
 """
 
 import tensorflow as tf

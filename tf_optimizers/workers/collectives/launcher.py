@@ -1,9 +1,9 @@
-"""Runs the collectives of one replica, in few rounds and under fixed keys.
+"""Runs a replica's collectives, in few rounds and under fixed keys.
 
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
 as many. On CPUs its all-to-all sends all messages at once, so a gather takes
-one round, and a sum two, with the bytes of the rings. Among many replicas these
-are many messages. There a gather has two levels: first within a group of
+one round, and a sum two, with the bytes of the rings. Among many replicas, this
+takes many messages. So a gather has two levels there: first within a group of
 neighbors, then with one replica of every other group.
 
 Workers that enter different collectives wait for each other forever. So each
@@ -36,7 +36,7 @@ _LOCAL_REPLICAS_AT_ONCE = 10
 # From this many replicas on, a second round, even of 20 ms, costs less than the
 # messages that it saves; see docs/benchmarks.md.
 FEWEST_IN_LEVELS = 64
-# Above the group keys in `extended.py`.
+# Must be above the group keys in `extended.py`.
 _NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
 
 
@@ -51,8 +51,8 @@ def levels(everyone: Group, rank: int) -> list[Group]:
     """Return the groups in which a replica gathers, in order.
 
     Few replicas, or a prime number of them, gather in one group. Others first
-    gather in groups of one size: the largest divisor of their number up to its
-    square root.
+    gather in groups of equal size: the largest divisor of their number that is
+    at most its square root.
 
     Args:
         everyone: All replicas.
@@ -180,7 +180,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
 
     def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
         """Return rows of equal length in another order, flat if unchanged."""
-        if order == sorted(order):  # Always the case with up to ten workers.
+        if order == sorted(order):  # Up to ten workers are always in order.
             return rows
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 
@@ -239,7 +239,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         replicas = replicas or self._everyone
         with tf.device(self._device):
             kind, elements, layout = signature
-            # If its input fails, as at the end of data, the collective must not
+            # If the input fails, as at the end of data, the collective must not
             # count as begun.
             with tf.control_dependencies([tensor]):
                 key, token = self._begin(
@@ -284,9 +284,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
             if self.progress.is_guarded:
-                # Not an assertion: TensorFlow makes one replica's assertions
-                # wait for another's. Under the lone key, this collective waits
-                # until `watchdog.py` ends it.
+                # This is no assertion, as TensorFlow makes one replica's
+                # assertions wait for another's. Under the lone key, this
+                # collective waits until `watchdog.py` ends it.
                 key = tf.where(may_begin, key, lone_key(self._rank))
             key = tf.convert_to_tensor(key, tf.int32)
         return key, [self.progress.token]

@@ -7,7 +7,8 @@ entries | values and indices of rows | dense values, by dtype
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-This saves dense values a separate round, but sends N - 1 times their bytes.
+This way, dense values need no separate round, but N - 1 times their bytes are
+sent.
 """
 
 import zlib
@@ -128,7 +129,7 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     dtype = slices.values.dtype
     values = slices.values
     if dtype in (tf.float16, tf.bfloat16):
-        # In half precision, rounding could lose a small value in a long sum.
+        # In half precision, a long sum could lose small values by rounding.
         values = tf.cast(values, tf.float32)
     totals = sum_rows(values, places, tf.size(rows))
     totals = tf.ensure_shape(totals, [None, *values.shape[1:]])

@@ -1,4 +1,4 @@
-"""Numbers collectives, and tracks how far a replica is in them.
+"""Numbers collectives, and tracks how far a replica has come.
 
 Workers find each other in a collective by its number, its "instance key".
 TensorFlow counts these keys up, and asks the first worker about every new one:
@@ -14,9 +14,9 @@ it receives has arrived. A worker that is ahead finds no partner under its key,
 and waits.
 
 Because keys repeat in every step, a worker that goes on after a failed step
-would meet the other workers in the wrong collective, unnoticed. So each replica
-records whether it is in a collective, and whether it is in a run of a step, and
-does not go on from a collective or run that has not ended:
+would exchange values with other workers in the wrong collective, undetected. So
+each replica records whether it is in a collective, and whether it is in a run
+of a step, and does not go on if either has not ended:
 
               idle    in a collective    in a run    in a collective of it
     enter     run     failed             failed      failed
@@ -24,8 +24,8 @@ does not go on from a collective or run that has not ended:
     end               idle                           run
     leave                                idle
 
-The variable that holds this state is also the ordering token, so every change
-to it takes its turn among the collectives.
+The variable that holds this state is also the ordering token, so each change of
+state is ordered among the collectives.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,9 @@ DTYPES = (
     *(tf.int32, tf.int64),
 )
 
-# A key has 31 bits: the group above, the number of elements below. Keys without
-# a group are left to TensorFlow, which counts from 100.
+# A key has 31 bits: the group in the upper ones, the number of elements in the
+# lower ones. Keys without a group are left to TensorFlow, which counts from
+# 100.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 

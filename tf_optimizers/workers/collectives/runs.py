@@ -1,14 +1,14 @@
 """Tracks runs of steps, and calls functions in the background.
 
-A step that fails on one worker may leave it between two collectives, or may
-already have updated some weights. Other workers wait, or have gone on. None of
-them must meet the next step of that worker, so every run records its start and
-its end.
+A step that fails on one worker may leave it between two collectives, or with
+some weights already updated. Other workers wait, or have gone on. They must not
+exchange values with the next step of that worker, so every run records its
+start and its end.
 
-Workers exchange some notes in parallel to a step. Inside a `tf.function`,
+Workers exchange some notes while a step runs. Inside a `tf.function`,
 TensorFlow does that by itself, as no other operation waits for the result. In
-eager mode a background thread does it. The next call waits for the thread, so
-that all workers call in the same order.
+eager mode, a background thread does it. The next call waits for the thread, so
+that all workers make their calls in the same order.
 """
 
 import multiprocessing.pool
@@ -154,7 +154,7 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            channel.leave()  # A wrong argument: nothing has changed.
+            channel.leave()  # Such as for a wrong argument: nothing was sent.
         raise
     channel.leave()
     return outputs

@@ -1,4 +1,4 @@
-"""Creates a strategy's variables, of any dtype, for `float()` and `int()`."""
+"""Creates a strategy's variables of any dtype, which `float()` accepts."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tf_optimizers.workers.collectives.bits import (
 
 
 class _Number:
-    """Lets `float`, `int` and `complex` take a variable of a strategy."""
+    """Lets `float`, `int` and `complex` accept a variable of a strategy."""
 
     numpy: Callable[[], Any]
 

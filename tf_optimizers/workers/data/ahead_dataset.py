@@ -47,7 +47,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
     @property
     def cardinality(self) -> int:
-        """The number of batches; the dataset that it draws from is endless."""
+        """The number of batches, although the underlying dataset is endless."""
         return self.batches
 
     @property
@@ -126,17 +126,17 @@ def look_ahead(
 ) -> AheadDataset:
     """Make the iterators of a distributed dataset look one batch ahead.
 
-    TensorFlow constructs the dataset and has no way to choose its class, so
-    this changes the class of the object.
+    TensorFlow constructs the dataset without a way to choose its class, so this
+    changes the class of the object.
 
     Args:
         distributed: The result of `distribute_datasets_from_function`, for
             datasets of pairs (element, note); see `AheadIterator`.
         batches: The number of batches, or TensorFlow's constant for an unknown
             or infinite number.
-        endless: This worker's dataset, continued without end: used instead of
-            `distributed`'s own when an iterator is made eagerly. A function
-            would wait for an endless iterator to end.
+        endless: This worker's dataset, continued without end. Eager iterators
+            draw from it instead of `distributed`; a function would wait for an
+            endless iterator to end.
         begin: Called before an epoch with a function that makes an iterator.
             Returns the iterator.
     """
@@ -166,7 +166,7 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     The tuning thread sleeps for as long as its iterator has lived, at most a
     minute, and often misses the signal to stop (TensorFlow 2.21). Deleting the
     iterator waits for the thread, so an epoch could take twice its time.
-    Without tuning, `tf.data.AUTOTUNE` means a thread per core.
+    Without tuning, `tf.data.AUTOTUNE` means one thread per core.
     """
     options = tf.data.Options()
     if dataset.options().autotune.enabled is None:

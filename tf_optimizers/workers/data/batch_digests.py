@@ -1,16 +1,16 @@
 """Compares the batches that workers draw, by digests of samples.
 
-Each replica has a note on its part of a batch, an int32 vector. The notes of
+Each replica writes a note on its part of a batch, an int32 vector. The notes of
 all replicas are reduced to a summary:
 
     is a part, rows, how to compare, is informative 0..7, digest 0..7
 
 A digest covers one component of the batch, such as its images or its labels. It
-is taken from a sample of bounded size, a different one for each batch.
+is computed from a sample of bounded size, a different one for each batch.
 
-Random augmentation makes the images of a batch differ between workers, although
-the rows are the same. Equal labels then show that they are, if the labels are
-informative: not the same for all rows of this batch.
+With random augmentation, the images of a batch differ between workers although
+the rows are the same. Then equal labels show that the rows are the same, if the
+labels are informative: not equal for all rows of this batch.
 """
 
 import enum
@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_SLOTS = 8  # With more components, some share a slot.
+_SLOTS = 8  # If a batch has more components, some share a slot.
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The largest sample: rows, and elements of each.
 _ROWS, _COLUMNS = 256, 64
@@ -73,10 +73,10 @@ def note(
     digests: tf.Tensor | None = None,
     total: Any = None,
 ) -> tf.Tensor:
-    """Return the note on a replica's part, with `rows` rows besides padding.
+    """Return the note on a replica's part: `rows` rows, padding not included.
 
     If this worker knows `total`, the rows of all replicas, the note ends with
-    it. It is not exchanged.
+    that number, which is not exchanged.
     """
     if digests is None:
         digests = tf.zeros([2 * _SLOTS], tf.int32)
@@ -92,7 +92,7 @@ def end(comparison: Comparison, has_total: bool) -> list[int]:
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
-    """Return an int32 [16]: which slots are informative, and their digests.
+    """Return an int32 [16]: whether each slot is informative, and the digests.
 
     Args:
         batch: A nest of tensors of any kind.
@@ -142,7 +142,7 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
     if tensor.shape.rank == 0:
         return 1, 1
     shape = tf.shape(tensor, out_type=tf.int64)
-    if tensor.shape.rank is None:  # It may be a scalar.
+    if tensor.shape.rank is None:  # The tensor may be a scalar.
         shape, rows = tf.concat([shape, [1]], 0), None
     else:
         rows = tensor.shape[0]
@@ -245,7 +245,7 @@ def goes_on(known: tf.Tensor) -> tf.Tensor:
 
 
 def start(last: tf.Variable | None) -> Sequence[int]:
-    """Return the first summary of an iterator.
+    """Return an iterator's first summary.
 
     Args:
         last: The summary of the dataset's last iterator, or None.
@@ -270,7 +270,7 @@ def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:
         "Received: batches that differ between workers.",
     )
     message = tf.strings.join([rule, received, hint], " ")
-    if tf.executing_eagerly():  # An assertion would cut the message short.
+    if tf.executing_eagerly():  # An assertion would truncate the message.
         if verdict != Verdict.SAME:
             text = message.numpy().decode()
             raise tf.errors.InvalidArgumentError(None, None, text)

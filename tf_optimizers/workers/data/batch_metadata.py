@@ -1,4 +1,4 @@
-"""Adds notes to a worker's elements: their rows, and those of the next batch.
+"""Adds to a worker's elements notes on their rows and the next batch's.
 
 Two replicas of a worker take three elements in turn:
 
@@ -57,8 +57,8 @@ def note_next(
         A dataset of pairs: a part, and an int32 [1, 2, size of a note], wrapped
         in an `Ending` if the last batch may lack a part.
     """
-    # Every mapped function costs time: when it is traced, when an iterator is
-    # made, and in each step. So there are only three.
+    # Each mapped function costs time when it is traced, when an iterator is
+    # made, and in every step. So there are only three.
     spec: Any = None
 
     @_as_it_is
@@ -151,7 +151,7 @@ def _open(box: tf.Tensor, spec: Any) -> Any:
             output_shapes=[leaf.shape for leaf in specs],
         )
     )
-    # Leaves of the type None have no tensor.
+    # Leaves that are None have no tensor.
     values = [
         next(tensors) if isinstance(leaf, tf.TensorSpec) else None
         for leaf in leaves
@@ -162,9 +162,9 @@ def _open(box: tf.Tensor, spec: Any) -> Any:
 class Rows(NamedTuple):
     """The number of a batch's rows on each replica, as int32 scalars.
 
-    A replica whose part is empty holds a padding row, since few layers accept
-    a batch without rows. That row is not included here. An element that is not
-    a batch counts as one row.
+    A replica whose part is empty holds a padding row, since few layers accept a
+    batch without rows. That row is not counted here. An element that is not a
+    batch counts as one row.
 
     Attributes:
         total: The rows of all replicas; 0 if the batch has none.
@@ -189,8 +189,8 @@ class Counted(PerReplica):
     may pass tensors in any order.
 
     All parts share one type. A part's own shape may be more specific, such as
-    two rows. A step traced for that shape could not be reused by a replica with
-    one row.
+    two rows, and a step traced for it could not be reused by a replica with one
+    row.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class LackingSpec(CountedSpec):
-    """The type of a `Counted` whose parts of fixed size may be padding."""
+    """The type of a `Counted` of fixed size whose parts may be padding."""
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:

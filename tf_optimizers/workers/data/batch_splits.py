@@ -5,8 +5,8 @@
     rows     0 1 2   3 4   5 6
     replica  0       1     2
 
-If there is only one row, replicas 1 and 2 get a copy as padding, since few
-layers accept a batch without rows. Such a part has 0 rows of its own.
+If there is only one row, replicas 1 and 2 get a copy of it as padding, since
+few layers accept a batch without rows. Such a part counts as 0 rows.
 """
 
 from typing import Any
@@ -115,7 +115,7 @@ def rows_in(value: Any) -> Any:
 
 
 def fixed_rows(spec: Any) -> int | None:
-    """Return the rows of batches of a specification; None if they vary."""
+    """Return the number of rows in a specification; None if it may vary."""
     leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
     return rows_of_type(leaves[0]) if leaves else None
 

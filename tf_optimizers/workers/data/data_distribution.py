@@ -33,7 +33,7 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The parent's methods: the strategy's own call the functions below.
+# The parent's methods; those of the strategy call the functions below.
 _TensorFlows = tf.distribute.Strategy
 
 
@@ -119,7 +119,7 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
             seen[size].read_value(), [len(batch_digests.UNKNOWN), 1]
         )
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
-        # Augmentation may make equal rows differ between workers.
+        # Random augmentation may make equal rows differ between workers.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)
@@ -141,8 +141,8 @@ def _rows_of_all(batch: Any) -> tf.Tensor:
 def _places(extended: Any) -> range:
     """Return the places of this worker's replicas in a global batch.
 
-    Keras joins predictions in this order: first the predictions of the first
-    replica of every worker.
+    Keras joins predictions in this order: first those of every worker's first
+    replica, then those of the second, and so on.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 
@@ -260,7 +260,7 @@ def with_notes(
     """Return a dataset's elements with notes; replicas take them in turn.
 
     Args:
-        dataset: A dataset of this worker's own.
+        dataset: A dataset that this worker does not share.
         replicas: The number of replicas of this worker.
         total: The rows of each batch on all workers; None if they vary.
         **options: See `note_next`.

@@ -1,8 +1,8 @@
-"""Begins an epoch in the same order on all workers.
+"""Begins each epoch with the same order of data on all workers.
 
-If one worker looks at a batch of shuffled data, it draws the order that the
-other workers use next. So workers exchange how often their shuffles have drawn,
-and those behind catch up.
+If one worker alone looks at a batch of shuffled data, it draws the order that
+the other workers will use next. So workers compare how often their shuffles
+have drawn, and those that are behind catch up.
 """
 
 import zlib
@@ -41,7 +41,8 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # Must be the same on all workers, since it decides what they exchange.
+        # These must be the same on all workers, as they decide what is
+        # exchanged.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)
@@ -54,8 +55,8 @@ class EpochStart:
         if not self._draws and not self._is_python:
             return iterator
         generators = generators_of_host() if self._is_python else []
-        # Shuffles must have drawn, as they now have for the iterator: their
-        # number of draws cannot be set to 0.
+        # Only after `make()`, when every shuffle has drawn: the number of draws
+        # cannot be set to 0.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:
@@ -72,7 +73,7 @@ class EpochStart:
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            return iterator  # If batches differ, all workers get an error.
+            return iterator  # All workers will get an error if batches differ.
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
         else:

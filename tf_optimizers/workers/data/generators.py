@@ -3,7 +3,7 @@
 TensorFlow reads ahead, in threads. When Keras drops an iterator, at the end of
 a `fit` or of an evaluation by steps, some workers have read further than
 others, and the next iterator would continue from there. So workers that are
-behind first draw batches until all have drawn the same number.
+behind first draw batches until all workers have drawn the same number.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ class SynchronizedGenerator:
 
 
 class _Made(threading.local):
-    """The generator of the dataset that Keras is about to distribute."""
+    """The generator behind the dataset that Keras is about to distribute."""
 
     generator: SynchronizedGenerator | None = None
 

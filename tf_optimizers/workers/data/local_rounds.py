@@ -2,7 +2,7 @@
 
 `SparseLoCo(sync_every=H)` makes rounds of H steps, and exchanges entries in the
 last step of each. `fit` exchanges logs and notes on batches in the same step,
-so no other step waits for the network:
+so that no other step waits for the network:
 
     step       1   2   3  ...   H   1   2  ...
     entries                     x

@@ -1,8 +1,8 @@
 """Exchanges metadata of the next batch during a step, so that no step waits.
 
-Before every step TensorFlow asks all workers whether any of them has a batch,
-and the step waits for the answer. This iterator exchanges that, and more,
-during the previous step.
+Before every step, TensorFlow asks all workers whether any of them has a batch,
+and the step waits for the answer. This iterator exchanges this information, and
+more, during the previous step.
 """
 
 import functools
@@ -95,7 +95,8 @@ class AheadIterator(DistributedIterator):
             # the failure before this worker waits for a batch.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
-        (notes,) = tf.nest.flatten(notes)  # They may be in an `Ending`.
+        # The parts may be wrapped in an `Ending`.
+        (notes,) = tf.nest.flatten(notes)
         this, following = zip(
             *(tf.unstack(note[0]) for note in notes.values), strict=True
         )
@@ -121,7 +122,7 @@ class AheadIterator(DistributedIterator):
     def _exchange(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Return the summary of this batch, and start exchanging the next.
+        """Return this batch's summary, and start the exchange for the next one.
 
         In a function, TensorFlow runs the exchange in parallel with every op
         that does not depend on it. Eagerly, a thread runs it.
@@ -135,7 +136,8 @@ class AheadIterator(DistributedIterator):
             extended.summarize_notes, batch_digests.summarize
         )
         self.wait()
-        # A function that draws from data with and without totals has no size.
+        # The size is unknown in a function that is called with both kinds of
+        # data: with totals, and without.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
@@ -158,9 +160,9 @@ class AheadIterator(DistributedIterator):
             return self._in_round(known, waiting, following, current)
 
         def summarize_next() -> None:
-            # At the end of the data no worker may exchange: the error at the
-            # end cancels pending ops, and messages already sent would be taken
-            # for part of a later exchange.
+            # At the end of the data, no worker may exchange: the error at the
+            # end cancels pending ops, and messages that were already sent would
+            # be mistaken for a later exchange's.
             with tf.device("CPU:0"):
                 later = tf.cond(
                     batch_digests.goes_on(known),
@@ -199,7 +201,7 @@ class AheadIterator(DistributedIterator):
 
         Raises:
             tf.errors.InvalidArgumentError: If data end on some workers only, or
-                if they differ between workers and end. A function raises it
+                if they end and differ between workers. A function raises it
                 when it runs.
         """
         extended, count = self._strategy.extended, len(following)
@@ -211,7 +213,7 @@ class AheadIterator(DistributedIterator):
         missing = current.batches - tf.shape(notes)[0]
 
         def exchange() -> tf.Tensor:
-            # Fill up with notes for positions after the last batch.
+            # Fill the round up with notes for positions after the last batch.
             end = tf.pad(following[0][2:3], [[2, SIZE - 3]])
             ends = tf.tile(end[tf.newaxis, tf.newaxis], [missing, count, 1])
             filled = tf.ensure_shape(
@@ -240,8 +242,8 @@ class AheadIterator(DistributedIterator):
         background = self._strategy.extended.background
         background.wait()
         if not tf.executing_eagerly() and not self.is_argument:
-            # Later calls of the function do not wait here, so exchanges must
-            # not run in the background from now on.
+            # Later calls of the traced function will not wait here, so
+            # exchanges must not run in the background from now on.
             background.is_at_once = True
 
     @property
@@ -295,7 +297,7 @@ def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _or_abort(function: Callable[[], None]) -> None:
-    """Call a function; if it finds an error, end all collectives.
+    """Call a function; if it raises an error, end all collectives.
 
     A step in the main thread may wait for a worker whose data have ended.
     """
@@ -324,7 +326,7 @@ def after(check: Any, batch: Any) -> Any:
         return batch
 
     def wait(tensor: Any) -> Any:
-        if not tf.is_tensor(tensor):  # For example, no sample weights.
+        if not tf.is_tensor(tensor):  # For example, missing sample weights.
             return tensor
         with tf.device(tensor.device), tf.control_dependencies([check]):
             return tf.identity(tensor)

@@ -1,6 +1,6 @@
 """Gives shared data one order on all workers, and checks order and length.
 
-Every worker iterates over the whole dataset, and keeps its share of each batch.
+Every worker iterates over the whole dataset, and keeps its part of each batch.
 If workers shuffle differently, an epoch misses some rows and sees others twice.
 If they count different numbers of batches, they wait for each other forever.
 """
@@ -44,7 +44,7 @@ class _ShuffleSeed:
 
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
-        # Seed and epoch of the arrays that `fit` is about to distribute.
+        # The seed and epoch of the arrays that `fit` is about to distribute.
         self._of_arrays: tf.Variable | None = None
 
     def set(self, seed: int) -> None:
@@ -64,12 +64,13 @@ class _ShuffleSeed:
     def next(self) -> int | None:
         """Return a new seed, or None if the user has seeded TensorFlow.
 
-        Shuffles have different seeds. With the same seed, two datasets of one
+        Each shuffle gets a different seed. With one seed, two datasets of equal
         length would have the same order.
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # Count per line: one worker alone may shuffle other data elsewhere.
+        # Count per line, since one worker alone may shuffle other data
+        # elsewhere.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"
@@ -135,9 +136,9 @@ def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
 def align_generators(digests: Sequence[Sequence[int]]) -> None:
     """Reseed Python's and NumPy's generators if they differ between workers.
 
-    A `PyDataset` or a Python generator may shuffle by them. They are left alone
-    if their states are the same on all workers, or if the user has seeded
-    TensorFlow.
+    A `PyDataset` or a Python generator may use them to shuffle. They are not
+    changed if their states are the same on all workers, or if the user has
+    seeded TensorFlow.
     """
     if tensorflow_seed() is not None:
         return
@@ -151,7 +152,7 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset with a deterministic order if workers share it.
 
     With `options.deterministic=False`, parallel calls would yield elements in
-    the order they end in, which differs between workers.
+    the order in which they finish, which differs between workers.
     """
     if not is_shared(dataset):
         return dataset
@@ -202,7 +203,7 @@ def agree_on_data(
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
             "`OFF`."
         )
-    # Workers with data of their own may use seeds of their own.
+    # Workers that do not share data may use different seeds.
     if is_same:
         adopt_seeds(proposals)
     return None if None in counts else sum(counts)

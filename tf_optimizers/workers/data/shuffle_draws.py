@@ -1,7 +1,7 @@
 """Counts how often shuffles have drawn their seeds.
 
 Every iterator over a shuffled dataset draws a pair of seeds. If one worker
-makes an iterator alone, its order differs in all later epochs. TensorFlow has
+alone makes an iterator, its order differs in all later epochs. TensorFlow has
 no API for the number of draws, but saves it as part of an iterator's state. So
 draws are counted by comparing such states with those of a second generator.
 """
@@ -138,7 +138,8 @@ def count_draws(
             private, so this gives it another one with the same seeds.
         source: The dataset that is shuffled.
         size: The number of elements in the shuffle buffer.
-        reshuffles: Whether each iteration has another order. None means True.
+        reshuffles: Whether each iteration has a different order. None means
+            True.
         chosen: The seed that we have chosen, or None if the user has set one.
     """
     if not isinstance(dataset, ShuffleDataset) or reshuffles is False:
@@ -169,16 +170,16 @@ def _of_function(chosen: int | None) -> ShuffleDraws | None:
     """Return the draws of a shuffle in a function; None if the user seeds it.
 
     An example is a function of `flat_map` that makes a dataset for each file.
-    TensorFlow gives each of these datasets its own generator, so with one seed
-    they all would have the same order, in all epochs. Instead they all draw
-    from one generator, which the function captures.
+    TensorFlow gives each of these datasets its own generator, so that with one
+    seed, all would have the same order in all epochs. Instead, all draw from
+    one generator, which the function captures.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         if chosen is None or not tf.executing_eagerly():
             return None
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
         draws = ShuffleDraws(*tf.unstack(seeds))
-    add_to_graphs("draws", draws)  # `draws_of` finds it there.
+    add_to_graphs("draws", draws)  # `draws_of` finds it on the graph.
     return draws
 
 

@@ -102,7 +102,7 @@ def replace_shuffles(
 ) -> None:
     """Change how data are shuffled, permanently in this process.
 
-    Setting TensorFlow's global seed would do too much: random numbers in
+    TensorFlow's global seed would have other effects, too: random numbers in
     `Dataset.map`, and therefore the order that Keras gives arrays, would be the
     same in every epoch.
 

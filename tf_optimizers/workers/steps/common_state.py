@@ -1,7 +1,7 @@
-"""Averages over replicas the state that steps assign without an optimizer.
+"""Averages over replicas state that steps assign without an optimizer.
 
-Layers and steps assign state from the rows of their replica: moving statistics,
-centers, codebooks. Within an epoch each replica has its own values. Before the
+Layers and steps compute state from their replica's rows: moving statistics,
+centers, codebooks. Within an epoch, each replica has its own values. Before the
 model is evaluated or saved, they become the mean over replicas.
 
     in an epoch              at its end, `evaluate`, `predict`, `save`
@@ -57,11 +57,11 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("the end of an epoch")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Make state common before an evaluation, also within `fit`."""
+        """Make state common before an evaluation, including those of `fit`."""
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Note that the evaluation has changed no state of training."""
+        """Record that the evaluation has changed no state of training."""
         self._keep()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -69,7 +69,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Note that the prediction has changed no state of training."""
+        """Record that the prediction has changed no state of training."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -108,10 +108,10 @@ class CommonState:
     """
 
     def __init__(self, strategy: Any) -> None:
-        # `_states` is keyed by the strategy, which must not be kept alive.
+        # No reference: `_states` must not keep the strategy, its key, alive.
         self._reference = weakref.ref(strategy)
         self._assigned: dict[int, _Assigned] = {}
-        # The progress when a variable was last common, by its id.
+        # By a variable's id, the progress when it was last common.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 
@@ -120,7 +120,7 @@ class CommonState:
         return self._reference()
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Note that a replica assigns a variable, in a step being traced."""
+        """Record that a replica assigns a variable in a step being traced."""
         if variable.aggregation != "none":
             return  # The assignment is reduced over replicas.
         known = self._assigned.get(id(variable))
@@ -166,7 +166,7 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Note that state is still common if only training assigns it."""
+        """Record that state which only training assigns is still common."""
         self._note_common(
             [
                 variable
@@ -183,7 +183,7 @@ class CommonState:
     def _progress(self) -> Any:
         """Return a value that stays equal until a step runs."""
         extended = self._strategy.extended
-        # With one worker, steps are not counted, and comparing is cheap.
+        # One worker counts no steps, and compares values cheaply instead.
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _of(self, model: keras.Model) -> list[Any]:
@@ -224,14 +224,14 @@ _states: weakref.WeakKeyDictionary[Any, CommonState] = (
 
 
 def state_of(strategy: Any) -> CommonState:
-    """Return the state of a strategy of ours."""
+    """Return the state of one of our strategies."""
     return _states.setdefault(strategy, CommonState(strategy))
 
 
 def _state_of_model(model: keras.Model) -> CommonState | None:
     """Return the state of a model's strategy, or None if it has one replica.
 
-    It is also None for other strategies than ours.
+    It is also None for strategies that are not ours.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):
@@ -240,7 +240,7 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
 
 
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
-    """Note that a step assigns a variable, if this is a replica of ours."""
+    """Record that a step assigns a variable, if our strategy runs it."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return
@@ -265,7 +265,7 @@ def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return each `tf.Variable` that is an attribute of a model or its layers.
 
     Keras does not track them or their assignments. Random generators are not
-    included: each replica has its own on purpose.
+    included, as each replica intentionally has its own.
     """
     return [
         each

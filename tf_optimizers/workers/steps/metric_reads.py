@@ -53,16 +53,16 @@ class MetricReader:
         self._known_at: Any = None
 
     def watch(self, model: keras.Model) -> None:
-        """Read the metrics of a model together from now on.
+        """From now on, read all metrics of a model together.
 
-        Variables made outside of the scope become the strategy's. Otherwise
-        they would count the rows of this worker only.
+        Variables that were created outside of the scope become the strategy's.
+        Otherwise, they would count only this worker's rows.
         """
         bring_in(self._strategy, model.metrics_variables)
         self._models[model] = None
 
     def on_assign(self) -> None:
-        """Note that this worker has assigned to a metric's variable."""
+        """Record that this worker has assigned to a metric's variable."""
         self._assignments += 1
 
     def read(self, variable: tf.Variable) -> tf.Tensor | None:
@@ -119,7 +119,7 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum all variables that have the dtype of this one."""
+        """Sum all variables that have this one's dtype."""
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = reduce_together(
             self._strategy, reducing(self._strategy, "SUM"), variables

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.share import replica
 
-# The largest variables of a metric that are summed in every step.
+# The largest size of a metric's variables to be summed in every step.
 _MOST_BYTES = 1 << 16
 
 
@@ -29,7 +29,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # A variable would be returned as the strategy's, not as a tensor.
+        # Not a variable, which would be returned as the strategy's.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
@@ -64,7 +64,7 @@ def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether a metric has only sums as variables, and small ones.
+    """Return whether all variables of a metric are sums, and small ones.
 
     A large confusion matrix is not exchanged in every step.
     """

@@ -1,15 +1,15 @@
-"""Warns if steps use the variables of metrics wrongly, by their graphs.
+"""Finds wrong uses of metrics' variables in the graphs of steps, and warns.
 
 A variable of a metric is a sum, unless it was added with another
-`aggregation`: outside of a step, its value is the sum over replicas. That is
+`aggregation`: outside of a step, its value is the sum over replicas. This is
 right for
 
     total.assign(total + of_rows)
 
 and wrong for a maximum, a mean or the last value. In a step, the variable has
-the value of the replica's rows. That is right for the metric's `result()`,
-which is computed again from the sums. It is wrong for other outputs that the
-step computes from the variable.
+the value for the replica's rows. This is right for the metric's `result()`,
+which is computed again from the sums, and wrong for other outputs that the step
+computes from the variable.
 """
 
 import warnings

@@ -3,7 +3,7 @@
 output          result of a replica
 number          weighted by the replica's rows; Keras takes the mean
 array           weighted in the same way, or joined if it has an element for
-                each row, whatever the number of rows
+                each row, for any number of rows
 metric          the result over the rows of all replicas
 predictions     without the prediction of a padding row
 """
@@ -97,7 +97,7 @@ class Steps:
         if is_fit and not tf.executing_eagerly() and has_others:
             reduction = Reduction(self._strategy, model, round_of_fit())
         metrics = metrics_of(model)
-        return Step(step, kind, _weigh, metrics, *known, reduction), shared
+        return Step(step, kind, _weighted, metrics, *known, reduction), shared
 
 
 class Step:
@@ -106,8 +106,9 @@ class Step:
     Args:
         function: Called with a replica's part of a batch.
         kind: See `step_of`.
-        as_returned: Called with the replica's weight, and with each output that
-            is not the result of a metric. Returns the replica's result.
+        as_returned: Called with the replica's weight and an output, for each
+            output that is not the result of a metric. Returns the replica's
+            result.
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
         row_variables: See `variables` of `share_of`.
@@ -133,9 +134,9 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # By number of the output: a metric, and the place among its results.
+        # By output number: a metric, and the place among its results.
         self._found: dict[int, tuple[Any, int]] = {}
-        # By number of the output: the name and shape of a float array.
+        # By output number: the name and shape of a float array.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
 
@@ -195,7 +196,7 @@ class Step:
     def _is_array(self, value: Any) -> bool:
         """Return whether an output, not of a prediction, is a float array."""
         return (
-            self._as_returned is _weigh
+            self._as_returned is _weighted
             and tf.is_symbolic_tensor(value)
             and bool(value.shape.rank)
             and value.dtype.is_floating
@@ -223,16 +224,17 @@ class Step:
     ) -> set[int]:
         """Return the numbers of the arrays that have an element for each row.
 
-        If the number of rows is fixed, an array of the same length is unsure:
-        two elements, from a replica with two rows, may be the means of two
-        columns. So this traces the step with one more row, and does not run it.
+        If the number of rows is fixed, an array of the same length is
+        ambiguous: two elements from a replica with two rows may also be the
+        means of two columns. So this traces the step with one more row, without
+        running it.
 
         Args:
             run: Runs a step on all replicas.
             args: The arguments of this step, with every replica's part.
 
         Raises:
-            ValueError: If an array still is unsure.
+            ValueError: If an array is still ambiguous.
         """
         rows, of_rows = self._fixed_rows, set()
         as_long = {i for i, (_, s) in self._arrays.items() if s[0] == rows}
@@ -242,7 +244,7 @@ class Step:
         problem = None
         try:
             trace_with_rows(functools.partial(other._run_by, run), args, rows)
-        except Exception as error:  # The user's code may raise anything.
+        except Exception as error:  # The user's code may raise any error.
             problem = error
         for i in as_long:
             name, shape = self._arrays[i]
@@ -270,7 +272,7 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Return all outputs, and a list of the ones equal on all replicas.
+        """Return all outputs, and a list of those that replicas have in common.
 
         Args:
             strategy: The strategy, outside of its replicas.
@@ -286,7 +288,7 @@ class Step:
         if not (self._found or means or of_rows):
             return returned, []
         flat = tf.nest.flatten(returned)
-        # `strategy.run` would treat these as calls of the user's.
+        # `strategy.run` would treat these as the user's own calls.
         run = functools.partial(tf.distribute.Strategy.run, strategy)
         weighted = (run(_times, (weight, flat[i])) for i in means)
         sums = reduce_together(
@@ -304,10 +306,10 @@ class Step:
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
             result = keras.tree.flatten(metric.stateless_result(own))[place]
-            # A result may be a variable itself.
+            # A result may itself be a variable.
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            flat[i] = run(tf.identity, (value,))  # A value of each replica.
+            flat[i] = run(tf.identity, (value,))  # Each replica's own value.
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
@@ -317,8 +319,8 @@ class Step:
         return [v for metric in metrics for v in metric.variables]
 
 
-def _weigh(weight: tf.Tensor, value: Any) -> Any:
-    """Return a number scaled so that its mean over replicas weighs their rows.
+def _weighted(weight: tf.Tensor, value: Any) -> Any:
+    """Return a number times the replica's weight, for a mean over replicas.
 
     A variable counts as if it were read outside of the step: a common value is
     returned unscaled, and one to which replicas add becomes their sum. Values
@@ -337,7 +339,7 @@ def _weigh(weight: tf.Tensor, value: Any) -> Any:
         value = tf.constant(value)
     if not tf.is_tensor(value) or value.shape.rank != 0:
         return value
-    if value.dtype == tf.bool:  # Keras logs it as 0 or 1.
+    if value.dtype == tf.bool:  # Keras logs a bool as 0 or 1.
         value = tf.cast(value, tf.float32)
     if not value.dtype.is_floating:
         return value

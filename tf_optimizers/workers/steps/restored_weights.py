@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# For each dtype, the distance from 1 to the next larger number.
+# The distance from 1 to the next larger number, by dtype.
 _EPSILONS = {
     tf.float16: 2.0**-10,
     tf.bfloat16: 2.0**-7,
@@ -33,7 +33,7 @@ class RestoredWeights:
     """
 
     def __init__(self) -> None:
-        # By graph and weight: the first value, then the assigned values.
+        # By graph and weight: the initial value, then the assigned values.
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:

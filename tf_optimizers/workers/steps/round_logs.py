@@ -15,11 +15,11 @@ from tf_optimizers._compat.tensorflow_internals import (
 )
 from tf_optimizers.wrapped import LocalRound, only_local_steppers
 
-_NEVER = tf.int32.max  # The number of steps if none has reduced values.
+_NEVER = tf.int32.max  # The number of steps before any has reduced values.
 
 
 class _Kept:
-    """The values that a step reduced last, and the number of steps since then.
+    """The values that a step last reduced, and the number of steps since then.
 
     Args:
         like: A tensor with the shape and dtype of the values.
@@ -41,17 +41,17 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 
 @functools.cache
 def reduce_in_first_steps() -> None:
-    """Let the first step of each epoch reduce its logs, from now on."""
+    """From now on, let the first step of each epoch reduce its logs."""
     call_first(NewEpoch, lambda model: bool(only_local_steppers(model)))
 
 
 class NewEpoch(keras.callbacks.Callback):
-    """Prevents steps from returning the logs of the epoch before."""
+    """Prevents steps from returning the previous epoch's logs."""
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Note that no step of this epoch has reduced its logs."""
+        """Record that no step of this epoch has reduced its logs."""
         for kept in _kept.get(self.model, ()):
             kept.age.assign(_NEVER)
 

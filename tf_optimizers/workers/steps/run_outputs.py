@@ -34,7 +34,7 @@ def gather_any(
     dtype, axis = tensor.dtype, axis % (len(tensor.shape) or 1)
 
     def mapped(function: Callable, *args: Any) -> Any:
-        # `strategy.run` would treat this as a call of the user's.
+        # `strategy.run` would treat this as the user's own call.
         return tf.distribute.Strategy.run(strategy, function, args)
 
     if dtype != tf.string:
@@ -55,7 +55,7 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
     ):
-        return value  # A host's value; or a variable, with the same shape.
+        return value  # The host's, or a variable, of the same shape everywhere.
 
     def map_local(function: Callable) -> Any:
         """Return `function(component, replica's number)` for each replica."""
@@ -73,7 +73,7 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
             * tf.one_hot(replica, replicas, dtype=tf.int32)
         )
     )
-    # `strategy.reduce` would fill these up, too.
+    # Our own `strategy.reduce` would pad these, too.
     most = tf.reduce_max(
         tf.distribute.Strategy.reduce(
             strategy, tf.distribute.ReduceOp.SUM, rows, axis=None

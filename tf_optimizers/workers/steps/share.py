@@ -20,8 +20,8 @@ from tf_optimizers.workers.steps.replica_state import replica
 class Share:
     """The number of a batch's rows on a replica, and on all replicas.
 
-    A function that a step calls may be traced once, and later be called with
-    other numbers. So it reads them from a variable.
+    A function that a step calls may be traced once and called again with other
+    numbers. So it reads them from a variable.
 
     Args:
         own: The rows of the replica; 0 if it holds only a padding row.
@@ -76,7 +76,8 @@ def share_of(
     Args:
         batch: The replica's part of the batch.
         rows: The rows of all parts. If None, replicas sum their rows.
-        variables: Variables of this worker's replicas, for their own `Share`.
+        variables: For each of this worker's replicas, the variable of its
+            `Share`.
     """
     variable = variables[replicas_of().rank % len(variables)]
     if rows is not None:
@@ -142,7 +143,7 @@ def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
 def without_padding(function: Callable, arguments: Any) -> Callable:
     """Return a function that removes padding rows from its arguments.
 
-    It is not for the step of a model, which counts rows itself.
+    Do not use it for the step of a model, which counts rows itself.
 
     Args:
         function: Called on each replica with its part of the arguments.
@@ -192,7 +193,7 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
         return batch
     return tf.nest.map_structure(
         lambda value: (
-            value  # Its size is fixed.
+            value  # Its number of rows is fixed.
             if isinstance(rows_in(value), int) and not is_eager
             else all_or_no_rows(value, rows.total > 0)
         ),

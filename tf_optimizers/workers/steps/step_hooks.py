@@ -1,4 +1,4 @@
-"""Weighs the gradients and metrics of a model's step by the replica's rows.
+"""Weights the gradients and metrics of a model's step by the replica's rows.
 
 A step computes from the replica's rows as one process would. Gradients are
 multiplied by the replica's share when they are given to an optimizer, which
@@ -46,7 +46,7 @@ def apply(
         variables = built_variables(optimizer)
     grads = list(grads)
     is_scaled = id(optimizer) in replica.scaled
-    if len(variables) == len(grads):  # Otherwise Keras raises an error.
+    if len(variables) == len(grads):  # Otherwise, Keras raises an error.
         grads = [
             gradient
             if is_overwritten(optimizer, variable)
@@ -61,9 +61,9 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     """Build an optimizer, on all replicas, in the first step that uses it.
 
     Keras would build it on the first replica only. The other replicas would
-    miss assignments, such as the momentum of `ScheduleFreeAdamW`, which starts
-    at the weights. An optimizer made outside of the scope becomes the
-    strategy's.
+    miss assignments, such as that of the weights to the momentum of
+    `ScheduleFreeAdamW`. An optimizer that was created outside of the scope
+    becomes the strategy's.
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
@@ -86,7 +86,7 @@ def _build_together(optimizer: Any, variables: Any) -> None:
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
-    """Raise if an optimizer is to update variables made outside of the scope.
+    """Raise if an optimizer would update variables from outside of the scope.
 
     Replicas share such variables, and would wait for each other to update them.
     """
@@ -116,7 +116,7 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     if not is_scaled:
         weight = tf.cast(share.weight, gradient.dtype)
         return tf.math.multiply_no_nan(gradient, weight)
-    # A multiplication would take another pass through memory.
+    # A separate multiplication would take another pass through memory.
     weighted = tf.cond(
         share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
     )
@@ -127,9 +127,9 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss before its gradients are taken.
 
     In Keras's own step, and under dynamic loss scaling, the loss is multiplied
-    by the share here, so that gradients overflow only if their sum does. There
-    all gradients are those of this loss. The gradient of a vector, a loss
-    without a reduction, is the sum over rows, so it needs no share.
+    by the share here, so that gradients overflow only if their sum does. In
+    these cases, all gradients come from this loss. The gradient of a vector, a
+    loss without a reduction, is the sum over rows, so it needs no share.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
@@ -159,9 +159,9 @@ def update_mean(
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign to a variable; a metric's stays unchanged without rows.
+    """Assign to a variable; a metric's is left unchanged without rows.
 
-    Assignments by a step itself, without an optimizer, are noted.
+    Assignments by a step itself, without an optimizer, are recorded.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:

@@ -1,4 +1,4 @@
-"""Weighs losses by a replica's share of the rows of a global batch.
+"""Weights losses by a replica's share of the rows of a global batch.
 
 In a step of a Keras model under our strategy, a replica computes from its rows
 as one process would. Its gradients and metrics are then multiplied by its share
@@ -8,13 +8,13 @@ as one process would. Its gradients and metrics are then multiplied by its share
 in `step_hooks.py`. So Keras's own scaling of losses, by the number of
 replicas, is disabled there, and only these losses are scaled:
 
-    sums, also TensorFlow's        by the inverse of the share
+    sums by Keras or TensorFlow    by the inverse of the share
     means over unmasked elements,  by own divisor / divisor of all replicas,
     or divided by the sum of       and by the inverse of the share
     sample weights
 
-In other functions that `strategy.run` calls, gradients are summed as they are.
-There, a mean that Keras or TensorFlow takes is scaled
+In other functions that `strategy.run` calls, gradients are summed unchanged,
+and a mean that Keras or TensorFlow computes is scaled
 
     by own divisor / divisor of all replicas
 """
@@ -35,8 +35,8 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 
 @functools.cache
-def weigh_uneven_batches() -> None:
-    """Have Keras weigh rows like this under our strategy, permanently."""
+def weight_uneven_batches() -> None:
+    """Have Keras weight rows in this way under our strategy, permanently."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
@@ -73,7 +73,7 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Scale TensorFlow's mean over a global batch as one process would."""
+    """Scale TensorFlow's mean over a global batch as in one process."""
     share = replica.share
     if share is None:
         if global_batch_size is None and _is_replica_of_ours():
@@ -117,7 +117,7 @@ def _reduce(
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # The user has taken a mean, which Keras would sum over replicas.
+        # The user's mean, which Keras would sum over replicas.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
@@ -192,8 +192,8 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
     Through synchronized statistics, a replica gets gradients of all replicas.
     In the user's own step, gradients are weighted by the receiving replica's
-    share when they reach an optimizer. So this scales gradients by each
-    sender's share, then by the inverse of this replica's share.
+    share when they are given to an optimizer. So this scales gradients by each
+    sender's share, then by the inverse of the receiver's share.
     """
 
     @tf.custom_gradient
