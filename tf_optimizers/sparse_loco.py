@@ -137,7 +137,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         "SparseLoCo saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use the inner optimizer alone."
     )
-    _refused = (CompressedOptimizer, ShardedState)  # As the inner optimizer.
+    # `inner_optimizer` must not be one of these.
+    _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
 
     def __init__(
@@ -370,8 +371,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Args:
             rounds: The rounds, with the weights at the start of this one.
-            due: Choices of variables, and whether each is due; None means
-                always. At most one is due.
+            due: Pairs of a choice of variables and whether it is due now; None
+                means always. At most one is due.
             stepped: The variables of the step that ends the round; none if the
                 round ends early.
         """

@@ -288,7 +288,7 @@ def test_second_process_in_a_folder_is_noticed(tmp_path):
         assert archive.newest() is None
     for epoch in (1, 2):
         archives[0].save({"epoch": epoch, "batch": 0})
-    with pytest.raises(RuntimeError, match="of one run at a time.*of its own"):
+    with pytest.raises(RuntimeError, match="to one run at a time.*its own"):
         archives[1].save({"epoch": 1, "batch": 0})
     assert archives[0].newest()["epoch"] == 2
 

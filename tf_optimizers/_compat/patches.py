@@ -71,7 +71,7 @@ PATCHES = (
         names=("keras.Model._make_function",),
         features=(STRATEGY,),
         why="Keras passes the step of a model to a strategy. A lambda, or a "
-        "decorated step, has no reference to its model. Nor does a batch refer "
+        "decorated step, has no reference to its model, and a batch has none "
         "to the model that will train on it.",
         without="Such a step trains with N times the gradient, and local steps "
         "wait for the network.",
@@ -241,11 +241,10 @@ def check_names(feature: str) -> None:
     """
     if missing := _missing(feature):
         raise RuntimeError(
-            f"{feature} needs names of Keras and TensorFlow that the installed "
-            f"versions must have. Received: Keras {keras.__version__} and "
-            f"TensorFlow {tf.__version__}, without {', '.join(missing)}. "
-            "Install a newer tf_optimizers, or the last versions that have "
-            "them."
+            f"{feature} must find the names in Keras and TensorFlow that it "
+            f"replaces. Received: Keras {keras.__version__} and TensorFlow "
+            f"{tf.__version__}, without {', '.join(missing)}. Install a newer "
+            "tf_optimizers, or older versions of Keras and TensorFlow."
         )
 
 

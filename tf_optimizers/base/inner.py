@@ -164,7 +164,7 @@ class InnerSteps:
         shown = [
             variable
             if isinstance(variable, keras.Variable)
-            and variable.shape == weight.shape  # Not for some rows.
+            and variable.shape == weight.shape  # A piece has fewer rows.
             else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]

@@ -64,7 +64,8 @@ class ChiefOnly(keras.callbacks.Callback):
         for name in _HOOKS:
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
-            # Keras calls callbacks without a hook for batches in a thread.
+            # Set only hooks that the callback has: Keras may run callbacks in a
+            # thread if none has a hook for batches.
             if getattr(method, "__func__", method) is not default:
                 setattr(self, name, functools.partial(self._call, name))
 
@@ -104,7 +105,7 @@ def _checked(callback: Any) -> keras.callbacks.Callback:
     if not isinstance(callback, keras.callbacks.Callback):
         raise TypeError(
             "`callback` must be a `keras.callbacks.Callback`, or a function "
-            f"that returns one. Received: callback={callback!r}. Wrap each "
-            "callback of a list."
+            f"that returns one. Received: callback={callback!r}. To wrap a "
+            "list of callbacks, wrap each of them."
         )
     return callback

@@ -62,7 +62,7 @@ class Layout:
         return tf.reshape(tf.concat(filled, 1), [-1, CHUNK])
 
     def strip(self, chunks: tf.Tensor) -> list[tf.Tensor]:
-        """Return the parts that `fill` has put into chunks."""
+        """Return the parts that `fill` put into chunks."""
         sizes = [CHUNK * own.chunks for own in self._parts]
         rows = tf.reshape(chunks, [self.rows, -1])
         return [

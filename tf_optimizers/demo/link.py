@@ -176,7 +176,7 @@ class End(asyncio.Protocol):
     """One end of a connection; the other end sends the bytes it receives."""
 
     other: "End"
-    transport: Any = None  # Until it is connected.
+    transport: Any = None  # None until connected.
 
     def __init__(self, direction: Direction) -> None:
         self._direction = direction
@@ -236,7 +236,7 @@ class NearEnd(End):
                 lambda: self.other, *self._target
             )
         except OSError:
-            # The target does not listen yet; the client will try again.
+            # The target is not listening yet; the client will try again.
             self.transport.abort()
         else:
             self.send()

@@ -79,7 +79,7 @@ class Events:
 
 # How often to check on workers that are ending, in seconds.
 TICK = 0.05
-# TensorFlow's variable: how many threads an operation has.
+# TensorFlow's variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"
 # Python's variable: the seed of string hashes, which order the elements of a
 # set.
@@ -273,7 +273,7 @@ def follow(
                 output.say(failure.reason)
         elif received is not None and not is_asked:
             output.say(f"Received {received.name}. {NO_RESTART}")
-        # A closing terminal sends several, from the kernel and the shell.
+        # A closing terminal sends SIGHUP twice: the kernel and the shell do.
         elif received not in (None, signal.SIGHUP):
             output.say(f"Received {received.name} again. Killing all workers.")
             break

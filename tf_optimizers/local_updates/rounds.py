@@ -21,7 +21,7 @@ from tf_optimizers.base.components import (
     own_component,
 )
 
-Choice: TypeAlias = tuple[bool, ...]  # For each variable of an optimizer.
+Choice: TypeAlias = tuple[bool, ...]  # Whether each variable is chosen.
 
 
 class Rounds:

@@ -69,7 +69,8 @@ class ShardedSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.position, []).append(piece)
         self._replicated = slots.replicated
-        self._stepped: set[int] = set()  # By the last traced step.
+        # The indices of variables in the last step that was traced.
+        self._stepped: set[int] = set()
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
             self._averages = WholeAverages(optimizer)

@@ -47,8 +47,8 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
-        self._whole: list[int] = []  # generations, newest first
-        self._known: set[int] | None = None  # generations seen by this run
+        self._whole: list[int] = []  # Generations, newest first.
+        self._known: set[int] | None = None  # Those that this run has seen.
         self._group = group
         self._local_replicas = group.count // group.workers
 
@@ -88,10 +88,10 @@ class Archive:
         generation, is_joined, _ = received[0]
         if is_joined:
             raise RuntimeError(
-                "`backup_dir` must be of one run at a time. Received: "
+                "`backup_dir` must belong to one run at a time. Received: "
                 f"backup_dir={str(self._folder.path)!r}, where another process "
-                "has made a backup since this one began. Give each run a "
-                "folder of its own."
+                "has made a backup since this one began. Give each run its "
+                "own folder."
             )
         parts = self._together(
             lambda: self._folder.write_part(
@@ -201,7 +201,7 @@ class Archive:
             self._folder.keep([])
         except OSError as error:
             warnings.warn(
-                "Backups are deleted when a run ends. Received: "
+                "Backups must be deletable when a run ends. Received: "
                 f"{error}. Delete those in {str(self._folder.path)!r} before "
                 "you start it again.",
                 stacklevel=3,

@@ -188,7 +188,7 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """State the next point of this worker; find the last point."""
+        """Publish this worker's next point, and find the last point."""
         with self._lock:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)

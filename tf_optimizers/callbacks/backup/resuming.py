@@ -170,9 +170,10 @@ def check_executions(steps: int, seen: int) -> None:
     """Raise if a backup was made in the middle of an execution of `steps`."""
     if seen % steps:
         raise ValueError(
-            "`steps_per_execution` must divide the batches that a backup has "
-            f"seen of an epoch. Received: steps_per_execution={steps}, and a "
-            f"backup after {seen} batches. Pass the same value as before."
+            "`steps_per_execution` must divide the number of batches that a "
+            "backup has seen in its epoch. Received: "
+            f"steps_per_execution={steps}, and a backup after {seen} batches. "
+            "Pass the same value as before."
         )
 
 
@@ -180,8 +181,8 @@ def check_batches(batches: int, seen: int) -> None:
     """Raise if a backup has seen more batches of an epoch than there are."""
     if batches < seen:
         raise ValueError(
-            "An epoch must have at least as many batches as a backup has seen "
-            f"of it. Received: {batches} batches an epoch, and a backup after "
+            "An epoch must have at least as many batches as a backup has seen. "
+            f"Received: {batches} batches per epoch, and a backup after "
             f"{seen}. Pass the same number of batches, of the same size, or "
             "start over with another `backup_dir`."
         )

@@ -111,7 +111,7 @@ class State:
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether each row may be on one replica, and 0 on others."""
+        """Return whether each row may have one owner, and be 0 on others."""
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -147,7 +147,7 @@ class State:
                 optimizer._compressor.rows.expect(indices)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description that must be equal in a backup and the model."""
+        """Return a description that must match that in a backup."""
         return {
             "optimizer": ", ".join(
                 map(kind_of, optimizers_of(self._model).values())
@@ -159,7 +159,7 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise unless a section was saved from the same model, paths aside."""
+        """Raise unless a section comes from the same model, ignoring paths."""
         described = self.describe()
         if saved["optimizer"] == type(self._model.optimizer).__name__:
             # Backups of 0.1.0 do not name wrapped optimizers.

@@ -36,7 +36,7 @@ def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def longest_in(lengths: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of the longest string, in whole words; at least one."""
+    """Return the longest string's bytes, rounded up to words, at least one."""
     most = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
     return -(-most // _WORD_BYTES) * _WORD_BYTES
 

@@ -145,7 +145,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     ) -> tf.Tensor:
         """Concatenate the replicas' tensors along the first axis.
 
-        See `instance_key` for the layout.
+        `instance_key` documents the argument `layout`.
         """
         tensor = tf.convert_to_tensor(input_tensor)
         shape, flat = _shape(tensor), tf.reshape(tensor, [-1])

@@ -154,7 +154,7 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            channel.leave()  # Such as for a wrong argument: nothing was sent.
+            channel.leave()  # Nothing was sent: a wrong argument, perhaps.
         raise
     channel.leave()
     return outputs

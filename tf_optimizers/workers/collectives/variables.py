@@ -35,7 +35,7 @@ class _Number:
 
 @functools.cache
 def _converting(kind: Any) -> Any:
-    """Return a class of distributed variables that also is a `_Number`."""
+    """Return a class of distributed variables that is also a `_Number`."""
     return type(kind.__name__, (_Number, kind), {"__module__": __name__})
 
 

@@ -138,7 +138,7 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 
 def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
-    """Return the sizes of a tensor as a matrix, ints where they are static."""
+    """Return a tensor's rows and columns as a matrix, as ints if static."""
     if tensor.shape.rank == 0:
         return 1, 1
     shape = tf.shape(tensor, out_type=tf.int64)

@@ -111,7 +111,7 @@ class CommonState:
         # No reference: `_states` must not keep the strategy, its key, alive.
         self._reference = weakref.ref(strategy)
         self._assigned: dict[int, _Assigned] = {}
-        # By a variable's id, the progress when it was last common.
+        # The progress when a variable was last common, by the variable's id.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 
@@ -183,7 +183,8 @@ class CommonState:
     def _progress(self) -> Any:
         """Return a value that stays equal until a step runs."""
         extended = self._strategy.extended
-        # One worker counts no steps, and compares values cheaply instead.
+        # With one worker, no steps are counted, so each value differs: finding
+        # the variables that differ between replicas is cheap there.
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _of(self, model: keras.Model) -> list[Any]:

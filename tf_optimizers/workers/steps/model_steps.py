@@ -194,7 +194,7 @@ class Step:
         return packed, state, weight
 
     def _is_array(self, value: Any) -> bool:
-        """Return whether an output, not of a prediction, is a float array."""
+        """Return whether an output is a float array and not a prediction."""
         return (
             self._as_returned is _weighted
             and tf.is_symbolic_tensor(value)

@@ -97,8 +97,9 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
         names = [getattr(each, "path", each.name) for each in outside]
         raise ValueError(
             "Variables that an optimizer updates must be made in the scope of "
-            f"the strategy. Received, made outside of it: {', '.join(names)}. "
-            "Make and build the model in `with strategy.scope():`."
+            "the strategy. Received some made outside of it: "
+            f"{', '.join(names)}. Make and build the model in `with "
+            "strategy.scope():`."
         )
 
 

@@ -163,7 +163,7 @@ def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
 def _moments(
     original: Callable, layer: Any, inputs: tf.Tensor, *args: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the mean and variance of a batch; without rows, moving ones."""
+    """Return a batch's mean and variance, or the moving ones without rows."""
     if not _is_replica_of_ours():
         return original(layer, inputs, *args)
     has_rows = tf.size(inputs) > 0
