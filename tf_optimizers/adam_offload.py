@@ -158,7 +158,7 @@ class AdamOffload(HostOptimizer):
         )
 
     def memory_summary(self) -> Summary:
-        """Return the bytes on the host and on devices, next to Keras's Adam.
+        """Return the bytes on the host and on devices, and Keras's Adam's.
 
         These are the bytes of weights, state and master weights of all replicas
         of this worker process, without scalars.

@@ -127,7 +127,7 @@ class DGCMomentum(CompressedOptimizer):
     single replica works, with a warning. Paddle's rule is
     `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
-    equals `keras.optimizers.SGD` up to rounding, also with schedules.
+    equals `keras.optimizers.SGD` up to rounding, even with schedules.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without

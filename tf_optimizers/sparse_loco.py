@@ -262,7 +262,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 )
 
     def _batches_left(self) -> tf.Tensor:
-        """Return how many batches are left in the round, also in graphs."""
+        """Return how many batches are left in the round, as a tensor."""
         each = self.gradient_accumulation_steps or 1
         left = tf.constant(1, tf.int64)
         if self._rounds is not None:

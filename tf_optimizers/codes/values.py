@@ -132,7 +132,7 @@ class Chunked(abc.ABC):
         return self._decode(layout.fill(codes), scales, layout)
 
     def _padded(self, count: int) -> int:
-        """Return how many codes fill whole bytes."""
+        """Return `count`, rounded up to codes that fill whole bytes."""
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:

@@ -133,7 +133,7 @@ def whole(data: tf.data.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
-    """Return endless batches in an order that only `seed` decides."""
+    """Return endless batches, in an order that depends only on `seed`."""
     # The thread that tunes tf.data sleeps for longer and longer. It can double
     # the time of a run, which waits for it at the end.
     options = tf.data.Options()

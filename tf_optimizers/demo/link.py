@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
-GRAIN = 0.002  # Seconds that the link takes for a piece.
+GRAIN = 0.002  # Seconds that a piece takes on the link.
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]

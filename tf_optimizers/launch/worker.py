@@ -160,7 +160,7 @@ class Worker:
         code = self._process.poll()
         if code is not None and self.exit_code is None:
             self.exit_code = 128 - code if code < 0 else code
-            # Its children end with it.
+            # The worker's children end with it.
             self.stop(signal.SIGTERM, FAILURE_GRACE)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._signal_group(signal.SIGKILL)
@@ -187,7 +187,7 @@ class Worker:
         if not PROCESSES.exists() or not self._signal_group(0):
             return self._signal_group(0)
         for file in PROCESSES.glob("[0-9]*/stat"):
-            with suppress(OSError):  # It has ended in the meantime.
+            with suppress(OSError):  # The process has ended in the meantime.
                 # Bytes: a name may end in the middle of a character.
                 _, _, after_name = file.read_bytes().rpartition(b")")
                 state, _, group, *_ = after_name.split()

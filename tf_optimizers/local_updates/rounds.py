@@ -77,7 +77,7 @@ class Rounds:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All variables, as TensorFlow's."""
+        """All variables, as `tf.Variable`s."""
         return [backend_variable(variable) for variable, _ in self._starts]
 
     def begin(

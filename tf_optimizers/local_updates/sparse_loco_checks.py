@@ -43,8 +43,9 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
     """Raise if an argument belongs to the inner optimizer.
 
     Returns:
-        The exclusions from the inner weight decay, which configs of Keras's
-        optimizers do not contain. They are removed from the arguments.
+        The variables that the inner optimizer excludes from weight decay. They
+        are removed from `arguments`, where a config of `SparseLoCo` has them,
+        since the inner optimizer's config does not.
     """
     hint = "Give it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))

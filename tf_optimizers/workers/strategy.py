@@ -303,8 +303,8 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        # Keras passes an axis with everything that a step returns, also with
-        # results of metrics, which may be arrays.
+        # Keras passes an axis with everything that a step returns, including
+        # the results of metrics, which may be arrays.
         reduced = self._scalars.reduce(reduce_op, value)
         if reduced is not None:
             return reduced

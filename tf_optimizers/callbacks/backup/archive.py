@@ -48,7 +48,7 @@ class Archive:
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # Generations, newest first.
-        self._known: set[int] | None = None  # Those that this run has seen.
+        self._known: set[int] | None = None  # Generations known to the run.
         self._group = group
         self._local_replicas = group.count // group.workers
 

@@ -16,7 +16,7 @@ _STEPS = ("train_step", "test_step")
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     """Return the weights of a loss's elements, 0 for masked ones."""
-    # Keras's rules to broadcast the two have no public name.
+    # Keras's function that broadcasts the two has no public name.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )

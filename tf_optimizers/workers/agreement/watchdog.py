@@ -62,7 +62,7 @@ class Watchdog:
                 self._since[i] = time.monotonic()
             elif self._is_late(i, now):
                 return self._timed_out(i, now)
-            # Without the state: one worker may already have ended the
+            # `[:4]` omits the state: one worker may already have ended the
             # collective.
             elif now[0] and now[:4] != self._agreed.get(i):
                 other = self._compare(i, now[:4])

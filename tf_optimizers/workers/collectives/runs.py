@@ -25,7 +25,8 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# When a program ends, all workers have made their last call, unless one failed.
+# How long to wait for the last call at exit. All workers have made it by then,
+# unless one failed.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 

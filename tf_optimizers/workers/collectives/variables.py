@@ -44,7 +44,7 @@ class VariablesExtended(CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        # TensorFlow has a fixed table of classes.
+        # TensorFlow chooses the class of a variable from a fixed table.
         kind: Any = type(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable.__class__ = _converting(kind)

@@ -183,8 +183,8 @@ class CommonState:
     def _progress(self) -> Any:
         """Return a value that stays equal until a step runs."""
         extended = self._strategy.extended
-        # With one worker, no steps are counted, so each value differs: finding
-        # the variables that differ between replicas is cheap there.
+        # With one worker, steps are not counted. A new object differs from all
+        # before, so replicas are always compared, which is cheap there.
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _of(self, model: keras.Model) -> list[Any]:

@@ -44,7 +44,7 @@ class MetricReader:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # This is the script's order, so it is the same on all workers.
+        # In the order of the script, which is the same on all workers.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()
         )

@@ -29,7 +29,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # Not a variable, which would be returned as the strategy's.
+        # Copy variables, for which the strategy's variable would be returned.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)

@@ -68,7 +68,7 @@ def warn_if_made_of(
             are not the result of a metric.
     """
     if tf.executing_eagerly():
-        return  # Dependencies are found in a graph.
+        return  # Only a graph shows dependencies.
     sources: dict[int, keras.Variable] = {}
     for variable in variables:
         source = _source(tf.convert_to_tensor(variable))

@@ -106,6 +106,6 @@ class Reduction:
             kept.age.assign_add(1)
             return kept.last.read_value()
 
-        # An optimizer that the step does not use ends no round.
+        # An optimizer whose round never ends may be unused by the step.
         is_due = current.ends | (kept.age.read_value() >= current.batches)
         return tf.cond(is_due, exchange, repeat)

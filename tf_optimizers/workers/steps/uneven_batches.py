@@ -117,7 +117,7 @@ def _reduce(
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # The user's mean, which Keras would sum over replicas.
+        # The user took a mean, which Keras would sum over replicas.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
