@@ -33,7 +33,7 @@ class OwnedVariable(values.SyncOnReadVariable):
 
     @property
     def name(self) -> str:
-        """The name, in TensorFlow's form."""
+        """The variable's own name, or that of its components."""
         return self.own_name or super().name
 
     @property

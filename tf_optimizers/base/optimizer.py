@@ -81,7 +81,7 @@ class Optimizer(keras.optimizers.Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    _variables_name = VARIABLES  # Their name in checkpoints.
+    _variables_name = VARIABLES  # Name of the variables in checkpoints.
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         check_base_arguments(kwargs)

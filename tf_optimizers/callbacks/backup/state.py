@@ -1,4 +1,4 @@
-"""Collects the state of a run, both shared and of single replicas."""
+"""Collects the state of a run: what replicas share, and what they do not."""
 
 import math
 from collections.abc import Callable, Sequence
