@@ -40,6 +40,13 @@ HABITS = {
         r"(?:^|[.;:] )(?:So|Nor|Nowhere|Neither) "
         r"(?:do|does|did|is|are|was|has|have|can|must|would)\b"
     ),
+    "weigh, on purpose": r"\b[Ww]eigh(?:s|ed|ing)?\b|\bon purpose\b",
+    "also before a phrase": (
+        r", also (?:at|by|for|from|if|in|of|on|under|when|with|without)\b"
+    ),
+    "of its own, of ours": (
+        r"\b[Oo]f (?:(?:its|their|one's|our|your) own|ours|theirs|yours)\b"
+    ),
 }
 # Documentation that programs read or write.
 CODE = re.compile(

@@ -251,7 +251,7 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 def global_seed() -> list[int] | None:
     """Return the state of the generator of unseeded `keras.random` ops.
 
-    None before the first such op, for which Keras creates the generator.
+    None before the first such op, when Keras creates the generator.
     """
     # Keras has one per thread, under this name.
     generator = global_state.get_global_attribute("global_seed_generator")

@@ -31,9 +31,10 @@ class CompressionMonitor(Monitor):
     send, 0 without compression; `sent_bytes`, the bytes that one replica sent;
     `residual_norm`, the L2 norm of v_i (or e_i) of all replicas together;
     `residual_age`, how many steps a value stays in v before it is sent. The age
-    is the residuals divided by what a step sends: sum |v_i| / |sum of sent
-    entries| in L1 norms. In a steady state, this is the mean waiting time
-    (Little's law). With several local steps of `SparseLoCo`, it measures
+    is the sum of the residuals divided by that of the sent entries: sum |v_i| /
+    |sum of sent entries| in L1 norms. In a steady state, this is the mean
+    waiting time (Little's law). With several local steps of `SparseLoCo`, it
+    measures
     a whole round.
 
     Measuring takes a copy of the weights, and an exchange of two numbers.

@@ -178,8 +178,7 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Not in the side channel, in which a step reduces its scalars at its
-        # end.
+        # Not in the side channel: at its end, a step reduces its scalars there.
         return summarize(self._gather(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:

@@ -93,8 +93,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     not. The attributes of other callbacks are not backed up.
 
     A script may call `fit` several times with one folder. When the script is
-    started again, it repeats the fits that had ended, and resumes the one that
-    was interrupted.
+    started again, it repeats the fits that had ended, and resumes the
+    interrupted one.
 
     Differs from `keras.callbacks.BackupAndRestore`: it works on several
     workers; it restores each replica's own state, random seeds and metrics, in

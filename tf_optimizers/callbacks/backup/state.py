@@ -1,4 +1,4 @@
-"""Collects the state of a run: what replicas share, and what they do not."""
+"""Collects the state of a run: of each replica, and of all together."""
 
 import math
 from collections.abc import Callable, Sequence

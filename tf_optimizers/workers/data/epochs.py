@@ -41,8 +41,8 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # These must be the same on all workers, as they decide what is
-        # exchanged.
+        # These must be the same on all workers, as the exchange depends on
+        # them.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)

@@ -151,8 +151,8 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset with a deterministic order if workers share it.
 
-    With `options.deterministic=False`, parallel calls would yield elements in
-    the order in which they finish, which differs between workers.
+    With `options.deterministic=False`, parallel calls would yield elements as
+    they finish, in an order that differs between workers.
     """
     if not is_shared(dataset):
         return dataset
