@@ -26,10 +26,10 @@ LONGEST = 300
 # The optimizer of a flow, and the largest number of lines to read.
 FLOWS = {
     "Lamb": (lambda: tfo.Lamb(0.1), 719),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1966),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1963),
     "SparseLoCo": (
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
-        2065,
+        2062,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 703),
     "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1118),
