@@ -143,6 +143,8 @@ def loop_text(program, names, ideal):
     loop = _IN_GRAPH if program["loop"] == "graph" else _IN_PYTHON
     noted = _EACH if program["shared as"] == "dataset" else _SUMS
     loop = loop.format(epochs=program["epochs"], noted=noted)
+    if program["wrapper"] == "SparseLoCo of 4":
+        loop += "\noptimizer.synchronize()"
     return f"{step}\n\n\n{shared}\n{loop}"
 
 
