@@ -4,6 +4,7 @@ import argparse
 import collections
 import itertools
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -11,7 +12,7 @@ import threading
 import time
 
 from . import grammar
-from .groups import PLACES
+from .groups import AT_LEAST, PLACES
 from .machine import Machine, programs_of
 
 # How often similar failures are shrunk.
@@ -38,8 +39,12 @@ def arguments():
     parser.add_argument(
         "--program", type=json.loads, help="its features that are not plain"
     )
+    parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument(
-        "--jobs", type=int, default=2, help="programs at the same time"
+        "--slowness",
+        type=float,
+        default=1.0,
+        help="how many times longer programs may take",
     )
     parser.add_argument("--shrink", type=int, default=25, help="tries")
     parser.add_argument(
@@ -228,6 +233,7 @@ def main():
             print(f"# seed {seed}\n{grammar.script(program)}")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ[AT_LEAST] = str(options.slowness)
     started = time.monotonic()
     run = Run(
         programs,
