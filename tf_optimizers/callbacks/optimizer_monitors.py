@@ -34,8 +34,7 @@ class CompressionMonitor(Monitor):
     is the sum of the residuals divided by that of the sent entries: sum |v_i| /
     |sum of sent entries| in L1 norms. In a steady state, this is the mean
     waiting time (Little's law). With several local steps of `SparseLoCo`, it
-    measures
-    a whole round.
+    measures a whole round.
 
     Measuring takes a copy of the weights, and an exchange of two numbers.
 

@@ -57,13 +57,13 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
 
 
 def problem_of_restarts(options: argparse.Namespace) -> str | None:
-    """Return why nothing can stand by, or None."""
+    """Return the reason why nothing can stand by, or None."""
     if options.standby is None or options.max_restarts:
         return None
     return (
         "`--standby` must come with `--max-restarts`, since processes stand by "
         f"for a restart. Received: --standby {options.standby:g} alone. Pass "
-        "`--max-restarts 10` too, or leave it out."
+        "`--max-restarts 10` too, or leave `--standby` out."
     )
 
 

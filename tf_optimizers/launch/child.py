@@ -12,7 +12,7 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import NoReturn
 
-# What a process that stands by has loaded when its turn comes.
+# The modules that a process imports while it stands by.
 LIBRARIES = (
     *("tensorflow", "keras"),
     *("tf_optimizers.callbacks", "tf_optimizers.workers.strategy"),
@@ -41,7 +41,7 @@ def watch() -> None:
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
-    """Run `python *command` in this process, perhaps only once it is asked."""
+    """Run `python *command` in this process, at once or when it is asked to."""
     # Before any of the user's code, so that the watchdog misses no process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
@@ -66,17 +66,17 @@ def work(
 
 
 def run_afresh(command: list[str]) -> NoReturn:
-    """Let a new Python take over this process."""
+    """Replace this Python by a new one, in the same process."""
     os.execv(sys.executable, [sys.executable, "-u", *command])
 
 
 def has_loaded_keras() -> bool:
-    """Load what most commands load; return whether they can use it."""
+    """Import `LIBRARIES`; return whether the command can use them."""
     try:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # The command will raise it, or needs none of these.
+    except Exception:  # If the command needs them, it will raise the error.
         return False
     return backend == "tensorflow"  # Otherwise, the command may choose it.
 

@@ -7,18 +7,18 @@ from contextlib import ExitStack
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Worker
 
-# Takes an attempt's number, the stack that ends its workers, and whether they
-# stand by.
+# A function of an attempt's number, the stack that will end its workers, and
+# whether they stand by.
 Start = Callable[[int, ExitStack, bool], list[Worker]]
 
 
 class Standbys:
-    """The workers of the next attempt, which stand by until the present fails.
+    """The workers of the next attempt, which stand by until this one fails.
 
     Args:
         start: Starts the workers of an attempt.
-        delay: Seconds between the start of an attempt and that of the next
-            one's workers, or None to start none in advance.
+        delay: Seconds from the start of an attempt until the workers of the
+            next one are started, or None to start none in advance.
         last: The number of the last attempt.
         output: Gets a line if workers cannot be started.
     """
@@ -36,7 +36,7 @@ class Standbys:
         self._stack = ExitStack()
 
     def plan(self, attempt: int) -> None:
-        """Plan the workers of the attempt after this one, which now begins."""
+        """Plan the workers of the next attempt, as this attempt begins."""
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
             self._due = time.monotonic() + self._delay
