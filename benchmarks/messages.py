@@ -39,7 +39,7 @@ SIZE, COUNT = 4_000_000, 4_000
 WARM_UP = 3
 GATHERS = 20
 ONE, TWO = "one level", "two levels"
-LEVELS = {ONE: 1 << 20, TWO: 4}  # Fewest workers for two levels.
+LEVELS = {ONE: 1 << 20, TWO: 4}  # The fewest workers that use two levels.
 
 
 class Gathering:

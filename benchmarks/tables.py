@@ -104,7 +104,7 @@ def sharded_state(name: str, result: dict) -> str:
                 f"{median(found['step_ms']):,.0f}",
                 *(
                     f"{median(found[what]) / result['parameters']:.2f}"
-                    if what in found  # PyTorch builds in a step.
+                    if what in found  # PyTorch creates state in a step.
                     else ""
                     for what in ("state_bytes", "built_bytes", "resident_bytes")
                 ),

@@ -16,7 +16,7 @@ from scripts import additions
 
 from tf_optimizers.kernels import sum_rows
 
-# In 6 steps of 1e-2; compression defers a part.
+# The least change in 6 steps of 1e-2; compression defers a part.
 MOVED = 5e-3
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 on_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")

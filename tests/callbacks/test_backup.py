@@ -28,7 +28,7 @@ from backups import (
 
 import tf_optimizers as tfo
 
-# Others have the same kinds of state.
+# Other cases have the same kinds of state.
 LONG = ["lamb", "lans", "loco", "keras-adam", "rounds", "adam_offload"]
 
 

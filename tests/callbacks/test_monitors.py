@@ -72,7 +72,7 @@ def one_replica():
 def test_trust_ratios_and_norms_are_those_of_the_step(name, tmp_path):
     decayed = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias"]}
     model = make_model(CASES[name][0](**decayed))
-    fit(model)  # so that v is not that of a first step
+    fit(model)  # After this, v is not that of a first step.
     before = values(model.trainable_variables)
     monitor = callbacks.TrustRatioMonitor(every=1)
     history = fit(model, monitor, size=BATCH)

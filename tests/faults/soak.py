@@ -88,7 +88,7 @@ def measure(run, since, expected):
         (e for e in events if e["time"] > since and e["event"] == "begin"), None
     )
     if begun:
-        # A batch that the backup has seen is no step.
+        # Batches that the backup has seen are no steps.
         times = [
             e["time"]
             for e in events

@@ -100,7 +100,7 @@ def test_second_hangup_shortens_no_grace_period(start, write, tmp_path):
     launcher.process.send_signal(signal.SIGHUP)
     assert launcher.process.stdout.readline() == b"[worker 0] asked\n"
     launcher.process.send_signal(signal.SIGHUP)
-    time.sleep(0.3)  # In this time, it would kill.
+    time.sleep(0.3)  # A second request would kill by now.
     (tmp_path / "end").touch()
     assert launcher.process.stdout.readline() == b"[worker 0] cleaned\n"
     assert launcher.wait() == 129
@@ -169,7 +169,7 @@ def test_signal_reaches_the_workers_and_ends_all(start, write, number):
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     pids = launcher.pids(2) + launcher.children()
-    assert len(set(pids)) == 5  # The watchdog as well.
+    assert len(set(pids)) == 5  # Including the watchdog.
     launcher.process.send_signal(number)
     output = launcher.process.stdout.read()
     assert launcher.wait() == 128 + number
@@ -234,7 +234,7 @@ def test_unread_output_does_not_keep_workers(start, write):
     while len(pids) < 3:
         pids = launcher.children()
     launcher.process.stdout.readline()
-    time.sleep(0.5)  # Until the pipes are full.
+    time.sleep(0.5)  # By now, the pipes are full.
     launcher.process.send_signal(signal.SIGTERM)
     assert_gone(pids[1:])
     # Messages on stderr do not wait for readers of stdout.

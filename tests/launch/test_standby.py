@@ -25,7 +25,7 @@ if "stand-by" in sys.orig_argv:
         )
     os.close(os.open(f"standby-{{os.getpid()}}", os.O_CREAT))
 """
-# The first workers fail once as many processes as they stand by.
+# The first workers fail when as many processes stand by as there are workers.
 FAILS_ONCE = (
     INDEX,
     "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
@@ -82,7 +82,7 @@ def test_every_restart_has_its_own_and_the_last_attempt_none(
         "while len([n for n in os.listdir() if n[:7] == 'standby'])\\\n"
         "    < min(2, restart + 1): time.sleep(0.01)\n",
         SAYS,
-        "time.sleep(0.5)\n"  # In which one too many would come.
+        "time.sleep(0.5)\n"  # Time for one process too many.
         "sys.exit(3)\n",
     )
     run = launch("--workers", "1", *OPTIONS, "2", "--standby", "0", script)
@@ -149,7 +149,7 @@ def test_processes_that_stand_by_end_with_the_launcher(
     )
     launcher = start("--workers", "2", *OPTIONS, "5", "--standby", "0", script)
     pids = launcher.pids(2) + launcher.children()
-    assert len(set(pids)) == 5  # The watchdog as well.
+    assert len(set(pids)) == 5  # Including the watchdog.
     if number is None:
         (tmp_path / "end").touch()
     else:

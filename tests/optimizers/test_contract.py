@@ -77,7 +77,7 @@ def test_lans_schedule_counts_updates_not_micro_batches(case):
     optimizer = case.make(schedule, gradient_accumulation_steps=3)
     for step in range(5):
         for _ in range(3):
-            # As monitors and the history of `fit` show it.
+            # Monitors and the history of `fit` show this value.
             assert float(optimizer.learning_rate) == float(schedule(step))
             optimizer.apply(cases.make_gradients(step), variables)
     assert cases.error(variables, plain) < TOLERANCE

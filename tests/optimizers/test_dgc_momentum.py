@@ -52,7 +52,7 @@ def run_both(strategy, steps=12, eager=False, ours=None, theirs=None, **kwargs):
         error = max(error, dgc.worst(run.weights(), [o.w for o in oracles]))
         for name, side in (("momentum", "u"), ("residual", "v")):
             if run.optimizer.min_compress_size > 1 and side == "v":
-                continue  # It does not exist.
+                continue  # There is no v.
             for memory, oracle in zip(run.memory(name), oracles, strict=True):
                 error = max(error, dgc.worst(memory, getattr(oracle, side)))
     return error

@@ -342,7 +342,7 @@ def test_movements_of_another_step_are_exchanged(mirrored):
         return tf.function(lambda: mirrored.run(replica))
 
     steps = [step_of(first), step_of(last)]
-    first.trainable = False  # The step of the last layer is traced first.
+    first.trainable = False  # Trace the last layer's step first.
     for step in [steps[1]] * EVERY + steps * (EVERY // 2):
         step()
     assert model.optimizer.is_synchronized

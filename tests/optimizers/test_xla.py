@@ -44,7 +44,7 @@ MAKERS = {
     "scaled_shared": lambda: LossScaleOptimizer(tfo.ShardedState(offload())),
     "group": in_a_group,
 }
-# Covered by the others.
+# The other cases cover these.
 LONG = ("local_steps", "scaled", "shared")
 each_optimizer = pytest.mark.parametrize(
     "make",

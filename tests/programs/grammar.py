@@ -997,7 +997,7 @@ def data_pipeline(program, ideal):
         lines.append(POLICY)
     if program["shuffle"] == "in map":
         lines.append(IN_MAP.format(batch=program["batch"]))
-    # If Keras looks for one more row, the next epoch has another order.
+    # If Keras tries to draw one more row, the order of the next epoch changes.
     is_counted = ideal or program["shuffle"] == "seeded"
     # Without our strategy, it counts one more step, as one process does.
     is_counted |= program["where"] == "elsewhere"

@@ -141,7 +141,7 @@ class Group:
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # Its watchdog ends them.
+            self._process.kill()  # Its watchdog ends the workers.
             self._process.wait()
         self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)

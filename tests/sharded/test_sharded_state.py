@@ -340,7 +340,7 @@ def test_elementwise_optimizers_step_parts_as_the_whole(name):
     random = np.random.default_rng(0)
     start = random.normal(size=(8, 6)).astype("float32")
     steps = random.normal(size=(3, 8, 6)).astype("float32")
-    steps *= np.arange(1, 9, dtype="float32")[:, None]  # Rows differ.
+    steps *= np.arange(1, 9, dtype="float32")[:, None]  # Steps differ by row.
 
     def stepped(rows):
         optimizer, weight = make(0.1), keras.Variable(start[rows])

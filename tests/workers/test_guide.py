@@ -200,7 +200,7 @@ def test_different_seeds_are_an_error_that_names_them(results):
     for result in results:
         messages = result["seeds"]
         assert messages.pop("not shared") is None
-        if KERAS >= (3, 16):  # It shuffles arrays without a seed.
+        if KERAS >= (3, 16):  # Keras shuffles arrays without a seed.
             assert messages.pop("arrays") is None
         else:
             assert "[[1, 0]] on worker 1" in messages["arrays"]

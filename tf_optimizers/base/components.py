@@ -111,7 +111,7 @@ class Accumulators:
         return means
 
     def clear(self) -> None:
-        """Reset all accumulators, even those that got no gradient now."""
+        """Reset all accumulators, even those without a gradient this time."""
         self._placement.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

@@ -87,7 +87,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for the variables of a strategy, which `add` then adds."""
+        """Prepare for a strategy's variables, which `add` takes later."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}

@@ -106,7 +106,7 @@ def _sorted(positions: tf.Tensor) -> tf.Tensor:
 
 
 def _magnitude(values: tf.Tensor) -> tf.Tensor:
-    """Return |values| as int32 in the same order."""
+    """Return |values| as int32 numbers that have the same order."""
     return tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), tf.int32.max)
 
 

@@ -49,7 +49,7 @@ def work(
         run_afresh(command)
     is_module = command[0] == "-m"
     sys.argv = command[1:] if is_module else command
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.11
+    if not getattr(sys.flags, "safe_path", False):  # Since Python 3.11.
         script_folder = os.path.dirname(os.path.realpath(command[0]))
         sys.path[0] = os.getcwd() if is_module else script_folder
     if stands_by:

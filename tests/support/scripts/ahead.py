@@ -287,7 +287,7 @@ def local_rounds(strategy):
         "own": train(is_own=True),
         "own, in every step": train(relies=False, is_own=True),
     }
-    if len(strategy.extended.worker_devices) > 1:  # These runs are rarer.
+    if len(strategy.extended.worker_devices) > 1:  # Few tests make such runs.
         found["several a call"] = train(steps_per_execution=2)
     return found
 

@@ -757,7 +757,7 @@ def looked(names=("one of two",)):
 
     found = {
         name: epochs(
-            *(part, data, i % 2),  # Either worker reads.
+            *(part, data, i % 2),  # The two workers take turns.
             epochs=3,
             steps_per_epoch=4 if name == "repeated" else None,
         )

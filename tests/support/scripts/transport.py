@@ -29,7 +29,7 @@ DTYPES = {
     "some": ("float16", "int4"),
     "all": ("float16", "bfloat16", "int4", "int2"),
 }
-MOST = (0.01,)  # For two replicas, with both kinds of exchange.
+MOST = (0.01,)  # With two replicas and both kinds of exchange.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
     "stock": tf.distribute.MultiWorkerMirroredStrategy,

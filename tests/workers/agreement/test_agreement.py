@@ -124,9 +124,9 @@ def test_first_worker_informs_the_others(store):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_first_worker_is_named(store, is_there):
-    """It may not have arrived, or not have answered.
+    """It has not arrived, or has not answered.
 
-    It may have arrived late, and wait for others for as long again.
+    In the second case it may have been late, and waits for others itself.
     """
     if is_there:
         say(store, 0, "soup")

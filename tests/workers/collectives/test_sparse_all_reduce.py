@@ -59,7 +59,7 @@ def gather(per_replica):
         Content(e, s, rows=rows) for e, s in zip(entries, slices, strict=True)
     ]
     words = list(map(pack, contents))
-    gathered = tf.reshape(tf.stack(words), [-1])  # The same number each.
+    gathered = tf.reshape(tf.stack(words), [-1])  # All are equally long.
     found = unpack(gathered, contents[0], len(per_replica))
     return [*found[0], *found[1]]
 
@@ -271,7 +271,7 @@ def test_small_dense_values_of_all_dtypes_travel_together(make_strategy):
     large = tf.ones([LARGE])
     assert collectives_of(strategy, *small, large) == {
         "CollectiveGatherV2": 1,
-        # With the small tensors of the same dtype.
+        # The small tensors of its dtype travel with it.
         "CollectiveReduceV2": 1,
     }
 
@@ -281,7 +281,7 @@ def test_dense_values_are_gathered_if_worth_two_rounds(replicas):
     elements = 2 * ROUND_BYTES // (replicas - 1) // 4
     assert is_gathered([tf.ones([elements - 3]), tf.ones([3])], replicas)
     assert not is_gathered([tf.ones([elements]), tf.ones([1])], replicas)
-    # Neither empty tensors, nor dtypes that TensorFlow does not sum.
+    # Empty tensors are not, nor dtypes that TensorFlow cannot sum.
     assert not is_gathered([tf.ones([0])], replicas)
     assert not is_gathered([tf.constant([True])], replicas)
 

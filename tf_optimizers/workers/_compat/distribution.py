@@ -17,7 +17,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
 
-# Its reductions; the keys of groups; one replica's collectives.
+# Reductions, the keys of groups, and one replica's collectives.
 from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
 from tensorflow.python.distribute.cross_device_utils import (
     CollectiveKeys,
