@@ -73,7 +73,7 @@ def run_workers(
 
 
 def follow(lines: Iterable[str], progress: tqdm) -> deque[str]:
-    """Move the progress bar by marked lines; return the last other lines."""
+    """Advance the progress bar at marked lines; return the last other lines."""
     others: deque[str] = deque(maxlen=_SHOWN_LINES)
     for line in lines:
         text = line.removeprefix(_FIRST_WORKER).rstrip("\n")

@@ -57,8 +57,8 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
-        # Which variables have moved in this round. This is not saved, so in a
-        # resumed round all may have moved.
+        # Which variables have moved in this round. This is not saved, so after
+        # a restart, all count as moved.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,

@@ -106,6 +106,6 @@ class Reduction:
             kept.age.assign_add(1)
             return kept.last.read_value()
 
-        # An optimizer whose round never ends may be unused by the step.
+        # If the step does not use the optimizer, its round never ends.
         is_due = current.ends | (kept.age.read_value() >= current.batches)
         return tf.cond(is_due, exchange, repeat)
