@@ -346,7 +346,7 @@ def test_folder_that_cannot_be_listed_is_an_error_of_all(
         archive.save({"epoch": 1, "batch": 0})
 
 
-def test_folder_of_each_worker_alone_is_rejected(tmp_path, monkeypatch):
+def test_separate_folders_of_workers_are_rejected(tmp_path, monkeypatch):
     archive, _ = make_archive(tmp_path, optimizer="lamb")
     monkeypatch.setattr(Folder, "sees", lambda *_: False)
     with pytest.raises(RuntimeError, match="all workers share.*worker 0 does"):

@@ -106,7 +106,7 @@ def test_trust_ratios_and_norms_are_those_of_the_step(name, tmp_path):
         np.testing.assert_allclose(history[key], [value], rtol=1e-4)
 
 
-def test_variables_of_one_path_have_figures_of_their_own():
+def test_variables_with_the_same_path_have_separate_figures():
     class Pair(keras.Model):
         def __init__(self):
             super().__init__()

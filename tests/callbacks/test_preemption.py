@@ -282,7 +282,7 @@ def test_trackers_run_only_on_the_chief(launched):
     assert "Epoch" not in outputs[1]
 
 
-def test_chief_cannot_call_alone_what_needs_all_workers(launched):
+def test_chief_alone_cannot_make_calls_that_need_all_workers(launched):
     *_, (chief, other) = launched
     evaluated, read, stopped = chief["errors"]
     name = "which runs on one worker only. Make the call on every worker."

@@ -252,7 +252,7 @@ def test_rounding_follows_the_scale_of_values(code):
 
 
 @pytest.mark.parametrize("code", ["int4", "int2"])
-def test_a_chunk_is_of_one_tensor(code):
+def test_a_chunk_holds_only_one_tensor(code):
     rng = np.random.default_rng(0)
     small, large = rng.standard_normal([2, 1, 40]).astype("float32")
     both = rounded(code, [small, 1e6 * large])
@@ -261,7 +261,7 @@ def test_a_chunk_is_of_one_tensor(code):
 
 @pytest.mark.parametrize("code", ["int4", "int2"])
 @pytest.mark.parametrize("counts", [(0, 1, 64, 0, 65, 7), (200, 0, 63), (3, 2)])
-def test_a_chunk_is_of_one_tensor_of_those_that_are_joined(code, counts):
+def test_a_chunk_holds_only_one_of_the_joined_tensors(code, counts):
     """Rows have different counts, and begin with missing entries."""
     rng = np.random.default_rng(0)
     ends = np.cumsum([300] * len(counts)).tolist()

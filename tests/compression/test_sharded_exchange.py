@@ -24,7 +24,7 @@ SIZES = (3000, 504, 70_000)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 100])
-def test_every_entry_has_one_shard_and_an_address_of_its_own(count):
+def test_every_entry_has_one_shard_and_its_own_address(count):
     shards = Shards(SIZES, (1, 1, 1), count)
     positions = [np.arange(size) for size in SIZES]
     addresses = shards.addresses(positions).numpy()

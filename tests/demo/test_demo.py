@@ -114,7 +114,7 @@ def test_loaded_images_are_scaled_to_one(data_dir):
     assert images.numpy().min() == 0 and images.numpy().max() == 1
 
 
-def test_shuffle_depends_on_the_seed_alone(data_dir):
+def test_shuffle_depends_only_on_the_seed(data_dir):
     data = load_splits(data_dir)["train"]
 
     def labels(seed):

@@ -74,13 +74,13 @@ def test_runs_at_reduced_size(path, tmp_path):
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def test_begins_with_a_badge_of_its_own(notebook, request):
+def test_begins_with_its_own_badge(notebook, request):
     path = request.node.callspec.params["notebook"]
     badges = re.findall(re.escape(BADGE) + r"(.+)\)", notebook.cells[0].source)
     assert badges == [f"blob/main/colab/{path.name}"]
 
 
-def test_installs_in_its_first_cell_alone(notebook):
+def test_installs_only_in_its_first_cell(notebook):
     first = code_cells(nbformat.read(PATHS[0], as_version=4))[0]
     assert code_cells(notebook)[0].source == first.source
     for cell in code_cells(notebook)[1:]:

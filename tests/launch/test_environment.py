@@ -147,7 +147,7 @@ def test_script_with_devices_keeps_main_for_threads_and_exit(launch, write):
     assert lines_of(run.stdout, 0) == [b"True", b"True"]
 
 
-def test_port_is_reserved_for_tensorflow_alone(launch, write):
+def test_port_is_reserved_for_tensorflow_only(launch, write):
     script = write(
         INDEX,
         "import socket\n"

@@ -12,7 +12,7 @@ from real_workers import LAUNCHER
 from tf_optimizers.launch.output import whole_lines
 
 
-def test_output_has_prefixes_and_keeps_streams_apart(launch, write):
+def test_output_has_prefixes_and_separate_streams(launch, write):
     script = write(
         INDEX,
         "print('out', index)\n"

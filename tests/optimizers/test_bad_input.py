@@ -118,7 +118,7 @@ def test_symbolic_learning_rate_is_rejected(case):
         make(tf.constant(0.1))
 
 
-def test_pattern_that_is_no_regular_expression_is_rejected(case):
+def test_invalid_regular_expression_is_rejected(case):
     with pytest.raises(ValueError, match="re.escape"):
         case.optimizer(exclude_from_weight_decay=["bias("])
 

@@ -270,7 +270,7 @@ def test_excluded_from_decay_only_is_still_adapted(case):
     assert cases.error(actual, expected) < TOLERANCE
 
 
-def test_excluding_one_of_two_variables_of_one_name(case):
+def test_excluding_one_of_two_variables_with_the_same_name(case):
     first, second = (tf.Variable(v, name="v") for v in np.ones((2, 3)))
     optimizer = case.make()
     optimizer.exclude_from_weight_decay(var_list=[second])

@@ -346,7 +346,7 @@ def test_communication_summary_is_of_the_next_step_by_default(mirrored):
         run.step(dgc.make_gradients(step, SHAPES.values(), 2))
 
 
-def test_communication_summary_keeps_variables_of_one_path_apart(mirrored):
+def test_communication_summary_separates_variables_with_the_same_path(mirrored):
     with mirrored.scope():
         optimizer = tfo.DGCMomentum(0.1)
         variables = [
@@ -468,7 +468,7 @@ def test_momentum_of_an_entry_that_was_not_sent_is_kept(mirrored):
     )
 
 
-def test_regularizer_leaves_variables_with_their_own_alone(mirrored):
+def test_regularizer_skips_variables_with_their_own(mirrored):
     with mirrored.scope():
         layers = [
             keras.layers.Dense(3, kernel_regularizer=regularizer)

@@ -74,7 +74,7 @@ def graph_of_step(optimizer, variables):
 
 
 @each_kind
-def test_layers_of_one_shape_are_one_launch(make, monkeypatch):
+def test_layers_of_equal_shape_share_a_launch(make, monkeypatch):
     graph = graph_of_step(make(**ADAPTED), make_variables(12))
     assert launched(graph) == 2  # Kernels, biases.
     if make is tfo.LANS:

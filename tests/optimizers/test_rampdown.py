@@ -82,7 +82,7 @@ def test_there_is_no_residual_once_all_is_sent(mirrored, dtype, masking, rule):
 
 
 @pytest.mark.parametrize("masking", [True, False])
-def test_sent_and_unsent_sum_to_the_accumulated(mirrored, masking):
+def test_sent_and_unsent_entries_sum_to_the_accumulated(mirrored, masking):
     zeros = dgc.zeros(SHAPES)
     # Two stages up and one down; each is traced.
     settings = BACK | {"sparsity": STAGES[::2], "momentum_masking": masking}

@@ -235,7 +235,7 @@ def test_replicas_have_separate_states_and_equal_weights(mirrored, name):
 
 @needs_groups
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-def test_several_inner_optimizers_step_as_alone(mirrored):
+def test_several_inner_optimizers_step_as_if_alone(mirrored):
     def make(rate):
         return keras.optimizers.MultiOptimizer(
             keras.optimizers.OptimizerMap(
@@ -279,7 +279,7 @@ def test_group_may_be_frozen(mirrored):
     assert moved == [False, True, True]
 
 
-def test_nothing_to_train_is_no_error():
+def test_training_nothing_is_no_error():
     """Keras's optimizers also accept a frozen model."""
     optimizer = around(INNER["Adam"])(RATE)
     optimizer.build([])

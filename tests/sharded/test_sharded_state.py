@@ -76,7 +76,7 @@ def test_replicas_step_as_the_inner_optimizer(mirrored, name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_gradients_may_be_of_several_dtypes(mirrored, dtype):
+def test_gradients_may_have_several_dtypes(mirrored, dtype):
     """TensorFlow's own sum over replicas does not accept them."""
     with mirrored.scope():
         variables = [

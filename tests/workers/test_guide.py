@@ -126,7 +126,7 @@ def test_assigned_state_is_common_when_read(results):
         assert found == pytest.approx(state.center_of(model), rel=1e-5)
 
 
-def test_weights_that_steps_put_back_are_those_of_all_workers(results):
+def test_weights_that_steps_restore_are_equal_on_all_workers(results):
     """Each worker has moved them by its own gradients."""
     first, second = (result["sharp"]["weights"] for result in results)
     assert first == second
@@ -176,7 +176,7 @@ def test_order_changes_from_epoch_to_epoch(order):
         assert len({tuple(epoch) for epoch in epochs}) == different, kind
 
 
-def test_each_file_has_an_order_of_its_own(order):
+def test_each_file_has_its_own_order(order):
     """A function creates and shuffles a dataset per file."""
     for parts in zip(*(o["epochs"]["flat_map"] for o in order), strict=True):
         size = 6 // len(order)  # In batches of 6 rows.
@@ -333,7 +333,7 @@ def test_files_are_not_written_to(long_results):
 
 
 @pytest.mark.long
-def test_data_may_be_of_any_dtype(long_results):
+def test_data_may_have_any_dtype(long_results):
     for result in long_results:
         for losses in result["kinds"].values():
             assert losses == pytest.approx(result["kinds"]["float32"], 1e-6)

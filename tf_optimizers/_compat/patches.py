@@ -65,7 +65,7 @@ PATCHES = (
         "mean over replicas.",
         without="A generator loses a batch, and data that have no mean fail.",
         until="Keras builds models from the specification of the data.",
-        test="workers/test_guide.py::test_data_may_be_of_any_dtype",
+        test="workers/test_guide.py::test_data_may_have_any_dtype",
     ),
     Patch(
         names=("keras.Model._make_function",),

@@ -82,7 +82,7 @@ def test_tf_data_are_in_the_order_of_the_seed(seed):
     assert seeds[1] == 1
 
 
-def test_each_shuffle_has_a_seed_of_its_own(seed):
+def test_each_shuffle_has_its_own_seed(seed):
     """MixUp pairs the rows of two shuffles of the same data."""
     seed.set(7)
     data = tf.data.Dataset.range(200)
@@ -117,7 +117,7 @@ def test_shared_data_have_one_order(policy):
     assert chosen.experimental_distribute.auto_shard_policy == kinds[policy]
 
 
-def test_seed_of_the_user_counts(seed):
+def test_seed_of_the_user_is_respected(seed):
     def rows():
         tf.random.set_seed(1)
         return rows_of(tf.data.Dataset.range(32).shuffle(32)), epochs_of_fit()
@@ -198,7 +198,7 @@ def test_generators_of_the_host_follow_the_first_worker(alone):
     assert np.random.get_state()[1].tolist() == expected
 
 
-def test_generators_of_workers_with_data_of_their_own_are_left_alone(alone):
+def test_generators_of_workers_with_separate_data_do_not_change(alone):
     """With the same random numbers, all workers would have the same rows."""
     np.random.seed(1)
     expected = np.random.get_state()[1].tolist()

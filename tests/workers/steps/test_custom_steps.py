@@ -113,7 +113,7 @@ class Keeps(keras.metrics.Metric):
         return self.most
 
 
-def test_variable_of_a_metric_that_is_no_sum_is_named(ours):
+def test_metric_variable_that_is_no_sum_is_named(ours):
     """Variables of Keras's metrics are sums, even if assigned otherwise."""
     with ours.scope():
         model = custom_steps.dense(2)
@@ -289,9 +289,7 @@ def make_telling(reduction, *, synchronized):
         [("mean", False), ("sum", False), ("none", False)],
     ),
 )
-def test_row_that_is_not_its_own_counts_for_nothing(
-    ours, reduction, synchronized
-):
+def test_padding_row_does_not_count(ours, reduction, synchronized):
     batch = [
         RNG.standard_normal((3, 4, 3)).astype("float32"),
         RNG.integers(0, 2, (3, 4, 2)).astype("float32"),
@@ -326,7 +324,7 @@ def test_row_that_is_not_its_own_counts_for_nothing(
 
 
 @pytest.mark.parametrize("step", [keras.Sequential, custom_steps.Guide])
-def test_gradient_of_a_row_that_is_not_its_own_may_be_nan(ours, step):
+def test_gradient_of_a_padding_row_may_be_nan(ours, step):
     """Like the gradient of a square root at zero."""
 
     class Root(step):
@@ -351,7 +349,7 @@ def test_gradient_of_a_row_that_is_not_its_own_may_be_nan(ours, step):
     assert cases.error(model.get_weights()[:1], before[:1]) > 1e-2
 
 
-def test_loop_of_the_user_gets_no_row_that_is_not_its_own(ours):
+def test_custom_loop_gets_no_padding_row(ours):
     batch = counted(ours, [tf.ones([3, 4]), tf.constant(["a", "b", "c"])])
 
     @tf.function

@@ -165,7 +165,7 @@ def trained(name, run, batches):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_average_of_tensorflow_is_that_of_all_rows(ours, name):
+def test_average_by_tensorflow_is_over_all_rows(ours, name):
     def sum_of(function, args):
         return ours.reduce("SUM", ours.run(function, args), None)
 

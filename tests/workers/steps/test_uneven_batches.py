@@ -175,7 +175,7 @@ def test_loss_of_a_loop_is_weighted_by_rows(ours):
     assert cases.error(actual.weights, expected.weights) < TOLERANCE
 
 
-def test_batches_of_a_loop_are_of_one_type(ours):
+def test_batches_of_a_loop_have_one_type(ours):
     """A step traced for the rows of one replica would differ from others."""
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)
     data = ours.experimental_distribute_dataset(data)
