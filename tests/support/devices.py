@@ -7,6 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 import tensorflow as tf
+from real_workers import AS_TRACED, leave_graphs_as_traced
 from tensorflow.python.data.ops import dataset_ops
 
 from tf_optimizers._compat.hooks import build_from_specs
@@ -59,9 +60,8 @@ def pytest_sessionstart(session):
     # (2.21) may crash if one of several devices still waits for the next batch:
     # the answer refers to the iterator, which may be deleted.
     build_from_specs(is_mirrored)
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
-    )
+    leave_graphs_as_traced()
+    os.environ[AS_TRACED] = "1"  # For workers.
     # Other versions may not know these flags, and end the process.
     if tf.__version__.startswith("2.21."):
         os.environ.setdefault(

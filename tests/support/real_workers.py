@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import tensorflow as tf
+
 import tf_optimizers
 
 SUPPORT = pathlib.Path(__file__).parent
@@ -14,6 +16,19 @@ PACKAGE = pathlib.Path(tf_optimizers.__file__).parent.parent
 # Several devices of a worker are logical CPUs, even on a machine with a GPU.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
+# Set for workers whose graphs TensorFlow does not optimize.
+AS_TRACED = "TESTS_AS_TRACED"
+
+
+def leave_graphs_as_traced():
+    """Save the fifth of the time that TensorFlow takes to optimize graphs."""
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": True}
+    )
+
+
+if AS_TRACED in os.environ:
+    leave_graphs_as_traced()
 
 
 class Outcome:
@@ -30,22 +45,36 @@ class Outcome:
 
 
 def run(
-    program, folder, workers, *arguments, devices=1, restarts=0, timeout=1800
+    program,
+    folder,
+    workers,
+    *arguments,
+    devices=1,
+    restarts=0,
+    timeout=1800,
+    optimized=False,
 ):
-    """Run `program.py arguments...`; fail if it takes too long."""
+    """Run `program.py arguments...`; fail if it takes too long.
+
+    Args:
+        optimized: Whether TensorFlow optimizes the graphs of short tests, too.
+    """
     command = [
         *LAUNCHER,
         *("--workers", str(workers), "--devices-per-worker", str(devices)),
         *("--max-restarts", str(restarts), "--restart-pause", "0"),
         *(str(SCRIPTS / f"{program}.py"), *map(str, arguments)),
     ]
+    variables = environment(folder) | (NO_GPU if devices > 1 else {})
+    if optimized:
+        variables.pop(AS_TRACED, None)
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        env=environment(folder) | (NO_GPU if devices > 1 else {}),
+        env=variables,
     ) as process:
         try:
             output, _ = process.communicate(timeout=timeout)

@@ -14,7 +14,9 @@ from scripts.two_strategies import BEHAVIOURS
 def results(tmp_path_factory):
     """Return the report of each worker."""
     return real_workers.results(
-        "two_strategies", tmp_path_factory.mktemp("strategies"), 2, timeout=280
+        *("two_strategies", tmp_path_factory.mktemp("strategies"), 2),
+        timeout=280,
+        optimized=True,
     )
 
 

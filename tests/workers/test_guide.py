@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory):
     """Return the reports of two workers."""
     folder = tmp_path_factory.mktemp("guide")
-    parts = ["traced_only", "guide", "uncompiled", "another_cluster"]
+    parts = ["guide", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "sharp"]
     parts += ["compared", "mixed", "by_rows", "looked", "batches"]
@@ -241,7 +241,7 @@ def test_python_converts_variables_as_without_a_strategy(results):
     """Variables that replicas add to are summed, as by `numpy`."""
     for result in results:
         found = result["numbers"]
-        assert found["sgd"] == pytest.approx([1, 0.001, 2, 0.001])
+        assert found["sgd"] == pytest.approx([0, 0.001])
         rates = [0.1 * (1 + np.cos(np.pi * i / 6)) / 2 for i in (1, 2)]
         assert found["adam"] == pytest.approx([0, rates[0], 1, rates[1]])
         assert found["plain"] == [2.5, 2, 2.5]
@@ -266,11 +266,11 @@ def test_variable_of_any_dtype_begins_with_the_value_of_the_first(
 
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
 @pytest.mark.parametrize(
-    "name", cases.with_long(dtypes.EMPTY, {*dtypes.EMPTY} - {"SGD", "Lamb"})
+    "name", cases.with_long(dtypes.EMPTY, {*dtypes.EMPTY} - {*dtypes.FEW_EMPTY})
 )
 def test_model_trains_with_an_empty_weight(request, name):
     """TensorFlow crashes if workers exchange empty tensors."""
-    is_long = name not in ("SGD", "Lamb")
+    is_long = name not in dtypes.FEW_EMPTY
     found = request.getfixturevalue("long_results" if is_long else "results")
     (kernel, start), other = (result["empty"][name] for result in found)
     assert other == [kernel, start]
@@ -284,15 +284,11 @@ def test_model_trains_with_an_empty_weight(request, name):
 @pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
 @pytest.mark.parametrize(
     "name",
-    cases.with_long(
-        [*dtypes.OPTIMIZERS, *dtypes.COMPRESSING],
-        {*dtypes.OPTIMIZERS, *dtypes.COMPRESSING}
-        - {"AdamW", "tfo.Lamb", "SparseLoCo"},
-    ),
+    cases.with_long(dtypes.ALL, {*dtypes.ALL} - {*dtypes.FEW}),
 )
 def test_model_of_bfloat16_trains_as_in_one_process(request, name):
     """Weights are bitwise equal, except embeddings, summed in another order."""
-    is_long = name not in ("AdamW", "tfo.Lamb", "SparseLoCo")
+    is_long = name not in dtypes.FEW
     found = request.getfixturevalue("long_results" if is_long else "results")
     (weights, start), other = (result["models"][name] for result in found)
     assert other == [weights, start]
@@ -365,12 +361,11 @@ def test_weights_are_compared_without_names(results):
     assert len(names) == 2
 
 
-@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
-def test_rows_that_all_replicas_have_move_as_in_one_process(results, name):
-    first, second = (result["rows"][name] for result in results)
+def test_rows_that_all_replicas_have_move_as_in_one_process(results):
+    first, second = (result["rows"] for result in results)
     assert first == second
     # A tenth of the effect of duplicates on a step.
-    for ours, alone in zip(first, trained_positions(name), strict=True):
+    for ours, alone in zip(first, trained_positions(), strict=True):
         np.testing.assert_allclose(ours, alone, atol=1e-5)
 
 

@@ -117,6 +117,9 @@ COMPRESSING = {
         min_compress_size=1,
     ),
 }
+ALL = OPTIMIZERS | COMPRESSING
+# What short tests train with: state of every kind, also on the host.
+FEW = ("tfo.AdamOffload", "SparseLoCo")
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 6, (16, 2))
@@ -160,12 +163,10 @@ def trained(make):
     return [[bits_of(weight.value) for weight in model.weights], start]
 
 
-def models(names=("AdamW", "tfo.Lamb", "SparseLoCo")):
+def models(names=FEW):
     """Return the bits of models that were trained with some optimizers."""
     with tfo.SparseMultiWorkerMirroredStrategy().scope():
-        return {
-            name: trained((OPTIMIZERS | COMPRESSING)[name]) for name in names
-        }
+        return {name: trained(ALL[name]) for name in names}
 
 
 def quantized():
@@ -212,6 +213,7 @@ EMPTY = {
     "DGC": COMPRESSING["DGC"],
     "SparseLoCo": COMPRESSING["SparseLoCo"],
 }
+FEW_EMPTY = ("Lamb",)
 
 
 def grouped(make):
@@ -227,7 +229,7 @@ def grouped(make):
     return [kernel.tolist(), start]
 
 
-def empty(names=("SGD", "Lamb")):
+def empty(names=FEW_EMPTY):
     """Return models with an empty weight, trained by some optimizers."""
     with tfo.SparseMultiWorkerMirroredStrategy().scope():
         return {name: grouped(EMPTY[name]) for name in names}
