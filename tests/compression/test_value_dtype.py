@@ -16,6 +16,9 @@ from tf_optimizers.compression.wire import Wire
 HALF = ["float16", "bfloat16"]
 FEW = ["int4", "int2"]  # Bits.
 SHAPES = [(6, 8), (7,)]
+each_not_finite = pytest.mark.parametrize(
+    "value", with_long([np.nan, -np.inf, np.inf], [np.inf])
+)
 
 
 def rounded(values, dtype):
@@ -125,7 +128,7 @@ def test_values_below_any_scale_are_sent_once_they_grow(mirrored, dtype):
 
 
 @pytest.mark.parametrize("dtype", FEW)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@each_not_finite
 def test_other_values_of_a_chunk_that_is_not_finite_stay(
     mirrored, dtype, value
 ):
@@ -137,7 +140,7 @@ def test_other_values_of_a_chunk_that_is_not_finite_stay(
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@each_not_finite
 def test_not_finite_is_seen_in_the_weights_and_sent_once(
     mirrored, dtype, value
 ):

@@ -56,7 +56,9 @@ def few(strategy):
     """Return results with float32 values."""
     return {
         "few steps": transport.balance(strategy, STEPS),
-        "loco": transport.balance(strategy, **transport.PLAIN, sync_every=2),
+        "loco": transport.balance(
+            strategy, 2 * STEPS, **transport.PLAIN, sync_every=2
+        ),
         "bytes": transport.count_bytes(strategy),
         "drain": drain(strategy),
         "not finite": transport.not_finite(strategy),

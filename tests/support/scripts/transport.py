@@ -29,7 +29,11 @@ DTYPES = {
     "some": ("float16", "int4"),
     "all": ("float16", "bfloat16", "int4", "int2"),
 }
-MOST = (0.01,)  # With two replicas and both kinds of exchange.
+NOT_FINITE = {
+    "some": ("float32", "int4"),
+    "all": ("float32", *DTYPES["all"]),
+}
+MOST = (0.01,)  # For two replicas, with both kinds of exchange.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
     "stock": tf.distribute.MultiWorkerMirroredStrategy,
@@ -40,7 +44,7 @@ FEW = {"sparsity": (0.93,), "min_compress_size": 100}
 
 ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
 # Plain SGD moves weights by the gradients.
-PLAIN = {"make": around(keras.optimizers.SGD), "steps": MANY}
+PLAIN = {"make": around(keras.optimizers.SGD)}
 HOSTED = ADAM | {"make": around(tfo.AdamOffload, epsilon=0.1)}
 
 
@@ -144,20 +148,21 @@ def balance_of(run, accumulated):
 
 def balances(strategy, which="all"):
     """Return `balance` with various settings."""
+    many = MANY if which == "all" else STEPS
     found = {
         "plain": balance(strategy),
-        "loco": balance(strategy, **PLAIN),
-        "two bits": balance(strategy, MANY, value_dtype="int2"),
+        "loco": balance(strategy, many, **PLAIN),
+        "two bits": balance(strategy, many, value_dtype="int2"),
     }
     if which == "some":
         return found
     return found | {
-        "rounds": balance(strategy, **PLAIN, sync_every=4),
+        "rounds": balance(strategy, MANY, **PLAIN, sync_every=4),
         "rounded, not masked": balance(
             strategy, value_dtype="float16", momentum_masking=False
         ),
         "four bits": balance(strategy, MANY, value_dtype="int4"),
-        "two bits, loco": balance(strategy, **PLAIN, value_dtype="int2"),
+        "two bits, loco": balance(strategy, MANY, **PLAIN, value_dtype="int2"),
         # TensorFlow's own strategies send these as dense tensors.
         "two bits of most": balance(
             strategy, value_dtype="int2", sparsity=(0.25,)
@@ -298,7 +303,7 @@ def observe(kind, which):
         "balance": balances(strategy, which),
         "not finite": {
             dtype: not_finite(strategy, value_dtype=dtype)
-            for dtype in ("float32", *DTYPES[which])
+            for dtype in NOT_FINITE[which]
         },
         "new_threads": count_threads() - threads,
         "collectives": count_collectives(strategy),
