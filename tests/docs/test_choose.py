@@ -21,11 +21,6 @@ def figures(text):
     return re.findall(r"\d+\.\d+|\d+(?= times)", text)
 
 
-def test_page_has_five_questions_and_one_table():
-    assert re.findall(r"^(\d)\. \*\*.*?\?", PAGE, re.M | re.S) == [*"12345"]
-    assert len(re.findall(r"^\| --- ", PAGE, re.M)) == 1
-
-
 def test_offload():
     found = models("gpu")["396 M, float32, batch 16,384"]
     assert "H100" in found["gpu"]

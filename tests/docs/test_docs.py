@@ -222,26 +222,6 @@ def test_interface_is_the_agreed_one():
         assert str(bare) == f"({arguments})"
 
 
-@pytest.mark.parametrize(
-    ("path", "matches"),
-    [
-        ("dense/bias", True),
-        ("encoder/layer_0/attention/query/bias", True),
-        ("batch_normalization_3/gamma", True),
-        ("layer_normalization/beta", True),
-        ("rms_normalization/scale", True),
-        ("dense/kernel", False),
-        ("embedding/embeddings", False),
-        ("alphabeta/kernel", False),
-        ("bias/kernel", False),
-        ("upscale", False),
-    ],
-)
-def test_bias_and_norm_patterns(path, matches):
-    found = any(re.search(pattern, path) for pattern in tfo.BIAS_AND_NORM)
-    assert found is matches
-
-
 def messages():
     """Return the package's strings, with gaps in place of values."""
     for path in (ROOT / "tf_optimizers").rglob("*.py"):

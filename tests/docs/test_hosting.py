@@ -102,28 +102,6 @@ def test_hooks_are_installed_for_commits_and_pushes():
     assert set(config["default_install_hook_types"]) == used
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")),
-    ids=lambda path: path.stem,
-)
-def test_issue_forms_are_well_formed(path):
-    form = yaml.safe_load(path.read_text())
-    if path.stem == "config":
-        assert all(link["about"] for link in form["contact_links"])
-        return
-    assert form["name"] and form["description"]
-    names = [field["id"] for field in form["body"]]
-    assert len(set(names)) == len(names)
-    assert all(field["attributes"]["label"] for field in form["body"])
-
-
-def test_issue_form_asks_for_all_details():
-    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
-    for needed in ("TF_CONFIG", "smallest script", "__version__"):
-        assert needed in text
-
-
 def test_citation_is_of_the_latest_release():
     changelog = (ROOT / "CHANGELOG.md").read_text()
     releases = re.findall(r"^## ([\d.]+) - (.+)$", changelog, re.M)

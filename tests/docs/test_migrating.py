@@ -9,6 +9,7 @@ import cases
 import keras
 import pytest
 from keras.optimizers import schedules
+from scripts.moved import run
 
 import tf_optimizers as tfo
 
@@ -160,17 +161,6 @@ def namespace():
     exec(re.search(r"```python\n(.*?)```", TEXT, re.S).group(1), space)
     space["start"] = [v.numpy() for v in space["variables"]]
     return space
-
-
-def run(code, space):
-    """Run statements; return the value of the last, if it has one."""
-    *statements, last = ast.parse(code).body
-    is_value = isinstance(last, ast.Expr)
-    before = ast.Module(statements + [last] * (not is_value), [])
-    exec(compile(before, "migrating.md", "exec"), space)
-    if is_value:
-        expression = ast.Expression(last.value)
-        return eval(compile(expression, "migrating.md", "eval"), space)
 
 
 def holds(effect, space):

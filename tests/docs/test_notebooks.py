@@ -45,15 +45,6 @@ def notebook(request):
     return read
 
 
-def test_there_are_four():
-    assert [path.stem for path in PATHS] == [
-        "gradient_compression",
-        "large_batch",
-        "offload",
-        "quickstart",
-    ]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_runs_at_reduced_size(path, tmp_path):
@@ -125,7 +116,3 @@ def test_links_lead_to_files(notebook):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_file_is_small(path):
     assert path.stat().st_size < 400_000
-
-
-def test_readme_links_to_them():
-    assert "(colab)" in (ROOT / "README.md").read_text()

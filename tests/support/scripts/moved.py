@@ -151,10 +151,10 @@ def run(code, space):
     *statements, last = ast.parse(code).body
     is_value = isinstance(last, ast.Expr)
     before = ast.Module(statements + [last] * (not is_value), [])
-    exec(compile(before, PAGE.name, "exec"), space)
+    exec(compile(before, "docs", "exec"), space)
     if is_value:
         expression = ast.Expression(last.value)
-        return eval(compile(expression, PAGE.name, "eval"), space)
+        return eval(compile(expression, "docs", "eval"), space)
 
 
 def tools(space):
