@@ -19,7 +19,8 @@ LONGEST = [
     *("test_local_steps", "test_dgc_momentum", "test_replicas"),
     *("test_backup", "test_preemption", "test_notebooks", "test_contract"),
     *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
-    *("test_sharded_state", "test_rate_in_momentum", "test_sharded_exchange"),
+    *("test_sharded_state", "test_custom_steps", "test_sharded_exchange"),
+    *("test_rate_in_momentum", "test_exclusions", "test_dgc_contract"),
     "test_docs",
 ]
 

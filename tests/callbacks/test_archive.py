@@ -1,6 +1,7 @@
 """Backups are restored, or rejected without any change."""
 
 import errno
+import itertools
 import os
 import stat
 
@@ -131,12 +132,17 @@ def test_states_of_inner_optimizers_are_averaged(tmp_path, strategies):
     "wrapper",
     [
         "alone",
-        "in LossScaleOptimizer",
+        pytest.param("in LossScaleOptimizer", marks=pytest.mark.long),
         pytest.param("in MultiOptimizer", marks=cases.needs_groups),
     ],
 )
-@pytest.mark.parametrize("name", ["lamb", "adam_offload"])
-@pytest.mark.parametrize("old", ["one", "two"])
+@pytest.mark.parametrize(
+    ("name", "old"),
+    cases.with_long(
+        [*itertools.product(["lamb", "adam_offload"], ["one", "two"])],
+        [("lamb", "one"), ("adam_offload", "two")],
+    ),
+)
 def test_accumulated_gradients_are_conserved(
     tmp_path, strategies, name, old, wrapper
 ):

@@ -171,7 +171,7 @@ class OwnLoss(keras.Sequential):
         return keras.ops.mean((y - y_pred) ** 2)
 
 
-@pytest.mark.parametrize("replicas", cases.with_long(["one", "two"], ["one"]))
+@pytest.mark.parametrize("replicas", cases.with_long(["one", "two"], ["two"]))
 def test_loss_of_the_model_is_resumed_within_an_epoch(
     tmp_path, strategies, replicas
 ):

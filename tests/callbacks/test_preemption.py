@@ -22,6 +22,7 @@ from backups import (
     make_model,
     state,
 )
+from cases import with_long
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup import preemption
@@ -71,16 +72,18 @@ def expected(tmp_path_factory):
     return state(model), history
 
 
+# In an epoch, in a validation, and between the two.
+SIGNALS = [
+    ("on_train_batch_end", 8, 8),
+    ("on_test_batch_end", 4, 12),
+    ("on_epoch_end", 1, 6),
+    ("on_train_end", 1, 18),
+]
+LONG = [("on_train_batch_end", 12, 12), ("on_test_batch_end", 1, 6)]
+
+
 @pytest.mark.parametrize(
-    ("method", "n", "steps"),
-    [
-        ("on_train_batch_end", 8, 8),
-        ("on_train_batch_end", 12, 12),
-        ("on_test_batch_end", 1, 6),
-        ("on_test_batch_end", 4, 12),
-        ("on_epoch_end", 1, 6),
-        ("on_train_end", 1, 18),
-    ],
+    ("method", "n", "steps"), with_long([*SIGNALS, *LONG], LONG)
 )
 @pytest.mark.filterwarnings("ignore:A worker received SIGTERM")
 @pytest.mark.filterwarnings("ignore:A backup must be of an earlier epoch")

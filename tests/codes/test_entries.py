@@ -158,7 +158,8 @@ def rounded(code, values, positions=None):
 @pytest.mark.parametrize(
     ("rows", "graph"),
     with_long(
-        [(1, False), (3, True), (1, True), (3, False)], [(1, True), (3, False)]
+        [(3, True), (1, False), (1, True), (3, False)],
+        [(1, False), (1, True), (3, False)],
     ),
 )
 @pytest.mark.parametrize("code", CODES)

@@ -434,6 +434,7 @@ def test_start_hides_output_unless_it_fails(fails, capfd):
     assert said == "no GPU here\nafter\n" if fails else "after\n"
 
 
+@pytest.mark.long
 def test_nothing_stands_in_front_of_the_progress_bar(tmp_path):
     done = subprocess.run(
         [

@@ -425,7 +425,7 @@ def test_undisturbed_steps_are_those_of_keras_adam():
         keras.optimizers.Adam(0.01, epsilon=1e-8),
     ):
         variables = cases.make_variables()
-        results.append(cases.run(optimizer, variables, 200))
+        results.append(cases.run(optimizer, variables, 50))
     assert cases.error(*results) < 2e-5
 
 
@@ -546,6 +546,7 @@ def test_two_replicas_of_a_process_equal_one_to_the_bit(
     assert_equal_to_one_replica(name, two_replicas, alone, 1, copies=2)
 
 
+@pytest.mark.long  # test_guide.py trains with it on workers of ours.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["workers", "workers-unmerged"])
 def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):

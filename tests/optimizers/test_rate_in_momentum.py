@@ -90,7 +90,9 @@ def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
 
 @pytest.mark.parametrize(
     "dtype",
-    with_long(["float16", "bfloat16", "int4", "int2"], ["bfloat16", "int2"]),
+    with_long(
+        ["float16", "bfloat16", "int4", "int2"], ["float16", "bfloat16", "int2"]
+    ),
 )
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     """Values times 1e-6 are rounded like the values; float16 has no 1e-9."""

@@ -157,6 +157,7 @@ def test_replicas_skip_an_overflow_together(case, mirrored):
     assert np.abs(variable.numpy() - [1.0, 2.0]).min() > 1e-3
 
 
+@pytest.mark.long
 @cases.needs_groups
 def test_two_replicas_equal_one_with_groups(case, mirrored):
     def make():

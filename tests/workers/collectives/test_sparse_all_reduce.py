@@ -64,7 +64,11 @@ def gather(per_replica):
     return [*found[0], *found[1]]
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["eager", "graph"],
+)
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("value_dtype", with_long(DTYPES, DTYPES[1::2]))
 def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):

@@ -219,7 +219,7 @@ class Returning(keras.Sequential):
         }
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", cases.with_long([False, True], [True]))
 def test_steps_may_return_variables_and_truth_values(ours, eagerly):
     def logs():
         keras.utils.set_random_seed(1)
@@ -244,8 +244,13 @@ def test_steps_may_return_variables_and_truth_values(ours, eagerly):
             assert float(own[name]) == pytest.approx(float(value), 1e-5), name
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize(
+    ("name", "loops"),
+    cases.with_long(
+        [("SGD", False), ("Adam", True), ("SGD", True), ("Adam", False)],
+        [("SGD", True), ("Adam", False)],
+    ),
+)
 def test_variables_made_outside_are_rejected(ours, name, loops):
     """Updates of these would deadlock replicas."""
     optimizer = getattr(keras.optimizers, name)(0.1)
