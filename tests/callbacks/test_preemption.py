@@ -72,7 +72,7 @@ def expected(tmp_path_factory):
     return state(model), history
 
 
-# In an epoch, in a validation, and between the two.
+# During an epoch, during a validation, and after each.
 SIGNALS = [
     ("on_train_batch_end", 8, 8),
     ("on_test_batch_end", 4, 12),

@@ -69,7 +69,7 @@ EXAMPLES = {
 }
 
 
-# test_public_pages.py or test_guide.py runs these, without a GPU.
+# Other tests run the code of these pages, without a GPU.
 LONG = ["callbacks", "horovod", "index", "strategy"]
 
 

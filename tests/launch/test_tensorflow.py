@@ -126,7 +126,7 @@ def test_workers_and_their_children_end_on_request(launch, write):
     assert run.returncode == 3, run.stderr.decode(errors="replace")
     threads = []
     for index in range(2):
-        count, *asked = lines_of(run.stdout, index)  # Of TensorFlow's pools.
+        count, *asked = lines_of(run.stdout, index)
         assert asked[:2] == [b"handled", b"child -15"]
         threads.append(int(count))
     assert threads[1] - threads[0] == 4

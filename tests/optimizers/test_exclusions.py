@@ -118,7 +118,7 @@ HOW = ["variables", "names"]
     ("inner", "kind", "how"),
     cases.with_long(
         [*itertools.product(INNER, ["sequential", "equal names"], HOW)],
-        # In the others, each two of these meet.
+        # The other cases cover each pair of values.
         [
             *[
                 ("keras", "sequential", "names"),

@@ -171,7 +171,7 @@ def test_one_replica_makes_local_steps(mirrored):
     assert max(np.abs(v).max() for v in rounds.run.memory("residual")) > 1e-4
 
 
-@pytest.mark.long  # What is compared with a reference tells in less time.
+@pytest.mark.long  # Tests that compare with a reference are faster.
 @pytest.mark.parametrize("name", ["Adafactor", "Nadam", "tfo.LANS"])
 def test_any_optimizer_makes_local_steps(mirrored, name):
     run = train(
@@ -536,7 +536,7 @@ def test_evaluate_and_predict_synchronize(mirrored, read):
     assert model.optimizer.is_synchronized
 
 
-@pytest.mark.long  # The one that hangs nowhere is found likewise.
+@pytest.mark.long  # An optimizer without an owner is found, too.
 def test_optimizer_of_a_train_step_synchronizes_too(mirrored):
     model = make_model(mirrored)
     step_alone(model)

@@ -546,7 +546,7 @@ def test_two_replicas_of_a_process_equal_one_to_the_bit(
     assert_equal_to_one_replica(name, two_replicas, alone, 1, copies=2)
 
 
-@pytest.mark.long  # test_guide.py trains with it on workers of ours.
+@pytest.mark.long  # test_guide.py trains with our strategy.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["workers", "workers-unmerged"])
 def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):

@@ -81,7 +81,7 @@ def group(request, tmp_path_factory):
         "sparse",
         *names,
         devices=devices,
-        optimized=True,  # As those of users are.
+        optimized=True,  # As in users' programs.
     )
     return {name: [result[name] for result in results] for name in names}
 

@@ -118,7 +118,7 @@ COMPRESSING = {
     ),
 }
 ALL = OPTIMIZERS | COMPRESSING
-# What short tests train with: state of every kind, also on the host.
+# For short tests: state on the host, and residuals.
 FEW = ("tfo.AdamOffload", "SparseLoCo")
 
 RNG = np.random.default_rng(0)

@@ -181,7 +181,7 @@ def test_rounds_give_the_results_of_exchanging_steps(workers):
     for name in first:
         assert second[name] == first[name]
         other = "own, in every step" if "own" in name else "in every step"
-        if other not in first:  # As of one device, in less time.
+        if other not in first:  # Only with two devices.
             continue
         for what in ("weights", "history"):
             assert first[name][what] == first[other][what], name
