@@ -18,6 +18,7 @@ from tf_optimizers.compression.sparsity_schedule import (
     PAPERS,
     SparsitySchedule,
     recommended_schedule,
+    recommended_updates,
     sent_count,
 )
 from tf_optimizers.compression.wire import Wire
@@ -25,6 +26,7 @@ from tf_optimizers.compression.wire import Wire
 SIZE = 4_000_000
 MODEL = "4 M, 2 workers"
 STEPS = (160, 3268, 10_000, 100_000)
+ROUNDS = (8, 15, 30, 60)  # Local steps.
 
 
 def schedules(steps: int) -> dict[str, SparsitySchedule]:
@@ -43,7 +45,9 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
     }
 
 
-def bytes_of(schedule: SparsitySchedule, steps: int, dtype: str) -> int:
+def bytes_of(
+    schedule: SparsitySchedule, steps: int, dtype: str, sync_every: int = 1
+) -> int:
     """Return the bytes of the variable that a worker sends in a run."""
     wire = Wire(2, dtype, is_packed=True)
     sizes = []
@@ -54,25 +58,45 @@ def bytes_of(schedule: SparsitySchedule, steps: int, dtype: str) -> int:
         count = sent_count(SIZE, sparsity)
         (size,) = choose_exchange(wire, [SIZE], [count]).sent_bytes()
         sizes.append(size)
-    return sum(sizes[schedule.stage(step)] for step in range(steps))
+    exchanges = [*range(sync_every - 1, steps, sync_every)]
+    if steps % sync_every:  # `fit` ends the last round early.
+        exchanges.append(steps)
+    return sum(sizes[schedule.stage(step)] for step in exchanges)
+
+
+def local_steps(steps: int, sync_every: int) -> dict:
+    """Return the bytes of a run with local steps, as `for_steps` sets it."""
+    settings = recommended_updates(steps, sync_every)
+    dtype = settings["value_dtype"]
+    stages = {
+        name: value
+        for name, value in settings.items()
+        if name.startswith(("ramp", "spars"))
+    }
+    schedule = SparsitySchedule(**stages, sync_every=sync_every)
+    return {
+        "settings": f"SparseLoCo.for_steps, every {sync_every} steps",
+        "value_dtype": dtype,
+        "steps": steps,
+        "bytes": bytes_of(schedule, steps, dtype, sync_every),
+    }
 
 
 def measure() -> dict:
     """Return the bytes of runs, by settings, dtype of values and steps."""
-    return {
-        "dense_bytes": 4 * SIZE,
-        "runs": [
-            {
-                "settings": name,
-                "value_dtype": dtype,
-                "steps": steps,
-                "bytes": bytes_of(schedule, steps, dtype),
-            }
-            for dtype in ("float32", "float16", "int4", "int2")
-            for steps in STEPS
-            for name, schedule in schedules(steps).items()
-        ],
-    }
+    runs = [
+        {
+            "settings": name,
+            "value_dtype": dtype,
+            "steps": steps,
+            "bytes": bytes_of(schedule, steps, dtype),
+        }
+        for dtype in ("float32", "float16", "int4", "int2")
+        for steps in STEPS
+        for name, schedule in schedules(steps).items()
+    ]
+    runs += [local_steps(steps, every) for every in ROUNDS for steps in STEPS]
+    return {"dense_bytes": 4 * SIZE, "runs": runs}
 
 
 def main() -> None:

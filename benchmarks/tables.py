@@ -311,6 +311,32 @@ def accuracy(name: str, result: dict) -> str:
     )
 
 
+def local_schedule(name: str, result: dict) -> str:
+    """Return what each schedule reached on the test split, against dense."""
+    rows = []
+    for steps, schedules in result["runs"].items():
+        dense = {run["seed"]: run["test"] for run in schedules["dense"]["runs"]}
+        for key, found in schedules.items():
+            cells = [key, steps, str(len(found["runs"]))]
+            cells.append(f"{found['fewer']:,.0f}")
+            for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
+                values = [scale * run["test"][metric] for run in found["runs"]]
+                gains = [
+                    value - scale * dense[run["seed"]][metric]
+                    for value, run in zip(values, found["runs"], strict=True)
+                ]
+                cells.append(mean_and_deviation(values, digits))
+                cells.append("" if key == "dense" else interval(gains, digits))
+            rows.append(cells)
+    return table(
+        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, steps of "
+        f"{result['batch_size']}",
+        "| | steps | seeds | times fewer bytes | accuracy % "
+        "| minus dense (95 %) | loss, bits | minus dense (95 %) |",
+        rows,
+    )
+
+
 def mean_and_deviation(values: list[float], digits: int) -> str:
     """Return a cell with mean and standard deviation, or the only value."""
     mean = f"{np.mean(values):.{digits}f}"
@@ -367,6 +393,7 @@ TABLES = {
     "cost_model": cost_model,
     "accuracy": accuracy,
     "loco_accuracy": accuracy,
+    "local_schedule": local_schedule,
     "time_to_accuracy": time_to_accuracy,
     "run_bytes": run_bytes,
 }

@@ -137,21 +137,23 @@ def load_text(read: Callable[[], str] = manual) -> dict[str, Split]:
     )
 
 
-def make_transformer(read: Callable[[], str] = manual) -> keras.Model:
-    """Return a pre-normalized network of 0.23 M parameters."""
+def make_transformer(
+    read: Callable[[], str] = manual, width: int = WIDTH
+) -> keras.Model:
+    """Return a pre-normalized network, of 0.23 M parameters by default."""
     symbols = len(characters(read))
     layers = keras.layers
     tokens = keras.Input((CONTEXT,), dtype="int32")
-    hidden = layers.Embedding(symbols, WIDTH)(tokens)
+    hidden = layers.Embedding(symbols, width)(tokens)
     hidden = Positions()(hidden)
     for _ in range(BLOCKS):
         normal = layers.LayerNormalization()(hidden)
-        hidden += layers.MultiHeadAttention(4, WIDTH // 4)(
+        hidden += layers.MultiHeadAttention(4, width // 4)(
             normal, normal, use_causal_mask=True
         )
         inner = layers.LayerNormalization()(hidden)
-        inner = layers.Dense(4 * WIDTH, activation="gelu")(inner)
-        hidden += layers.Dense(WIDTH)(inner)
+        inner = layers.Dense(4 * width, activation="gelu")(inner)
+        hidden += layers.Dense(width)(inner)
     hidden = layers.LayerNormalization()(hidden)
     return keras.Model(tokens, layers.Dense(symbols)(hidden))
 

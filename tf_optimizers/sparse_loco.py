@@ -186,10 +186,21 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> "SparseLoCo":
         """Return an optimizer with recommended settings for a whole run.
 
-        The settings are the same as in `DGCMomentum.for_steps`, with lower
-        sparsity if there are fewer exchanges than steps. In runs of fewer than
-        500 steps with `sync_every=1`, `residual_decay` is 0.7: the inner
-        optimizer does not see the residuals, and would move too far.
+        With `sync_every=1`, the settings are the same as in
+        `DGCMomentum.for_steps`. In runs of fewer than 500 steps,
+        `residual_decay` is also 0.7: the inner optimizer does not see the
+        residuals, and would move too far.
+
+        With `sync_every` > 1, there is neither warm-up nor cool-down:
+
+            sparsity              1 - min(1 / 2, sync_every / p)
+            outer_learning_rate   1.4
+            value_dtype           "int4"
+
+        Here p = min(300, steps / 10): a replica sends every entry once in 300
+        steps, on average, and ten times in a shorter run. From 3,000 steps on,
+        that is about 1,000 times fewer bytes than dense float32 gradients in
+        every step.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch

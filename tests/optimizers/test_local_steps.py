@@ -834,15 +834,45 @@ def test_synchronize_does_nothing_without_local_steps(mirrored):
 
 
 @pytest.mark.parametrize(
-    ("steps", "sparsity"), [(4000, 0.996), (1016, 0.9375), (8, 0.75)]
+    ("sync_every", "sparsity"), [(8, 0.9733), (15, 0.95), (30, 0.9), (60, 0.8)]
 )
-def test_recommended_settings_count_rounds(steps, sparsity):
-    """One of eight steps exchanges."""
+@pytest.mark.parametrize("steps", [3000, 100_000])
+def test_recommended_rounds_send_each_entry_every_300_steps(
+    steps, sync_every, sparsity
+):
+    optimizer = tfo.SparseLoCo.for_steps(
+        steps, INNER["SGD"](), sync_every=sync_every
+    )
+    assert optimizer.sparsity == (sparsity,)
+    assert optimizer._compressor.schedule.stages == [sparsity]
+    assert optimizer.outer_learning_rate == 1.4
+    assert (optimizer.value_dtype, optimizer.residual_decay) == ("int4", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sparsity"), [(2400, 0.9667), (1600, 0.95), (160, 0.5), (2, 0.5)]
+)
+def test_recommended_rounds_of_a_short_run_send_each_entry_ten_times(
+    steps, sparsity
+):
+    """But a round of eight steps sends at most half of the entries."""
     optimizer = tfo.SparseLoCo.for_steps(steps, INNER["SGD"](), sync_every=8)
-    assert optimizer.sparsity[-1] == sparsity
-    # The end of `fit` synchronizes, and sends all.
-    schedule = optimizer._compressor.schedule
-    assert schedule.stages[schedule.stage(steps)] == 0.0
+    assert optimizer.sparsity == (sparsity,)
+
+
+def test_recommended_rounds_may_be_overridden():
+    optimizer = tfo.SparseLoCo.for_steps(
+        *(600, INNER["SGD"]()),
+        sync_every=8,
+        sparsity=(0.5,),
+        outer_learning_rate=1.0,
+        value_dtype="int2",
+    )
+    assert (optimizer.sparsity, optimizer.value_dtype) == ((0.5,), "int2")
+    assert optimizer.outer_learning_rate == 1.0
+    for value, kind in ((0, ValueError), (2.5, TypeError)):
+        with pytest.raises(kind, match="`sync_every` must be an integer >= 1"):
+            tfo.SparseLoCo.for_steps(600, INNER["SGD"](), sync_every=value)
 
 
 def test_config_keeps_the_rounds():

@@ -17,6 +17,12 @@ RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
 # `SparseLoCo` decays residuals in runs that do not reach this stage. Found by
 # benchmarks/loco_accuracy.py in 96 to 256 steps. Longer runs need all updates.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
+# The settings of `SparseLoCo` with local steps, found by
+# benchmarks/local_schedule.py: the steps in which a replica sends every entry
+# once, how often it sends every entry in a shorter run, and the largest part of
+# the entries that a round sends.
+STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, Fraction(1, 2)
+OUTER_LEARNING_RATE = 1.4
 
 
 class SparsitySchedule:
@@ -139,7 +145,6 @@ class SparsitySchedule:
 
 def recommended_schedule(
     steps: Any,
-    sync_every: int = 1,
     sparsities: Sequence[float] = RECOMMENDED,
     stages: int = STAGES,
 ) -> dict[str, Any]:
@@ -147,14 +152,11 @@ def recommended_schedule(
 
     Each stage, on the way up and on the way back, takes 1 / `stages` of the
     run. At the highest sparsity, a replica still sends every entry twice, on
-    average, if it exchanges every `sync_every` steps. Rarer updates would be
-    stale.
+    average. Rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
-        each
-        for each in sparsities
-        if steps // sync_every * (1 - Fraction(str(each))) >= 2
+        each for each in sparsities if steps * (1 - Fraction(str(each))) >= 2
     )
     sparsity = sparsity or PAPERS[:1]
     rampdown_step = max(1, (len(sparsity) - 1) * steps // stages)
@@ -166,19 +168,36 @@ def recommended_schedule(
     }
 
 
-def recommended(steps: Any, sync_every: int = 1) -> dict[str, Any]:
+def recommended(steps: Any) -> dict[str, Any]:
     """Return the recommended arguments of `DGCMomentum`."""
-    schedule = recommended_schedule(steps, sync_every)
-    return schedule | {"value_dtype": VALUE_DTYPE}
+    return recommended_schedule(steps) | {"value_dtype": VALUE_DTYPE}
 
 
 def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo`."""
     sync_every = check_integer("sync_every", sync_every, 1)
-    settings = recommended(steps, sync_every)
-    if sync_every == 1 and settings["sparsity"][-1] < NO_DECAY_FROM:
+    if sync_every > 1:
+        return recommended_rounds(steps, sync_every)
+    settings = recommended(steps)
+    if settings["sparsity"][-1] < NO_DECAY_FROM:
         settings["residual_decay"] = SHORT_RUNS_DECAY
     return settings
+
+
+def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
+    """Return the recommended arguments of `SparseLoCo` with local steps.
+
+    A replica sends every entry once in `STEPS_PER_ENTRY` steps, on average, and
+    at least `SENT_AT_LEAST` times in the run.
+    """
+    steps = check_integer("steps", steps, 2)
+    period = min(STEPS_PER_ENTRY, Fraction(steps, SENT_AT_LEAST))
+    share = min(LARGEST_SHARE, sync_every / period)
+    return {
+        "sparsity": (round(float(1 - share), 4),),
+        "outer_learning_rate": OUTER_LEARNING_RATE,
+        "value_dtype": VALUE_DTYPE,
+    }
 
 
 def sent_count(size: int, sparsity: float) -> int:

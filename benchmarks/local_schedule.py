@@ -1,0 +1,309 @@
+"""Which schedule loses least with local steps, at a given number of bytes?
+
+    python benchmarks/local_schedule.py [--models "text, 2 workers"] [--seeds 3]
+
+A candidate's sparsity follows from its bytes: how many times fewer it sends
+than a run that exchanges dense float32 gradients in every step. Each rung of
+the search on the text trains longer, and only the candidates of the lowest mean
+validation loss, for each number of local steps. The last runs are compared on
+the test split with the inner optimizer alone ("dense"), and with averages of
+everything, in float32. Seeds and learning rates are chosen as in study.py.
+
+Everything is compressed here, also the smallest variables. Bytes are those of
+one large variable, as in run_bytes.py. A process trains with one number of
+workers, since TensorFlow configures its devices only once.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import results
+import tables
+from local_simulation import Simulation
+from run_bytes import ROUNDS, SIZE, bytes_of
+from study import DENSE, initial_weights, tuned_rate
+from tasks import TASKS, Task, make_transformer, manual, sources
+
+from tf_optimizers.compression.sparsity_schedule import (
+    RECOMMENDED,
+    VALUE_DTYPE,
+    SparsitySchedule,
+    recommended_schedule,
+)
+from tf_optimizers.demo.results import write_json
+
+EPOCHS = 3  # As many as the longest run needs.
+NARROW = 64  # The width of the transformer.
+RATES = [2.0**k for k in range(-9, -4)]
+TUNING_SEED = 10_001
+BUDGET = 1000
+# Multiples of all rounds, so that a run ends with one. Of the search: steps and
+# the seed.
+STEPS, SEARCH = 3240, (1200, 0)
+# "early" and "late" send `MORE` times as much in a quarter of the run.
+QUARTER, MORE = 4, 3
+
+
+class Candidate(NamedTuple):
+    """A schedule of local steps; see `tfo.SparseLoCo`."""
+
+    sync_every: int
+    outer_learning_rate: float = 1.0
+    value_dtype: str = "int4"
+    shape: str = "flat"  # "early" or "late": the quarter that sends more.
+    residual_decay: float = 1.0
+    fewer: int = BUDGET
+
+    @property
+    def name(self) -> str:
+        parts = [f"every {self.sync_every} steps", f"{self.fewer:,} times"]
+        parts += [f"outer {self.outer_learning_rate:g}", self.value_dtype]
+        if self.shape != "flat":
+            parts.append(self.shape)
+        if self.residual_decay < 1:
+            parts.append(f"decay {self.residual_decay:g}")
+        return ", ".join(parts)
+
+    def arguments(self, steps: int) -> dict[str, Any]:
+        """Return the arguments of `tfo.SparseLoCo`, at the wanted bytes."""
+        names = ("sync_every", "outer_learning_rate", "value_dtype")
+        own = {name: getattr(self, name) for name in names}
+        if self.residual_decay < 1:
+            own["residual_decay"] = self.residual_decay
+        low, high = 0.0, 1.0
+        while high - low > 1e-4:
+            share = (low + high) / 2
+            if (
+                times_fewer(own | self._schedule(share, steps), steps)
+                < self.fewer
+            ):
+                high = share
+            else:
+                low = share
+        return own | self._schedule(low, steps)
+
+    def _schedule(self, share: float, steps: int) -> dict[str, Any]:
+        """Return the stages if a round sends this share of all entries."""
+        usual = round(max(0.0, 1 - share), 4)
+        less = round(max(1e-4, 1 - MORE * share), 4)
+        if self.shape == "flat":
+            return {"sparsity": (max(usual, 1e-4),)}
+        stages = {"sparsity": (less, max(usual, less))}
+        if self.shape == "early":  # Two stages, each half of `rampup_step`.
+            return stages | {"rampup_step": 2 * steps // QUARTER}
+        return stages | {
+            "rampup_step": 2,
+            "rampdown_begin_step": steps - steps // QUARTER,
+            "rampdown_step": steps,  # The run ends in the first stage of it.
+        }
+
+
+def times_fewer(arguments: dict[str, Any], steps: int) -> float:
+    """Return how many times fewer bytes a run sends than a dense one."""
+    every = arguments["sync_every"]
+    own = {"sync_every": every} | {
+        name: value
+        for name, value in arguments.items()
+        if name.startswith(("ramp", "spars"))
+    }
+    dtype = arguments.get("value_dtype", "float32")
+    sent = bytes_of(SparsitySchedule(**own), steps, dtype, every)
+    return steps * 4 * SIZE / sent
+
+
+def stages_of_dgc(steps: int, sync_every: int) -> dict[str, Any]:
+    """Return what `for_steps` sets for gradients, if rounds are rarer.
+
+    The last stage sends every entry twice in a run, as there.
+    """
+    rounds = steps // sync_every
+    sparsities = tuple(each for each in RECOMMENDED if rounds * (1 - each) >= 2)
+    stages = recommended_schedule(steps, sparsities)
+    return stages | {"sync_every": sync_every, "value_dtype": VALUE_DTYPE}
+
+
+def candidates() -> list[Candidate]:
+    """Return what the first rung compares."""
+    found = []
+    for every in ROUNDS:
+        found += [
+            Candidate(every),
+            Candidate(every, 1.4),
+            Candidate(every, 1.8),
+            Candidate(every, 1.4, "int2"),
+            Candidate(every, 1.4, shape="early"),
+            Candidate(every, 1.4, shape="late"),
+            Candidate(every, 1.4, residual_decay=0.95),
+        ]
+    found += [Candidate(every, 1.4, "float16") for every in (15, 60)]
+    found += [
+        Candidate(every, 1.4, fewer=fewer)
+        for every in (8, 30)
+        for fewer in (250, 500)
+    ]
+    return found
+
+
+OUTER_RATE = 1.4  # What the search has found.
+# More bytes, fewer bytes and int2, with one seed.
+COMPARED = (
+    Candidate(30, OUTER_RATE, fewer=500),
+    Candidate(30, OUTER_RATE, fewer=2000),
+    Candidate(8, OUTER_RATE, fewer=250),
+    *(Candidate(every, OUTER_RATE, "int2") for every in (8, 60)),
+)
+
+
+class Model(NamedTuple):
+    """A task, a network, and how many workers share a batch."""
+
+    task: Task
+    workers: int = 2
+
+
+def narrow(task: Task, read: Callable[[], str]) -> Task:
+    """Return a task with a network that trains faster."""
+    make_model = partial(make_transformer, read, NARROW)
+    return dataclasses.replace(task, make_model=make_model, epochs=EPOCHS)
+
+
+TEXT, CODE = narrow(TASKS["text"], manual), narrow(TASKS["code"], sources)
+SEARCHED = "text, 2 workers"
+MODELS = {
+    SEARCHED: Model(TEXT),
+    "code, 2 workers": Model(CODE),
+    "text, 4 workers": Model(TEXT, 4),
+}
+
+
+class Bench:
+    """Trains with schedules that have not been tried yet, and notes results."""
+
+    def __init__(self, path: pathlib.Path, name: str) -> None:
+        self._path, self.document = path, results.load(path)
+        task, workers = MODELS[name]
+        self._task = task
+        self._simulations = {
+            count: Simulation(task.make_model(), count)
+            for count in (1, workers)
+        }
+        self._workers = workers
+        self.result = self.document["models"].setdefault(
+            name, {"trials": [], "runs": {}}
+        )
+        if workers > 2:  # The same, dense.
+            dense = self.document["models"][SEARCHED]
+            self.result["trials"] = dense["trials"]
+            runs = self.result["runs"].setdefault(str(STEPS), {})
+            runs[DENSE] = dense["runs"][str(STEPS)][DENSE]
+        self.result |= {
+            "parameters": self._simulations[1].model.count_params(),
+            "batch_size": task.batch_size,
+            "workers": workers,
+        }
+
+    def tune(self, steps: int) -> None:
+        """Find the learning rate of the lowest validation loss, dense."""
+        trials = self.result["trials"]
+        done = [trial["learning_rate"] for trial in trials]
+        for rate in RATES:
+            if rate not in done:
+                trials.append(self._train(None, steps, TUNING_SEED, rate))
+                write_json(self.document, self._path)
+        self.result["learning_rate"] = tuned_rate(trials)
+
+    def train(
+        self, name: str, arguments: dict | None, steps: int, seed: int
+    ) -> float:
+        """Train a run, if it is missing; return its validation loss.
+
+        Args:
+            name: What the file calls the schedule.
+            arguments: Of `tfo.SparseLoCo`; None for the inner optimizer alone.
+            steps: Of the run.
+            seed: Of weights and batches.
+        """
+        schedules = self.result["runs"].setdefault(str(steps), {})
+        found = schedules.setdefault(name, {"arguments": arguments, "runs": []})
+        found["fewer"] = times_fewer(arguments, steps) if arguments else 1.0
+        for run in found["runs"]:
+            if run["seed"] == seed:
+                return run["validation"]["bits"]
+        rate = self.result["learning_rate"]
+        run = self._train(arguments, steps, seed, rate)
+        found["runs"].append(run)
+        write_json(self.document, self._path)
+        bits = run["validation"]["bits"]
+        print(f"{steps} steps, seed {seed}, {name}: {bits:.4f}", flush=True)
+        return bits
+
+    def _train(
+        self, arguments: dict | None, steps: int, seed: int, rate: float
+    ) -> dict:
+        workers = self._workers if arguments else 1
+        simulation = self._simulations[workers]
+        simulation.train(
+            initial_weights(self._task, [seed])[seed],
+            list(islice(self._task.batches(seed), steps)),
+            rate,
+            # One worker: nothing is exchanged, and rounds do not matter.
+            **arguments or {"sync_every": max(ROUNDS)},
+        )
+        data = self._task.data
+        return {
+            "seed": seed,
+            "learning_rate": rate,
+            "validation": simulation.evaluate(*data["validation"]),
+            "test": simulation.evaluate(*data["test"]),
+        }
+
+
+def search(bench: Bench) -> None:
+    """Train all candidates with one seed, in a short run."""
+    bench.train(DENSE, None, *SEARCH)
+    for each in candidates():
+        bench.train(each.name, each.arguments(SEARCH[0]), *SEARCH)
+
+
+def compare(bench: Bench, name: str, seeds: int) -> None:
+    """Train what the search has found, and what it is compared with."""
+    tried: dict[str, tuple[dict | None, int]] = {DENSE: (None, 3)}
+    rounds = ROUNDS if name == SEARCHED else (30,)
+    found = [Candidate(every, OUTER_RATE) for every in rounds]
+    tried |= {each.name: (each.arguments(STEPS), 3) for each in found}
+    for every in rounds:
+        own = stages_of_dgc(STEPS, every)
+        tried[f"every {every} steps, stages of DGC"] = own, 1
+    if name == SEARCHED:
+        tried |= {each.name: (each.arguments(STEPS), 1) for each in COMPARED}
+        for rate in (1.0, OUTER_RATE):
+            own = {"sync_every": 30, "sparsity": (0.0,)}
+            own["outer_learning_rate"] = rate
+            tried[f"every 30 steps, everything, outer {rate:g}"] = own, 1
+    for seed in range(seeds):
+        for key, (arguments, count) in tried.items():
+            if seed < count:
+                bench.train(key, arguments, STEPS, seed)
+
+
+def main() -> None:
+    parser = results.options(__file__, __doc__, MODELS, seeds=3)
+    arguments = parser.parse_args()
+    for name in arguments.models:
+        bench = Bench(arguments.output, name)
+        bench.tune(SEARCH[0])
+        if name == SEARCHED:
+            search(bench)
+        compare(bench, name, arguments.seeds)
+        print(tables.local_schedule(name, bench.result), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
