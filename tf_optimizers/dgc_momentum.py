@@ -331,7 +331,7 @@ class DGCMomentum(CompressedOptimizer):
             self._send(variables, sparsity, gradients, *rates)
 
         gradients = self._compressor.prepare(self, gradients, variables)
-        self._compressor.at_stage(self, gradients, update)
+        self._compressor.at_stage(self.iterations, gradients, update)
 
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor

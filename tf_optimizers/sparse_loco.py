@@ -370,7 +370,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         for weight, old in zip(weights, before, strict=True):
             weight.assign(old)
         send = functools.partial(self._send_moved, variables)
-        compressor.at_stage(self, moved, send)
+        compressor.at_stage(self.iterations, moved, send)
 
     def _end_round(
         self,
@@ -404,7 +404,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         for choice, is_due in due:
             exchange = functools.partial(end, choice)
-            compressor.at_stage(self, [], exchange, is_due)
+            compressor.at_stage(self.iterations, [], exchange, is_due)
 
     def _send_moved(
         self,

@@ -117,7 +117,7 @@ class CompressedOptimizer(Optimizer):
         for i, total in zip(chosen, totals, strict=True):
             self._accumulate_residual(indices[i], total, weights[i], rate)
         received = compressor.send(
-            *(self, sparsity, [indices[i] for i in chosen]),
+            *(self.iterations, sparsity, [indices[i] for i in chosen]),
             *([gradients[i] for i in whole], rate),
         )
         updates = dict(zip([*chosen, *whole], received, strict=True))

@@ -64,9 +64,9 @@ class CompressionHistory:
         every = replicas_of(self._strategy).agree("the residuals to send", own)
         return sorted(set(itertools.chain(*every)))
 
-    def stage(self, optimizer: Any) -> tf.Tensor:
-        """Return the index of this step's stage in the schedule."""
-        step = tf.cast(optimizer.iterations, tf.int64)
+    def stage(self, updates: Any) -> tf.Tensor:
+        """Return the index of the stage after some updates."""
+        step = tf.cast(updates, tf.int64)
         schedule = self._schedule
         stage = schedule.stage(step)
         if self._late is None:

@@ -193,7 +193,7 @@ class Compressor:
 
     def at_stage(
         self,
-        optimizer: Any,
+        updates: Any,
         gradients: list[Gradient],
         function: Callable,
         is_due: tf.Tensor | None = None,
@@ -204,7 +204,7 @@ class Compressor:
         values and change variables. Call `prepare` first.
 
         Args:
-            optimizer: The optimizer that steps.
+            updates: The optimizer's `iterations`.
             gradients: Passed to the function.
             function: The function.
             is_due: bool scalar, equal on all replicas. If False, the function
@@ -213,7 +213,7 @@ class Compressor:
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
         ]
-        stage = self._history.stage(optimizer)
+        stage = self._history.stage(updates)
         if is_due is not None:
             stage = tf.where(is_due, stage, len(calls))
             calls.append(lambda gradients: None)
@@ -221,7 +221,7 @@ class Compressor:
 
     def send(
         self,
-        optimizer: Any,
+        updates: Any,
         sparsity: float | None,
         compressed: Sequence[int],
         others: Sequence[Gradient],
@@ -230,7 +230,7 @@ class Compressor:
         """Send residuals, or their largest entries, and other gradients.
 
         Args:
-            optimizer: The optimizer that steps.
+            updates: The optimizer's `iterations`.
             sparsity: Fraction of entries that are not sent; 0 or None sends
                 all.
             compressed: Indices of the variables whose residuals are sent.
@@ -245,7 +245,7 @@ class Compressor:
             return self._flush(compressed, others)
         residuals = [self._residuals[i] for i in compressed]
         exchange = self._choose(residuals, sparsity)
-        step = tf.cast(optimizer.iterations, tf.int32)
+        step = tf.cast(updates, tf.int32)
         unit = self.wire.unit(rate)
         one = 1.0 if unit is None else unit
         selections = [
