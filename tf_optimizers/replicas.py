@@ -28,10 +28,12 @@ class ReplicaGroup:
         packs_entries: Whether `gather_and_sum` encodes entries in few bits.
         averages_statistics: Whether the strategy itself makes variables equal
             on all replicas before they are read.
+        exchanges_later: Whether values can travel while the next steps run.
     """
 
     packs_entries = False
     averages_statistics = False
+    exchanges_later = False
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
@@ -127,6 +129,19 @@ class ReplicaGroup:
 
         return _merge_call(merged, values)
 
+    def later(self, function: Callable[[tf.Tensor], object]) -> Any:
+        """Return a call of a function in a thread, while steps run.
+
+        Only for groups with `exchanges_later`, like `on_later_channel`. A step
+        calls `start(local rank, integer)` of the result, and a later step
+        `wait(local rank)`. All replicas must start the call.
+        """
+        raise NotImplementedError
+
+    def on_later_channel(self) -> contextlib.AbstractContextManager:
+        """Exchange separately from steps, in a replica's part of a call."""
+        raise NotImplementedError
+
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
@@ -179,6 +194,24 @@ def replicas_of(
     strategy = strategy or tf.distribute.get_strategy()
     kind = getattr(strategy.extended, "replica_group", ReplicaGroup)
     return kind(strategy)
+
+
+def effects_of(function: Callable[[], object]) -> list[tf.Operation]:
+    """Call a function; return its operations that have an effect, or may fail.
+
+    The list is empty in eager mode, where they have run.
+    """
+    if tf.executing_eagerly():
+        function()
+        return []
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    function()
+    return [
+        op
+        for op in graph.get_operations()[start:]
+        if op.op_def.is_stateful and op.type != "ReadVariableOp"
+    ]
 
 
 def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:

@@ -19,7 +19,12 @@ from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.checks import check_integer, check_positive, check_share
+from tf_optimizers.checks import (
+    check_boolean,
+    check_integer,
+    check_positive,
+    check_share,
+)
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
@@ -30,6 +35,7 @@ from tf_optimizers.local_updates import sparse_loco_checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.local_steps import LocalSteps
 from tf_optimizers.local_updates.rounds import Choice, Rounds
+from tf_optimizers.local_updates.travel import Travel
 from tf_optimizers.replicas import average
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import note_local_steps
@@ -61,6 +67,21 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     one synchronization to the next. In a custom training loop, call
     `synchronize`.
 
+    With `overlap`, entries travel while the next sync_every steps run. Each
+    worker has a copy of w, goes on from its own weights, and keeps those with
+    which it begins a round in b_i. At the end of a round:
+
+        w   <- w - outer_learning_rate (sum of the entries that have arrived)
+        e_i <- residual_decay e_i + (b_i - w_i) / N
+        w_i <- w - N e_i
+        b_i <- w_i
+        begin to send the k entries of largest |e_i|; e_i becomes 0 there
+
+    So where worker i has sent, w_i changes by the difference of the sum from
+    its own entries; elsewhere, by what others have sent. w is equal on all
+    workers, bit for bit. `synchronize` waits for what travels, sends once more
+    without overlap, and sets all w_i to w.
+
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
     `tfo.AdamOffload`. Its learning rate, schedule, weight decay and clipping
@@ -71,9 +92,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. During a step also a copy of w, and the update; with
-    `sync_every` > 1 the copy is kept. Outside of replicas, and in checkpoints,
-    e is the sum over i and the inner state is the mean. With `tfo.AdamOffload`,
-    all state is on the host, except for master weights of half-precision
+    `sync_every` > 1 the copy is kept, and with `overlap` also b_i. Outside of
+    replicas, and in checkpoints, e is the sum over i and the inner state is the
+    mean. With `tfo.AdamOffload`, all state is on the host, except for master
+    weights of half-precision
     variables and accumulated gradients.
     Traffic: as `DGCMomentum`, once in `sync_every` steps; dense for variables
     with sparse gradients.
@@ -113,6 +135,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
             format of sent values; see `DGCMomentum`. Defaults to
             `"float32"`.
+        overlap: bool. Whether entries travel while the next local steps run.
+            Needs `sync_every` > 1 and a
+            `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
             `keras.optimizers.Optimizer`. Others belong to the inner optimizer.
@@ -140,6 +165,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     # `inner_optimizer` must not be one of these.
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
+    _travel: Travel | None = None  # Set by `build` if `overlap`.
 
     def __init__(
         self,
@@ -154,8 +180,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         outer_learning_rate: float = 1.0,
         min_compress_size: int = 16384,
         value_dtype: str = "float32",
+        overlap: bool = False,
         **kwargs: Any,
     ) -> None:
+        overlap = check_boolean("overlap", overlap)
         sparse_loco_checks.check_inner(inner_optimizer, self._refused)
         sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
@@ -171,11 +199,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             **kwargs,
         )
         sparse_loco_checks.check_averaged(sync_every, self.use_ema)
+        sparse_loco_checks.check_overlap(overlap, sync_every)
         watch_models()
         self._exclusions = exclusions
         self.sync_every = sync_every
         self.residual_decay = residual_decay
         self.outer_learning_rate = outer_rate
+        self.overlap = overlap
 
     @classmethod
     def for_steps(
@@ -221,6 +251,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`; Keras's method leaves out the inner optimizer's."""
+        self._finish_travel()
         own = len(super().variables)
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:])
@@ -264,13 +295,24 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         with strategy_of(self).scope():
             average(strategy_of(self), statistics)
             rounds = self._rounds
+            self._finish_travel()
             if rounds is not None and rounds.taken:
-                sparse = self._compressor.rows.indices
                 rounds.end_early(
-                    strategy_of(self),
+                    strategy_of(self).run,
                     lambda choice: self._end_round(rounds, [(choice, None)]),
-                    None if sparse is None else tuple(sparse),
+                    self._sparse,
                 )
+
+    def _finish_travel(self) -> None:
+        """Wait for entries that travel; call it between steps."""
+        if self._travel is not None:
+            self._travel.finish()
+
+    @property
+    def _sparse(self) -> tuple[int, ...] | None:
+        """The variables with sparse gradients; None if they are not known."""
+        indices = self._compressor.rows.indices
+        return None if indices is None else tuple(indices)
 
     def _batches_left(self) -> tf.Tensor:
         """Return how many batches are left in the round, as a tensor."""
@@ -299,7 +341,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         names = excluded.pop("exclude_from_weight_decay")
         if names:
             excluded[sparse_loco_checks.NAMES] = names
-        own = ("sync_every", "residual_decay", "outer_learning_rate")
+        own = "sync_every", "residual_decay", "outer_learning_rate", "overlap"
         config |= {name: getattr(self, name) for name in own}
         return config | excluded
 
@@ -309,6 +351,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             return
         self._adopt(variables)
         self._check_under(variables)
+        sparse_loco_checks.check_later(self.overlap, strategy_of(self))
         super().build(variables)
 
     def _check_under(self, variables: Sequence[Any]) -> None:
@@ -334,7 +377,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     self._compressor.add(self, variable)
             if self.sync_every > 1:
                 note_local_steps(self)
-                self._rounds = Rounds(self, variables, weights, self.sync_every)
+                self._rounds = Rounds(
+                    *(self, variables, weights, self.sync_every, self.overlap)
+                )
+                if self.overlap:
+                    self._travel = Travel(self, self._rounds)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -357,7 +404,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             self._steps.step(*step)
             self._store(variables, weights)
             due = rounds.due(variables, rounds.count())
-            self._end_round(rounds, due, variables)
+            if self._travel is not None:
+                self._travel.start(due)
+            else:
+                self._end_round(rounds, due, variables)
             return
         with place():
             before = [weight.read_value() for weight in weights]

@@ -206,10 +206,13 @@ class LocalRound(NamedTuple):
     Attributes:
         ends: Whether the next step is the last of the round; a bool tensor.
         batches: The batches of a whole round.
+        overlaps: Whether all that a round exchanges travels while the next one
+            runs.
     """
 
     ends: tf.Tensor
     batches: int
+    overlaps: bool = False
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
@@ -231,6 +234,7 @@ def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
             each.sync_every * (each.gradient_accumulation_steps or 1)
             for each in optimizers
         ),
+        all(each.overlap for each in optimizers),
     )
 
 

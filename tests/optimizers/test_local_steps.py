@@ -50,6 +50,7 @@ class Rounds:
             reference.SparseLoCo(
                 *(value, self.replicas, oracle, RATE),
                 every=rounds["sync_every"],
+                overlap=rounds.get("overlap", False),
                 **theirs,
             )
             for value in start().values()

@@ -224,11 +224,13 @@ class SparseLoCo:
         outer_lr=1.0,
         compressed=True,
         every=1,
+        overlap=False,
     ):
         self.w, self.inner, self.lr = w.astype("float64"), inner, lr
         self.sparsity, self.decay, self.outer_lr = sparsity, decay, outer_lr
         self.compressed, self.every = compressed, every
-        self.local = [self.w] * workers
+        self.overlap, self.travelling = overlap, np.zeros_like(self.w)
+        self.local = self.base = [self.w] * workers
         self.states = [{} for _ in range(workers)]
         self.v = np.zeros((workers, *w.shape))
         self.steps = self.taken = 0
@@ -244,26 +246,49 @@ class SparseLoCo:
         ]
         self.taken += 1
         if self.taken == self.every:
-            self.synchronize()
+            (self.go_on if self.overlap else self.synchronize)()
         self.steps += 1
 
     def synchronize(self):
         """End the round."""
+        self.arrive()
+        self.accumulate()
+        self.w = self.w - self.outer_lr * self.send()
+        self.local = self.base = [self.w] * len(self.local)
+        self.taken = 0
+
+    def go_on(self):
+        """End the round; what is sent arrives at the end of the next one."""
+        self.arrive()
+        self.accumulate()
+        self.local = self.base = [self.w - len(self.v) * v for v in self.v]
+        self.travelling, self.taken = self.outer_lr * self.send(), 0
+
+    def arrive(self):
+        """Receive what travels."""
+        self.w = self.w - self.travelling
+        self.travelling = np.zeros_like(self.w)
+
+    def accumulate(self):
+        """Add up what the local steps of the round have moved."""
+        for i, (base, local) in enumerate(
+            zip(self.base, self.local, strict=True)
+        ):
+            self.v[i] = self.decay * self.v[i] + (base - local) / len(self.v)
+
+    def send(self):
+        """Return the sum of the largest entries, which are no longer held."""
         sparsity = self.sparsity(self.steps) if self.compressed else None
         total = np.zeros_like(self.w)
-        for i, local in enumerate(self.local):
-            moved = (self.w - local) / len(self.local)
-            if sparsity is None:
-                total = total + moved
-                continue
-            k = max(1, int(round(self.w.size * (1 - sparsity), 6)))
-            self.v[i] = self.decay * self.v[i] + moved
-            v = self.v[i].reshape(-1)
+        for held in self.v:
+            k = held.size
+            if sparsity is not None:
+                k = max(1, int(round(held.size * (1 - sparsity), 6)))
+            v = held.reshape(-1)
             sent = np.argsort(-np.abs(v), kind="stable")[:k]
             total.reshape(-1)[sent] += v[sent]
             v[sent] = 0
-        self.w = self.w - self.outer_lr * total
-        self.local, self.taken = [self.w] * len(self.local), 0
+        return total
 
 
 class ShardedDGC:

@@ -6,8 +6,20 @@
                                                   exchange; update w_i
 
 A synchronization comes early if weights are about to be read.
+
+If entries travel while the next round runs, replicas go on from their own
+weights, and `start` becomes two variables: `common`, which all replicas have,
+and `base`, where the local steps of a replica began:
+
+    round ends           wait for the entries of the round before
+                         pseudo-gradient = base - w_i
+                         w_i <- common - (what this replica has not got back)
+                         base <- w_i
+    in a thread          exchange; update common
+
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
@@ -36,6 +48,7 @@ class Rounds:
         masters: The master weight of each variable that has one, else the
             variable.
         steps: Local steps of a round. Also an attribute.
+        overlaps: Whether entries travel while the next round runs.
     """
 
     def __init__(
@@ -44,8 +57,9 @@ class Rounds:
         variables: Sequence[Any],
         masters: Sequence[Any],
         steps: int,
+        overlaps: bool,
     ) -> None:
-        self.steps = steps
+        self.steps, self._overlaps = steps, overlaps
         self._taken = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int64", name="local_steps"
         )
@@ -57,14 +71,23 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
+        self._bases = [start for _, start in self._starts]
+        if overlaps:
+            self._bases = [
+                optimizer.add_variable_from_reference(start, "base_weight")
+                for start in self._bases
+            ]
         # Which variables have moved in this round. This is not saved, so after
         # a restart, all count as moved.
-        self._moved = tf.Variable(
-            tf.zeros([len(self._starts)], tf.int64),
-            trainable=False,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        self._moved, self._travelling = (
+            tf.Variable(
+                tf.zeros([len(self._starts)], tf.int64),
+                trainable=False,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+            for _ in range(2)
         )
-        self._early: dict[Hashable, Callable[[], Any]] = {}
+        self._functions: dict[Hashable, Callable] = {}
 
     @property
     def taken(self) -> int:
@@ -73,7 +96,8 @@ class Rounds:
 
     def left(self) -> tf.Tensor:
         """Return how many local steps are left, in graphs too."""
-        return self.steps - tf.convert_to_tensor(self._taken.value)
+        taken = tf.convert_to_tensor(self._taken.value)
+        return self.steps - (taken % self.steps if self._overlaps else taken)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -89,7 +113,9 @@ class Rounds:
         """
 
         def keep() -> None:
-            for (_, start), weight in zip(self._starts, weights, strict=True):
+            starts = [start for _, start in self._starts]
+            kept = [*starts, *self._bases] if self._overlaps else starts
+            for start, weight in zip(kept, itertools.cycle(weights)):
                 own_component(start).assign(weight)
 
         taken = own_component(self._taken)
@@ -132,24 +158,49 @@ class Rounds:
         """Count a local step; return whether it was the last of its round."""
         taken = own_component(self._taken)
         taken.assign_add(1)
+        if self._overlaps:  # `taken` is 0 only while all weights are equal.
+            return taken % self.steps == 0
         return taken >= self.steps
 
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
         """Return this replica's pseudo-gradients; reset its chosen weights."""
-        chosen = itertools.compress(self._starts, choice)
-        starts = [own_component(start) for _, start in chosen]
-        pseudo_gradients = []
-        for start, weight in zip(starts, weights, strict=True):
-            with tf.device(start.device):
-                pseudo_gradients.append(start - weight)
+        starts, bases = self.kept(choice)
+        pseudo_gradients = differences(bases, weights)
         for start, weight in zip(starts, weights, strict=True):
             weight.assign(start)
         own_component(self._taken).assign(0)
         moved = own_component(self._moved)
         moved.assign(tf.zeros_like(moved))
         return pseudo_gradients
+
+    def kept(
+        self, choice: Choice
+    ) -> tuple[list[tf.Variable], list[tf.Variable]]:
+        """Return the common weights of a choice, and where steps began."""
+        starts = [start for _, start in self._starts]
+        commons, bases = (
+            list(map(own_component, itertools.compress(each, choice)))
+            for each in (starts, self._bases)
+        )
+        return commons, bases
+
+    def go_on(
+        self,
+        weights: Sequence[tf.Variable],
+        choice: Choice,
+        ahead: Sequence[tf.Tensor],
+    ) -> None:
+        """Begin a round where this replica is, ahead of the common weights."""
+        for weight, common, base, distance in zip(
+            weights, *self.kept(choice), ahead, strict=True
+        ):
+            with tf.device(common.device):
+                weight.assign(common - distance)
+                base.assign(weight)
+        travelling = own_component(self._travelling)
+        travelling.assign(tf.cast(choice, travelling.dtype))
 
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
         """Apply the constraints of chosen variables that were not stepped.
@@ -163,7 +214,7 @@ class Rounds:
 
     def end_early(
         self,
-        strategy: tf.distribute.Strategy,
+        run: Callable,
         end: Callable[[Choice], None],
         sparse: Hashable,
     ) -> None:
@@ -181,12 +232,40 @@ class Rounds:
                 self._starts, moved.numpy(), strict=True
             )
         )
-        key = sparse, choice
-        if key not in self._early:
-            self._early[key] = tf.function(
-                lambda: strategy.run(end, (choice,)), autograph=False
+        self._call((sparse, choice), run, functools.partial(end, choice))
+
+    def travel(
+        self,
+        run: Callable,
+        exchange: Callable[[Choice, tf.Tensor], None],
+        sparse: Hashable,
+        updates: tf.Tensor,
+    ) -> None:
+        """Call `exchange` on every replica, for the round that ended last."""
+        choice = tuple(components(self._travelling)[0].numpy() > 0)
+        function = functools.partial(exchange, choice)
+        self._call((sparse, choice, "travel"), run, function, updates)
+
+    def _call(
+        self, key: Hashable, run: Callable, function: Callable, *args: tf.Tensor
+    ) -> None:
+        """Call a function on every replica, traced once for each key."""
+        if key not in self._functions:
+            self._functions[key] = tf.function(
+                lambda *args: run(function, args), autograph=False
             )
-        self._early[key]()
+        self._functions[key](*args)
+
+
+def differences(
+    starts: Sequence[tf.Variable], weights: Sequence[tf.Variable]
+) -> list[tf.Tensor]:
+    """Return how far weights are from where they started."""
+    moved = []
+    for start, weight in zip(starts, weights, strict=True):
+        with tf.device(start.device):
+            moved.append(start - weight)
+    return moved
 
 
 def _is_in(variables: Sequence[tf.Variable], variable: Any) -> bool:

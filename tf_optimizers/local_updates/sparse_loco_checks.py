@@ -13,6 +13,7 @@ from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.checks import check_unused
 from tf_optimizers.offload.host_optimizer import HostOptimizer
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import wrapped_optimizers
 
 # Arguments of the inner optimizer, which `SparseLoCo` does not take, and
@@ -137,6 +138,27 @@ def check_averaged(sync_every: int, use_ema: bool) -> None:
         )
 
 
+def check_overlap(overlap: bool, sync_every: int) -> None:
+    """Raise if there is no next round during which entries could travel."""
+    if overlap and sync_every == 1:
+        raise ValueError(
+            "`overlap` needs local steps during which entries travel. "
+            "Received: overlap=True, sync_every=1. Pass `sync_every` of at "
+            "least 2, such as 8, or leave `overlap` out."
+        )
+
+
+def check_later(overlap: bool, strategy: tf.distribute.Strategy) -> None:
+    """Raise if entries cannot travel while steps of a strategy run."""
+    if overlap and not replicas_of(strategy).exchanges_later:
+        raise ValueError(
+            "`overlap` needs a `tfo.SparseMultiWorkerMirroredStrategy`, which "
+            "also runs in a single process. Received: overlap=True, under "
+            f"{type(strategy).__name__}. Create the optimizer in `with "
+            "strategy.scope():`, or leave `overlap` out."
+        )
+
+
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     """Raise if a layer assigns weights before a step, from a replica's state.
 
@@ -172,7 +194,8 @@ def check_common(optimizer: Any) -> None:
         rounds = optimizer._rounds
         raise RuntimeError(
             "Weights must be the same on all replicas to be saved. Received: a "
-            f"save after {rounds.taken} of {rounds.steps} local steps. Call "
+            f"save after {rounds.taken % rounds.steps or rounds.steps} of "
+            f"{rounds.steps} local steps. Call "
             "`optimizer.synchronize()` first, on every worker; save at the end "
             "of an epoch; or use `tfo.callbacks.BackupAndRestore`, which can "
             "back up after any step."

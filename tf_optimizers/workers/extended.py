@@ -16,6 +16,11 @@ from tf_optimizers.workers._compat.distribution import (
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
+from tf_optimizers.workers.collectives.later import (
+    Current,
+    GatherLater,
+    Later,
+)
 from tf_optimizers.workers.collectives.launcher import ranks_in
 from tf_optimizers.workers.collectives.progress import is_in_run
 from tf_optimizers.workers.collectives.runs import (
@@ -44,10 +49,12 @@ class SparseExtended(VariablesExtended):
     Attributes:
         replica_group: The class that `replicas_of` uses.
         number: The strategy's number among those of this process, from 1.
+        channels: All collectives between workers. `later` adds one.
     """
 
     replica_group = WorkerReplicas
     number: int
+    channels: list[SparseCollectiveAllReduce]
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -121,6 +128,11 @@ class SparseExtended(VariablesExtended):
             )
             for key in (far, far + (3 << 24))
         )
+        self.channels = [
+            self._cross_device_ops,
+            self._side_channel,
+            self._input_channel,
+        ]
         # Groups of different devices need different keys.
         key = far + (1 << 24) + self.worker_index
         self.worker_channel = self._make_collectives(
@@ -241,19 +253,54 @@ class SparseExtended(VariablesExtended):
 
         return context.merge_call(call_all, args=(args,))
 
-    @property
-    def channels(self) -> list[SparseCollectiveAllReduce]:
-        """All collectives between workers."""
-        return [
-            self._cross_device_ops,
-            self._side_channel,
-            self._input_channel,
-        ]
+    @functools.cached_property
+    def later(self) -> dict[str, Later]:
+        """Exchange entries, logs and notes while the next steps run.
+
+        Each has a channel: what waits for one must not wait for the others.
+        """
+        threads = {}
+        for i, purpose in enumerate(("entries", "logs", "notes")):
+            keys = CollectiveKeys(self._collective_key_base + (5 + i << 24))
+            # Not NCCL, for the same reason as the side channel.
+            channel = self._make_collectives(keys, self.replicas, _RING)
+            self.channels.append(channel)
+            threads[purpose] = Later(self, channel)
+        return threads
+
+    def gather_later(
+        self, purpose: str, shape: Sequence[int], dtype: tf.DType
+    ) -> GatherLater:
+        """Return a gather of "logs" or "notes" while the next steps run."""
+        later = self.later[purpose]
+        return GatherLater(
+            later,
+            functools.partial(self._gather, later.channel),
+            shape,
+            dtype,
+            len(self.worker_devices),
+            self.replicas,
+        )
+
+    def notes_later(self, shape: tuple[int, ...]) -> GatherLater:
+        """Return the gather of notes of a shape, always the same object."""
+        if shape not in self._notes:
+            self._notes[shape] = self.gather_later("notes", shape, tf.int32)
+        return self._notes[shape]
+
+    @functools.cached_property
+    def _notes(self) -> dict[tuple[int, ...], GatherLater]:
+        return {}
+
+    @functools.cached_property
+    def current(self) -> Current:
+        """The channel that replaces the main one, in some threads."""
+        return Current()
 
     @property
     def channel(self) -> SparseCollectiveAllReduce:
         """The main collectives of all replicas; no public accessor."""
-        return self._cross_device_ops
+        return self.current.channel or self._cross_device_ops
 
     @property
     def replicas(self) -> int:

@@ -28,6 +28,7 @@ from tf_optimizers.workers.agreement.statements import (
     gather_statements,
 )
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
+from tf_optimizers.workers.collectives.later import Call
 
 # Larger messages take longer, since the system clears their memory each time.
 # Smaller ones take more round trips.
@@ -37,7 +38,7 @@ MESSAGE_BYTES = 1 << 24
 class WorkerReplicas(ReplicaGroup):
     """The replicas of a `SparseMultiWorkerMirroredStrategy`."""
 
-    packs_entries = averages_statistics = has_owners = True
+    packs_entries = averages_statistics = has_owners = exchanges_later = True
 
     @property
     def workers(self) -> int:
@@ -140,6 +141,17 @@ class WorkerReplicas(ReplicaGroup):
             else value
             for i, value in enumerate(values)
         ]
+
+    def later(self, function: Callable[[tf.Tensor], object]) -> Call:
+        """Return a call of a function in a thread, while steps run."""
+        extended = self._strategy.extended
+        local = len(extended.worker_devices)
+        return extended.later["entries"].call(function, local)
+
+    def on_later_channel(self) -> contextlib.AbstractContextManager:
+        """Exchange separately from steps, in a replica's part of a call."""
+        extended = self._strategy.extended
+        return extended.current.set(extended.later["entries"].channel)
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None

@@ -222,7 +222,8 @@ class Messages(keras.callbacks.Callback):
 
     def counted(self):
         self.extended.background.wait()  # For batches that are drawn eagerly.
-        return [c.progress()[0][0] for c in self.extended.channels]
+        # The other channels are used by threads, at any time.
+        return [c.progress()[0][0] for c in self.extended.channels[:3]]
 
     def on_train_batch_begin(self, batch, logs=None):
         self.before = self.counted()
@@ -246,7 +247,7 @@ def local_rounds(strategy):
         )
         return data.batch(rows, drop_remainder=True).repeat()
 
-    def train(relies=True, is_own=False, **kwargs):
+    def train(relies=True, is_own=False, overlap=False, **kwargs):
         with strategy.scope():
             model = training.make_model()
             optimizer = tfo.SparseLoCo(
@@ -254,6 +255,7 @@ def local_rounds(strategy):
                 sync_every=4,
                 sparsity=(0.9,),
                 min_compress_size=1000,
+                overlap=overlap,
             )
             model.compile(
                 optimizer, training.LOSS, metrics=["accuracy"], **kwargs
@@ -285,6 +287,8 @@ def local_rounds(strategy):
         "in rounds": train(),
         "in every step": train(relies=False),
         "own": train(is_own=True),
+        "overlap": train(overlap=True),
+        "overlap, in every step": train(relies=False, overlap=True),
     }
     if len(strategy.extended.worker_devices) > 1:  # These runs are rarer.
         found["own, in every step"] = train(relies=False, is_own=True)

@@ -23,12 +23,17 @@ from tf_optimizers.callbacks.backup.state import State
 
 # Rounds end neither with epochs nor with backups.
 ROUNDS = {
-    "rounds": lambda: tfo.SparseLoCo(
-        keras.optimizers.Adam(0.01),
-        sync_every=5,
-        sparsity=(0.9,),
-        min_compress_size=1000,
+    name: functools.partial(
+        lambda **kwargs: tfo.SparseLoCo(
+            keras.optimizers.Adam(0.01),
+            sync_every=5,
+            sparsity=(0.9,),
+            min_compress_size=1000,
+            **kwargs,
+        ),
+        **kwargs,
     )
+    for name, kwargs in {"rounds": {}, "overlap": {"overlap": True}}.items()
 }
 NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", *ROUNDS]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")

@@ -172,6 +172,8 @@ def test_nothing_is_exchanged_between_rounds(workers):
         assert found["own"]["counts"] == expected
         old = found["in every step"]["counts"]
         assert [each[1:] for each in old[1:6]] == [[1, 1]] * 5
+        # What travels in a round has channels of its own.
+        assert found["overlap"]["counts"] == 2 * [[1, 1, 1], *5 * [nothing]]
 
 
 @pytest.mark.slow
@@ -180,12 +182,15 @@ def test_rounds_give_the_results_of_exchanging_steps(workers):
     first, second = (result["local rounds"] for result in results)
     for name in first:
         assert second[name] == first[name]
-        other = "own, in every step" if "own" in name else "in every step"
+        kind, *_ = name.split(", ")
+        is_other = kind in ("own", "overlap")
+        other = f"{kind}, in every step" if is_other else "in every step"
         if other not in first:  # Only with two devices.
             continue
         for what in ("weights", "history"):
             assert first[name][what] == first[other][what], name
-    assert first["own"]["weights"] != first["in rounds"]["weights"]
+    for name in ("own", "overlap"):
+        assert first[name]["weights"] != first["in rounds"]["weights"]
 
 
 @pytest.mark.slow
@@ -197,6 +202,10 @@ def test_logs_between_rounds_are_the_last_that_workers_share(workers):
         assert len(set(every)) == len(every)
         shown = [every[i] for i in (0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9)]
         assert found["in rounds"]["losses"] == shown
+        # Logs of a round, too, come in the next one.
+        every = found["overlap, in every step"]["losses"]
+        shown = [every[i] for i in 6 * [0] + 6 * [6]]
+        assert found["overlap"]["losses"] == shown
 
 
 @pytest.mark.slow

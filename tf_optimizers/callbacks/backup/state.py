@@ -62,6 +62,8 @@ class State:
 
     def values(self) -> Values:
         """Return the values that this process has, by variable name."""
+        for optimizer in local_steppers(self._model):
+            optimizer._finish_travel()
         return {
             f"{section}.{i}": self._values_of(variable)
             for section, variables in self.sections.items()

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import convert, in_xla
+from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
@@ -129,20 +130,13 @@ def after_its_arguments(fn: Callable) -> Callable:
 
 def _run_in_graph(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     channel = strategy.extended.channel
-    graph = tf.compat.v1.get_default_graph()
+    outputs: list[Any] = []
     with tf.control_dependencies(_tensors(strategy, arguments)):
         channel.enter()
-    start = len(graph.get_operations())
-    outputs = run()
-    # Operations that have an effect, or may fail.
-    effects = [
-        op
-        for op in graph.get_operations()[start:]
-        if op.op_def.is_stateful and op.type != "ReadVariableOp"
-    ]
+    effects = effects_of(lambda: outputs.append(run()))
     with tf.control_dependencies([*effects, *_tensors(strategy, outputs)]):
         channel.leave()
-    return outputs
+    return outputs[0]
 
 
 def _run_eagerly(

@@ -12,12 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers._compat.distribution import (
     DistributedIterator,
     DistributedIteratorSpec,
     regroup,
 )
+from tf_optimizers.workers.collectives.later import GatherLater
 from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.batch_digests import SIZE, Verdict
 from tf_optimizers.workers.data.batch_metadata import (
@@ -219,9 +221,14 @@ class AheadIterator(DistributedIterator):
             filled = tf.ensure_shape(
                 tf.concat([notes, ends], 0), [current.batches, count, SIZE]
             )
-            summary = extended.summarize_notes(
-                batch_digests.summarize_all, tf.unstack(filled, axis=1), known
-            )
+            parts = tf.unstack(filled, axis=1)
+            if current.overlaps:
+                gather = extended.notes_later((current.batches, SIZE))
+                summary = _summarize_later(gather, parts, known, own[0] == 0)
+            else:
+                summary = extended.summarize_notes(
+                    batch_digests.summarize_all, parts, known
+                )
             # Raise now if there may be no next draw: the step of a worker
             # waits for entries of a worker whose data have ended. Otherwise the
             # next draw raises the error, before its step begins.
@@ -289,6 +296,32 @@ class AheadIteratorSpec(DistributedIteratorSpec):
         )
         iterator.known, iterator.is_argument = known, True
         return iterator
+
+
+def _summarize_later(
+    gather: GatherLater,
+    parts: Sequence[tf.Tensor],
+    known: tf.Tensor,
+    is_end: tf.Tensor,
+) -> tf.Tensor:
+    """Send notes on a round; return the summary up to the round before.
+
+    Args:
+        gather: Gathers notes while the next steps run.
+        parts: The notes of this worker's replicas.
+        known: The summary so far.
+        is_end: Whether to wait for the notes of this round, too.
+    """
+    # Where nothing has arrived, no replica has a batch, so nothing counts.
+    before = batch_digests.summarize_all(gather.take(), known)
+    with tf.control_dependencies([before]):
+        effects = effects_of(lambda: gather.start(parts))
+
+    def wait() -> tf.Tensor:
+        return batch_digests.summarize_all(gather.take(), before)
+
+    with tf.control_dependencies(effects):
+        return tf.cond(is_end, wait, lambda: before)
 
 
 def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:

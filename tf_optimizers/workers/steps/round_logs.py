@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -23,9 +23,11 @@ class _Kept:
 
     Args:
         like: A tensor with the shape and dtype of the values.
+        gather: Gathers later values while steps run. Defaults to `None`.
     """
 
-    def __init__(self, like: tf.Tensor) -> None:
+    def __init__(self, like: tf.Tensor, gather: Any = None) -> None:
+        self.gather = gather
         with tf.init_scope(), tf.device("CPU:0"):
             zeros = tf.zeros(like.shape, like.dtype)
             self.last = plain_variable(zeros, trainable=False)
@@ -62,7 +64,8 @@ class Reduction:
     With local steps, only the last step of a round and the first step of an
     epoch exchange values. Other steps return the result of the last exchange:
     a callback that reads logs, and may stop training, must get the same logs on
-    all workers.
+    all workers. If rounds overlap, the last step of a round starts an exchange,
+    and returns the result of the one before.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -85,18 +88,30 @@ class Reduction:
         )
         if self._round is None:
             return reduce
-        return functools.partial(self._reduce_in_rounds, reduce, self._round)
+        is_mean = tf.distribute.ReduceOp(reduce_op).name == "MEAN"
+        count = self._strategy.num_replicas_in_sync if is_mean else 1
+        return functools.partial(
+            self._reduce_in_rounds, reduce, self._round, count
+        )
 
     def _reduce_in_rounds(
-        self, reduce: Callable, current: LocalRound, value: Any
+        self, reduce: Callable, current: LocalRound, count: int, value: Any
     ) -> tf.Tensor:
-        first = self._strategy.experimental_local_results(value)[0]
-        kept = _Kept(first)
+        own = self._strategy.experimental_local_results(value)
+        first, gather = own[0], cast(Any, None)
+        if current.overlaps and first.dtype.is_floating:
+            gather = self._strategy.extended.gather_later(
+                "logs", [first.shape.num_elements() + 1], first.dtype
+            )
+        kept = _Kept(first, gather)
         add_to_graphs("reduced_logs", kept)
         _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
 
         def exchange() -> tf.Tensor:
-            reduced = reduce(value)
+            # What still travels is older.
+            taken = [gather.take()] if gather else []
+            with tf.control_dependencies(taken):
+                reduced = reduce(value)
             result = self._strategy.experimental_local_results(reduced)[0]
             kept.last.assign(result)
             kept.age.assign(0)
@@ -106,6 +121,26 @@ class Reduction:
             kept.age.assign_add(1)
             return kept.last.read_value()
 
+        def exchange_later() -> tf.Tensor:
+            # A 1 after the values shows that they have come.
+            total = tf.reduce_sum(gather.take(), 0)
+            came = tf.reshape(total[:-1] / count, first.shape)
+            result = tf.where(total[-1] > 0, came, kept.last.read_value())
+            with tf.control_dependencies([total]):
+                gather.start(
+                    [tf.concat([tf.reshape(v, [-1]), one], 0) for v in own]
+                )
+            kept.last.assign(result)
+            kept.age.assign(0)
+            return tf.identity(result)
+
         # If the step does not use the optimizer, its round never ends.
-        is_due = current.ends | (kept.age.read_value() >= current.batches)
-        return tf.cond(is_due, exchange, repeat)
+        is_old = kept.age.read_value() >= current.batches
+        if gather is None:
+            return tf.cond(current.ends | is_old, exchange, repeat)
+        one = tf.ones([1], first.dtype)
+        return tf.cond(
+            is_old,
+            exchange,
+            lambda: tf.cond(current.ends, exchange_later, repeat),
+        )

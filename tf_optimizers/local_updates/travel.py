@@ -1,0 +1,114 @@
+"""Sends the entries of a round while the next one runs.
+
+step      round ends: accumulate, start       next round ends: wait, ...
+thread                           exchange, update the common weights
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat.keras_internals import strategy_of, variable_index
+from tf_optimizers.compression.residual import subtract
+from tf_optimizers.local_updates.rounds import Choice, Rounds, differences
+from tf_optimizers.replicas import effects_of, replicas_of
+
+
+class Travel:
+    """The entries of an optimizer that travel while its local steps run.
+
+    Args:
+        optimizer: A `SparseLoCo`.
+        rounds: Its rounds, which overlap.
+    """
+
+    def __init__(self, optimizer: Any, rounds: Rounds) -> None:
+        self._optimizer, self._rounds = optimizer, rounds
+        self._strategy = strategy_of(optimizer)
+        self._call = replicas_of(self._strategy).later(self._exchange)
+
+    def finish(self) -> None:
+        """Wait until all has arrived; call it between steps."""
+        self._call.wait_for_all()
+
+    def start(self, due: Sequence[tuple[Choice, tf.Tensor]]) -> None:
+        """If a round is over, send its entries, in a replica's step.
+
+        Args:
+            due: Choices of variables, and whether each is due.
+        """
+        self._optimizer._compressor.allocate()
+        group = replicas_of()
+        rank = group.rank % len(group.devices)
+
+        def begin(choice: Choice) -> None:
+            with tf.control_dependencies([self._call.wait(rank)]):
+                effects = effects_of(lambda: self._go_on(choice))
+            with tf.control_dependencies(effects):
+                self._call.start(rank, self._optimizer.iterations)
+
+        for choice, is_due in due:
+            tf.cond(is_due, functools.partial(begin, choice), lambda: None)
+
+    def _go_on(self, choice: Choice) -> None:
+        """Add what has moved to residuals; let the next round begin."""
+        optimizer, rounds = self._optimizer, self._rounds
+        compressor, variables = optimizer._compressor, rounds.chosen(choice)
+        weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)
+        indices, chosen, _ = self._parts(variables)
+        ahead = differences(bases, weights)
+        totals = compressor.sum_on_worker([ahead[i] for i in chosen])
+        for i, total in zip(chosen, totals, strict=True):
+            optimizer._accumulate_residual(indices[i], total, None, None)
+            residual = compressor.own_residual(indices[i])
+            with tf.device(residual.device):
+                ahead[i] = compressor.wire.replicas * residual.read_value()
+        rounds.go_on(weights, choice, ahead)
+        optimizer._store(variables, weights)
+
+    def _parts(
+        self, variables: Sequence[tf.Variable]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return indices; positions of what is compressed; of what is not."""
+        compressed = self._optimizer._compressor.compressed
+        indices = [variable_index(self._optimizer, each) for each in variables]
+        chosen = [i for i, index in enumerate(indices) if index in compressed]
+        others = [i for i in range(len(indices)) if i not in chosen]
+        return indices, chosen, others
+
+    def _exchange(self, updates: tf.Tensor) -> None:
+        """Exchange the entries of a round that ended after some updates."""
+        # Our strategy's own `run` would record a run of a step.
+        run = functools.partial(tf.distribute.Strategy.run, self._strategy)
+
+        def exchange(choice: Choice, updates: tf.Tensor) -> None:
+            send = functools.partial(self._send, choice, updates)
+            with replicas_of().on_later_channel():
+                self._optimizer._compressor.at_stage(updates, [], send)
+
+        with self._strategy.scope():
+            self._rounds.travel(run, exchange, self._optimizer._sparse, updates)
+
+    def _send(
+        self, choice: Choice, updates: tf.Tensor, sparsity: float | None, _: Any
+    ) -> None:
+        """Send the largest entries; update the common weights."""
+        compressor = self._optimizer._compressor
+        commons, bases = self._rounds.kept(choice)
+        indices, chosen, others = self._parts(self._rounds.chosen(choice))
+        moved = differences(
+            [commons[i] for i in others], [bases[i] for i in others]
+        )
+        sums = compressor.send(
+            *(updates, sparsity, [indices[i] for i in chosen]),
+            [each / compressor.wire.replicas for each in moved],
+            tf.constant(1.0),
+        )
+        for i, total in zip([*chosen, *others], sums, strict=True):
+            weight = commons[i]
+            rate = self._optimizer.outer_learning_rate
+            with tf.device(weight.device):
+                rate = tf.constant(rate, weight.dtype)
+                subtract(weight, total, rate, compressor.wire.replicas)

@@ -1,0 +1,223 @@
+"""Exchanges values while the next steps run.
+
+A step ends only when all of its collectives have ended. So a step that must not
+wait for the network leaves the exchange to a thread, and a later step takes the
+result:
+
+    step       starts a call                              waits for it
+    thread     ....[ the call, on a channel of its own ]....
+
+Calls run one after another, in the order in which steps start them. This order
+is the same on all workers.
+"""
+
+import collections
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.replicas import effects_of
+from tf_optimizers.workers.collectives.runs import BackgroundCall
+
+_FULL = 1 << 16  # More calls than a program starts before it waits for one.
+
+
+class Later:
+    """A thread that runs calls, and the channel that they exchange on.
+
+    Args:
+        owner: The object whose lifetime bounds the thread.
+        channel: The collectives of the calls.
+    """
+
+    def __init__(self, owner: object, channel: Any) -> None:
+        self.channel = channel
+        self._calls: list[weakref.ref[Call]] = []
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._started = _queue([tf.int64, tf.int64])
+        thread, started, calls = (
+            BackgroundCall(owner),
+            self._started,
+            self._calls,
+        )
+        # At exit, this closes the queue before `thread` waits.
+        weakref.finalize(owner, started.close, True)
+        thread.call(lambda: _run(started, calls))
+
+    def call(
+        self, function: Callable[[tf.Tensor], object], replicas: int = 1
+    ) -> "Call":
+        """Return a call that so many replicas of this process start."""
+        call = Call(function, self._started, len(self._calls), replicas)
+        self._calls.append(weakref.ref(call))
+        return call
+
+
+class Call:
+    """A function that steps call in a thread.
+
+    Args:
+        function: Called in the thread once all replicas have started it, with
+            the integer that one of them has passed.
+        started: The queue of the thread.
+        number: The number of this call in the thread.
+        replicas: The number of replicas that start it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[tf.Tensor], object],
+        started: tf.queue.QueueBase,
+        number: int,
+        replicas: int,
+    ) -> None:
+        self._function, self._started, self._number = function, started, number
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._ended = [_queue([tf.string]) for _ in range(replicas)]
+            self._is_on = [
+                plain_variable(False, trainable=False) for _ in range(replicas)
+            ]
+
+    def start(self, rank: int, argument: Any = 0) -> None:
+        """Start the call, in a step of a replica of this process."""
+        with tf.device("CPU:0"):
+            self._is_on[rank].assign(True)
+            argument = tf.cast(argument, tf.int64)
+            number = tf.constant(self._number, tf.int64)
+            self._started.enqueue([number, argument])
+
+    def wait(self, rank: int) -> tf.Tensor:
+        """Return a tensor that is known once the replica's call has ended.
+
+        Raises:
+            tf.errors.InvalidArgumentError: If the call has raised an error.
+        """
+
+        def take() -> tf.Tensor:
+            error = self._ended[rank].dequeue()
+            self._is_on[rank].assign(False)
+            check = tf.debugging.Assert(tf.equal(error, ""), [error])
+            with tf.control_dependencies([] if check is None else [check]):
+                return tf.identity(error)
+
+        with tf.device("CPU:0"):
+            is_on = self._is_on[rank].read_value()
+            return tf.cond(is_on, take, lambda: tf.constant(""))
+
+    def wait_for_all(self) -> None:
+        """Wait for all replicas of this process, between steps."""
+        for rank in range(len(self._ended)):
+            self.wait(rank)
+
+    def run(self, argument: tf.Tensor) -> None:
+        """Run the function, and tell all replicas of its end."""
+        error = ""
+        try:
+            self._function(argument)
+        except Exception as raised:
+            error = (
+                "Values that a step has sent must arrive before later steps "
+                "need them. Received: an error on the way: "
+                f"{type(raised).__name__}: {raised}"
+            )
+        for queue in self._ended:
+            queue.enqueue(error)
+
+
+def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
+    """Run calls until the queue is closed."""
+    tokens: collections.Counter[int] = collections.Counter()
+    while True:
+        try:
+            number, argument = started.dequeue()
+        except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+            return
+        call = calls[int(number)]()
+        if call is not None:
+            tokens[int(number)] += 1
+            if tokens[int(number)] % len(call._ended) == 0:
+                call.run(argument)
+        del call  # Not kept alive while this waits.
+
+
+def _queue(dtypes: list[tf.DType]) -> tf.queue.QueueBase:
+    return tf.queue.FIFOQueue(_FULL, dtypes, [[]] * len(dtypes))
+
+
+class GatherLater:
+    """Gathers a small tensor of each replica while the next steps run.
+
+    Args:
+        later: The thread.
+        gather: Called with tensors of this process's replicas; stacks those of
+            all replicas.
+        shape: The shape of a tensor.
+        dtype: Its dtype.
+        local: The number of replicas in this process.
+        replicas: The number of all replicas.
+    """
+
+    def __init__(
+        self,
+        later: Later,
+        gather: Callable[[Sequence[tf.Tensor]], tf.Tensor],
+        shape: Sequence[int],
+        dtype: tf.DType,
+        local: int,
+        replicas: int,
+    ) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._sent = [
+                plain_variable(tf.zeros(shape, dtype), trainable=False)
+                for _ in range(local)
+            ]
+            self._arrived = plain_variable(
+                tf.zeros([replicas, *shape], dtype), trainable=False
+            )
+
+        def exchange() -> None:
+            parts = [sent.read_value() for sent in self._sent]
+            self._arrived.assign(gather(parts))
+
+        run = tf.function(exchange, autograph=False)
+        self._call = later.call(lambda _: run())
+
+    def start(self, parts: Sequence[tf.Tensor]) -> None:
+        """Start to gather the tensors of this process's replicas."""
+
+        def keep() -> None:
+            for sent, part in zip(self._sent, parts, strict=True):
+                sent.assign(part)
+
+        with tf.device("CPU:0"), tf.control_dependencies(effects_of(keep)):
+            self._call.start(0)
+
+    def take(self) -> tf.Tensor:
+        """Return what was gathered last, once; otherwise zeros."""
+        with tf.device("CPU:0"), tf.control_dependencies([self._call.wait(0)]):
+            arrived = self._arrived.read_value()
+            with tf.control_dependencies([arrived]):
+                zeros = tf.zeros_like(arrived)
+                cleared = effects_of(lambda: self._arrived.assign(zeros))
+            with tf.control_dependencies(cleared):
+                return tf.identity(arrived)
+
+
+class Current(threading.local):
+    """The channel of the code that runs in this thread, if not the main one."""
+
+    channel: Any = None
+
+    @contextlib.contextmanager
+    def set(self, channel: Any) -> Iterator[None]:
+        """Let the code in this context exchange on a channel."""
+        before, self.channel = self.channel, channel
+        try:
+            yield
+        finally:
+            self.channel = before
