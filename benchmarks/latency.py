@@ -51,7 +51,8 @@ WIDTH, BATCH = 512, 64
 ROUNDS = 3
 SECONDS_PER_TURN = 2.0
 FEWEST_STEPS, MOST_STEPS = 3, 24
-LOCAL_STEPS = 8  # Divides MOST_STEPS.
+LOCAL_STEPS = (8, 16)
+MOST_IN_ROUNDS = 32  # The most, rounded up to whole rounds.
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 MOMENTUM = {
@@ -63,9 +64,23 @@ MOMENTUM = {
 ADAMW = {
     "AdamW": lambda: keras.optimizers.AdamW(1e-3),
     "AdamW in SparseLoCo": lambda: tfo.SparseLoCo(keras.optimizers.AdamW(1e-3)),
-    f"AdamW in SparseLoCo, {LOCAL_STEPS} local steps": lambda: tfo.SparseLoCo(
-        keras.optimizers.AdamW(1e-3), sync_every=LOCAL_STEPS
-    ),
+}
+IN_ROUNDS = {
+    f"AdamW in SparseLoCo, {steps} local steps{name}": (steps, overlap)
+    for steps in LOCAL_STEPS
+    for name, overlap in {"": False, ", overlap": True}.items()
+}
+
+
+def make_local(steps: int, overlap: bool) -> tfo.SparseLoCo:
+    return tfo.SparseLoCo(
+        keras.optimizers.AdamW(1e-3), sync_every=steps, overlap=overlap
+    )
+
+
+ADAMW |= {
+    name: functools.partial(make_local, *settings)
+    for name, settings in IN_ROUNDS.items()
 }
 OPTIMIZERS = MOMENTUM | ADAMW
 
@@ -84,7 +99,7 @@ class Contender(NamedTuple):
     @property
     def round(self) -> int:
         """The number of steps per exchange."""
-        return LOCAL_STEPS if "local steps" in self.optimizer else 1
+        return IN_ROUNDS.get(self.optimizer, (1, False))[0]
 
 
 def family(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
@@ -133,7 +148,7 @@ class Training:
         self.loops: dict[str, CustomLoop] = {}
         rng = np.random.default_rng(0)
         # Neither the first step nor the last is timed.
-        rows = BATCH * (MOST_STEPS + 2)
+        rows = BATCH * (MOST_IN_ROUNDS + 2)
         x = rng.standard_normal((rows, width), "float32")
         y = rng.integers(0, CLASSES, rows)
         data = tf.data.Dataset.from_tensor_slices((x, y))
