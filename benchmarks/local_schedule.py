@@ -3,15 +3,14 @@
     python benchmarks/local_schedule.py [--models "text, 2 workers"] [--seeds 3]
 
 A candidate's sparsity follows from its bytes: how many times fewer it sends
-than a run that exchanges dense float32 gradients in every step. Each rung of
-the search on the text trains longer, and only the candidates of the lowest mean
-validation loss, for each number of local steps. The last runs are compared on
-the test split with the inner optimizer alone ("dense"), and with averages of
-everything, in float32. Seeds and learning rates are chosen as in study.py.
+than a run that exchanges dense float32 gradients in every step. First, short
+runs of one seed compare all candidates on the text. Long runs then compare the
+best one with the inner optimizer alone ("dense"), with more and fewer bytes,
+and with the stages that `for_steps` sets for gradients. `local_simulation.py`
+trains; learning rates are chosen as in study.py.
 
 Everything is compressed here, also the smallest variables. Bytes are those of
-one large variable, as in run_bytes.py. A process trains with one number of
-workers, since TensorFlow configures its devices only once.
+one large variable, as in run_bytes.py.
 """
 
 import dataclasses
@@ -130,7 +129,7 @@ def stages_of_dgc(steps: int, sync_every: int) -> dict[str, Any]:
 
 
 def candidates() -> list[Candidate]:
-    """Return what the first rung compares."""
+    """Return what the search compares."""
     found = []
     for every in ROUNDS:
         found += [

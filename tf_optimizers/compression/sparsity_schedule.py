@@ -21,7 +21,7 @@ NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 # benchmarks/local_schedule.py: the steps in which a replica sends every entry
 # once, how often it sends every entry in a shorter run, and the largest part of
 # the entries that a round sends.
-STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, Fraction(1, 2)
+STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, 0.5
 OUTER_LEARNING_RATE = 1.4
 
 
@@ -191,10 +191,10 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     at least `SENT_AT_LEAST` times in the run.
     """
     steps = check_integer("steps", steps, 2)
-    period = min(STEPS_PER_ENTRY, Fraction(steps, SENT_AT_LEAST))
+    period = min(STEPS_PER_ENTRY, steps / SENT_AT_LEAST)
     share = min(LARGEST_SHARE, sync_every / period)
     return {
-        "sparsity": (round(float(1 - share), 4),),
+        "sparsity": (round(1 - share, 4),),
         "outer_learning_rate": OUTER_LEARNING_RATE,
         "value_dtype": VALUE_DTYPE,
     }
