@@ -77,10 +77,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         b_i <- w_i
         begin to send the k entries of largest |e_i|; e_i becomes 0 there
 
-    So where worker i has sent, w_i changes by the difference of the sum from
-    its own entries; elsewhere, by what others have sent. w is equal on all
-    workers, bit for bit. `synchronize` waits for what travels, sends once more
-    without overlap, and sets all w_i to w.
+    So where worker i has sent entries, w_i changes by the difference between
+    the sum and its own entries; elsewhere, by the sum of the other workers'
+    entries. w is equal on all workers, bit for bit. `synchronize` waits for
+    entries on their way, sends once more without overlap, and sets all w_i to
+    w.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
@@ -91,14 +92,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     same strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
-    optimizer's state. During a step also a copy of w, and the update; with
-    `sync_every` > 1 the copy is kept, and with `overlap` also b_i. Outside of
-    replicas, and in checkpoints, e is the sum over i and the inner state is the
-    mean. With `tfo.AdamOffload`, all state is on the host, except for master
-    weights of half-precision
-    variables and accumulated gradients.
-    Traffic: as `DGCMomentum`, once in `sync_every` steps; dense for variables
-    with sparse gradients.
+    optimizer's state. During a step, also a copy of w, and the update; with
+    `sync_every` > 1, the copy is kept, and with `overlap`, b_i as well. Outside
+    of replicas, and in checkpoints, e is the sum over i and the inner state is
+    the mean. With `tfo.AdamOffload`, all state is on the host, except for
+    master weights of half-precision variables and accumulated gradients.
+    Traffic: that of `DGCMomentum`, once in `sync_every` steps; dense for
+    variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
     `gradient_accumulation_steps` or `loss_scale_factor` they count as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
@@ -123,9 +123,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             stages of `sparsity`. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             First step of the stages in reverse. Defaults to `None`.
-        rampdown_step: int >= 1. Steps of the cool-down, from there to dense
-            exchange. The last of them, or the next synchronization, sends all
-            residuals. Defaults to `1`.
+        rampdown_step: int >= 1. Steps of the cool-down, after which the
+            exchange is dense. The last of them, or the next synchronization,
+            sends all residuals. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sums of sent entries.

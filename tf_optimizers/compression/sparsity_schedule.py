@@ -19,14 +19,14 @@ RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
 NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 # The settings of `SparseLoCo` with local steps, found by
 # benchmarks/local_schedule.py: the steps in which a replica sends every entry
-# once, how often it sends every entry in a shorter run, and the largest part of
-# the entries that a round sends.
+# once, how often it sends every entry in a shorter run, and the largest share
+# of the entries that a round sends.
 STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, 0.5
 OUTER_LEARNING_RATE = 1.4
 
 
 class SparsitySchedule:
-    """A dense start, rising sparsity, and optionally the way back.
+    """A dense start, a warm-up of rising sparsity, and optionally a cool-down.
 
     With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
     rampdown_begin_step and e = rampdown_step, at step s from 0:
@@ -37,9 +37,9 @@ class SparsitySchedule:
         s = d + e - 1         0: all residuals are sent
         s >= d + e            dense
 
-    On the way back, the stages before the last one come in reverse order, each
+    In the cool-down, the stages before the last one come in reverse order, each
     with the same length, and one more step sends all residuals. A single stage
-    lasts until that step. Without d there is no way back.
+    lasts until that step. Without d, there is no cool-down.
     If replicas exchange only every `sync_every` steps, the stage of 0 has
     `sync_every` steps, so that one exchange falls into it.
 
@@ -47,11 +47,11 @@ class SparsitySchedule:
         sparsity: Sequence of floats in [0, 1), not decreasing.
         rampup_begin_step: int >= 0. Dense steps before compression starts.
             Defaults to `0`.
-        rampup_step: int >= 1. Steps of the way up. Defaults to `1`.
+        rampup_step: int >= 1. Steps of the warm-up. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            First step of the way back. Defaults to `None`.
-        rampdown_step: int >= 1. Steps of the way back. Defaults to `1`.
-        sync_every: int >= 1. The most steps from one exchange to the next.
+            First step of the cool-down. Defaults to `None`.
+        rampdown_step: int >= 1. Steps of the cool-down. Defaults to `1`.
+        sync_every: int >= 1. The largest number of steps between exchanges.
             Defaults to `1`.
     """
 
@@ -77,7 +77,7 @@ class SparsitySchedule:
         self.rampdown_begin_step = rampdown_begin_step
         self._check_rampdown()
         self.sync_every = sync_every
-        plan = [*self._way_up(), *self._way_down()]
+        plan = [*self._warm_up(), *self._cool_down()]
         self.stages = list(dict.fromkeys(sparsity for _, sparsity in plan))
         self._starts = [start for start, _ in plan]
         self._order = [self.stages.index(sparsity) for _, sparsity in plan]
@@ -107,7 +107,7 @@ class SparsitySchedule:
             "rampdown_step": self.rampdown_step,
         }
 
-    def _way_up(self) -> Iterator[tuple[int, float | None]]:
+    def _warm_up(self) -> Iterator[tuple[int, float | None]]:
         """Yield the start of each stage; the last of equal starts counts."""
         begin, count = self.rampup_begin_step, len(self.sparsity)
         if begin:
@@ -115,7 +115,7 @@ class SparsitySchedule:
         for i, sparsity in enumerate(self.sparsity):
             yield begin + -(-i * self.rampup_step // count), sparsity
 
-    def _way_down(self) -> Iterator[tuple[int, float | None]]:
+    def _cool_down(self) -> Iterator[tuple[int, float | None]]:
         begin, back = self.rampdown_begin_step, self.sparsity[-2::-1]
         if begin is None:
             return
@@ -150,8 +150,8 @@ def recommended_schedule(
 ) -> dict[str, Any]:
     """Return the arguments of a schedule for a run of `steps` steps.
 
-    Each stage, on the way up and on the way back, takes 1 / `stages` of the
-    run. At the highest sparsity, a replica still sends every entry twice, on
+    Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
+    At the highest sparsity, a replica still sends every entry twice, on
     average. Rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)

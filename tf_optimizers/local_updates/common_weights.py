@@ -56,7 +56,7 @@ class CommonWeights(keras.callbacks.Callback):
         self._synchronize()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronize before an evaluation, also inside of `fit`."""
+        """Synchronize before an evaluation, including those of `fit`."""
         self._synchronize()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:

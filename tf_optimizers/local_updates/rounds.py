@@ -13,10 +13,9 @@ and `base`, where the local steps of a replica began:
 
     round ends           wait for the entries of the round before
                          pseudo-gradient = base - w_i
-                         w_i <- common - (what this replica has not got back)
+                         w_i <- common - (entries that have not come back yet)
                          base <- w_i
     in a thread          exchange; update common
-
 """
 
 import functools
@@ -151,7 +150,7 @@ class Rounds:
         return [(usual, is_due & ~others), (every, is_due & others)]
 
     def chosen(self, choice: Choice) -> list[tf.Variable]:
-        """Return the variables of a choice, as TensorFlow's."""
+        """Return the variables of a choice, as `tf.Variable`s."""
         return list(itertools.compress(self.variables, choice))
 
     def count(self) -> tf.Tensor:

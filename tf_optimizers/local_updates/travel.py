@@ -30,7 +30,7 @@ class Travel:
         self._call = replicas_of(self._strategy).later(self._exchange)
 
     def finish(self) -> None:
-        """Wait until all has arrived; call it between steps."""
+        """Wait until all entries have arrived; call it between steps."""
         self._call.wait_for_all()
 
     def start(self, due: Sequence[tuple[Choice, tf.Tensor]]) -> None:
@@ -53,7 +53,7 @@ class Travel:
             tf.cond(is_due, functools.partial(begin, choice), lambda: None)
 
     def _go_on(self, choice: Choice) -> None:
-        """Add what has moved to residuals; let the next round begin."""
+        """Add the changes of weights to residuals; let the next round begin."""
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)
         weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)
@@ -71,7 +71,7 @@ class Travel:
     def _parts(
         self, variables: Sequence[tf.Variable]
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return indices; positions of what is compressed; of what is not."""
+        """Return indices, and positions of compressed and other variables."""
         compressed = self._optimizer._compressor.compressed
         indices = [variable_index(self._optimizer, each) for each in variables]
         chosen = [i for i, index in enumerate(indices) if index in compressed]
@@ -80,7 +80,7 @@ class Travel:
 
     def _exchange(self, updates: tf.Tensor) -> None:
         """Exchange the entries of a round that ended after some updates."""
-        # Our strategy's own `run` would record a run of a step.
+        # Our strategy's own `run` would record this as a step.
         run = functools.partial(tf.distribute.Strategy.run, self._strategy)
 
         def exchange(choice: Choice, updates: tf.Tensor) -> None:

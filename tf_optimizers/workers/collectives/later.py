@@ -5,7 +5,7 @@ wait for the network leaves the exchange to a thread, and a later step takes the
 result:
 
     step       starts a call                              waits for it
-    thread     ....[ the call, on a channel of its own ]....
+    thread     ....[ the call, on a separate channel ]....
 
 Calls run one after another, in the order in which steps start them. This order
 is the same on all workers.
@@ -24,7 +24,7 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-_FULL = 1 << 16  # More calls than a program starts before it waits for one.
+_FULL = 1 << 16  # A program starts fewer calls before it waits for one.
 
 
 class Later:
@@ -52,7 +52,7 @@ class Later:
     def call(
         self, function: Callable[[tf.Tensor], object], replicas: int = 1
     ) -> "Call":
-        """Return a call that so many replicas of this process start."""
+        """Return a call that `replicas` replicas of this process start."""
         call = Call(function, self._started, len(self._calls), replicas)
         self._calls.append(weakref.ref(call))
         return call
@@ -122,7 +122,7 @@ class Call:
         except Exception as raised:
             error = (
                 "Values that a step has sent must arrive before later steps "
-                "need them. Received: an error on the way: "
+                "need them. Received: an error in the exchange: "
                 f"{type(raised).__name__}: {raised}"
             )
         for queue in self._ended:
@@ -142,7 +142,7 @@ def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
             tokens[int(number)] += 1
             if tokens[int(number)] % len(call._ended) == 0:
                 call.run(argument)
-        del call  # Not kept alive while this waits.
+        del call  # Do not keep the call alive while waiting.
 
 
 def _queue(dtypes: list[tf.DType]) -> tf.queue.QueueBase:
@@ -198,7 +198,7 @@ class GatherLater:
             self._call.start(0)
 
     def take(self) -> tf.Tensor:
-        """Return what was gathered last, once; otherwise zeros."""
+        """Return the values gathered last, only once; otherwise zeros."""
         with tf.device("CPU:0"), tf.control_dependencies([self._call.wait(0)]):
             arrived = self._arrived.read_value()
             with tf.control_dependencies([arrived]):
