@@ -7,8 +7,8 @@ result:
     step       starts a call                              waits for it
     thread     ....[ the call, on a separate channel ]....
 
-Calls run one after another, in the order in which steps start them. This order
-is the same on all workers.
+Calls run one after another, in the order of their starts, which is the same on
+all workers.
 """
 
 import collections
