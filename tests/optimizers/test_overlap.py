@@ -126,7 +126,7 @@ def test_error_on_the_way_is_raised_later(ours, wait):
             int, "no number"
         )
         run.step(gradients_of(step, 2))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="on the way"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="in the exchange"):
         if wait == "synchronize":
             run.optimizer.synchronize()
         for step in range(EVERY):
