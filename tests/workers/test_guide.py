@@ -135,7 +135,7 @@ def test_weights_that_steps_restore_are_equal_on_all_workers(results):
 def test_weights_assigned_by_steps_are_an_error(results):
     for result in results:
         message = result["sharp"]["error"]
-        assert "must have the weights" in message
+        assert "must agree on the weights" in message
         assert "A step, or a layer, assigns to `" in message
         assert "/bias` without an optimizer" in message
 

@@ -23,7 +23,7 @@ PROGRAM = real_workers.SCRIPTS / "faults.py"
 SURVIVED = {
     "settings": ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"],
     "step": ["step=0 on worker 0, step=7 on worker 1"],
-    "parted": ["All workers must have the weights", "dense/kernel=['"],
+    "parted": ["All workers must agree on the weights", "dense/kernel=['"],
     "resets alone": ["Received: assignments=", "reset them on every worker"],
     "absent": ["Received nothing from worker 1 in 5 s"],
     "other rows": ["Received: batches that differ between workers"],
@@ -55,8 +55,8 @@ def test_fault_is_an_error_on_every_worker(survivors, case):
 def test_differing_rates_are_a_separate_error(survivors):
     for worker in range(2):
         assert (
-            f"[worker {worker}] rate: All workers must have the weights and "
-            "the learning rate"
+            f"[worker {worker}] rate: All workers must agree on the weights "
+            "and the learning rate"
         ) in survivors.output
     expected = (
         "learning_rate='0.1' on worker 0, learning_rate='0.2' on worker 1"
