@@ -13,11 +13,11 @@ pytest.register_assert_rewrite("contract", "dgc")
 # alternate with those that mostly wait. Then other slow files.
 LONGEST = [
     *("test_resume", "test_guide", "test_worker_errors", "test_strategy"),
-    *("test_tensorflow", "test_programs", "test_additions", "test_ending"),
+    *("test_tensorflow", "test_programs", "test_preemption", "test_ending"),
     *("test_gradient_compression", "test_images"),
     *("test_transport", "test_output", "test_environment", "test_faults"),
     *("test_local_steps", "test_dgc_momentum", "test_replicas"),
-    *("test_backup", "test_preemption", "test_notebooks", "test_contract"),
+    *("test_backup", "test_additions", "test_notebooks", "test_contract"),
     *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
     *("test_sharded_state", "test_custom_steps", "test_sharded_exchange"),
     *("test_rate_in_momentum", "test_exclusions", "test_dgc_contract"),

@@ -48,22 +48,14 @@ def test_replicas_of_one_process_agree(mirrored, name):
     assert additions.moved(first, name) > MOVED
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "names"),
-    [
-        (1, ["lans", "dgc, sharded"]),
-        pytest.param(1, additions.EVERY, marks=pytest.mark.long),
-        pytest.param(2, additions.EVERY, marks=pytest.mark.long),
-    ],
-    ids=["1 device", "1 device, all", "2 devices, all"],
-)
-def test_workers_agree(tmp_path, devices, names):
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 2])
+def test_workers_agree(tmp_path, devices):
     found = real_workers.results(
-        *("additions", tmp_path, 2, "workers", "permuted", *names),
+        *("additions", tmp_path, 2, "workers", "permuted", *additions.EVERY),
         devices=devices,
     )
-    assert list(found[0]) == names
+    assert list(found[0]) == additions.EVERY
     assert_replicas_agree(found)
 
 

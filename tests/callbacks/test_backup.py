@@ -219,6 +219,7 @@ def make_pair():
     return model
 
 
+@pytest.mark.long
 def test_optimizers_of_compiled_parts_are_resumed(tmp_path):
     model = make_pair()
     fit(model, tmp_path)

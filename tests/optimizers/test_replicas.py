@@ -129,6 +129,7 @@ def test_two_replicas_equal_one(case, mirrored, kwargs):
     assert_two_replicas_equal_one(mirrored, lambda: case.make(**kwargs))
 
 
+@pytest.mark.long  # Replicas that skip an overflow are a short test.
 def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
     assert_two_replicas_equal_one(
         mirrored, lambda: keras.optimizers.LossScaleOptimizer(case.make())
@@ -297,6 +298,7 @@ def test_apply_outside_of_a_replica_is_rejected(case, mirrored):
             optimizer.apply(cases.make_gradients(0), variables)
 
 
+@pytest.mark.long
 def test_one_device_strategy_equals_none(case):
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")
     with strategy.scope():

@@ -128,13 +128,10 @@ def test_one_replica_is_the_inner_optimizer():
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    cases.with_long(
-        [{"global_clipnorm": 0.05}, {"clipnorm": 0.05}], [{"clipnorm": 0.05}]
-    ),
-)
-def test_sums_are_clipped(mirrored, settings):
+@pytest.mark.long  # test_own_optimizers.py clips large gradients.
+@pytest.mark.parametrize("name", ["global_clipnorm", "clipnorm"])
+def test_sums_are_clipped(mirrored, name):
+    settings = {name: 0.05}
     expected = trained(
         tf.distribute.get_strategy(), keras.optimizers.SGD(0.1, **settings)
     )
@@ -166,6 +163,7 @@ IN_PARTS = {
 
 # Other cases cover these in short runs.
 LONG = ["ema", "ema overwrites", "tfo ema", "accumulated", "offload"]
+LONG += ["not decayed"]
 
 
 def without_kernels(optimizer):
@@ -192,9 +190,8 @@ def test_averages_and_accumulators_are_those_of_one_replica(mirrored, name):
         np.testing.assert_allclose(value, theirs.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "swap_on_epoch", cases.with_long([False, True], [True])
-)
+@pytest.mark.long  # test_own_optimizers.py swaps averages inside of others.
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_averages_can_be_swapped_in(mirrored, swap_on_epoch):
     def swapped(wrap):
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)
