@@ -52,7 +52,7 @@ class Group:
         self.workers, self.devices = PLACES[place]
         self._life = life
         self._process = None
-        self.end = ""
+        self.end, self._words = "", ""
         # Whether its workers have always had the same outcome.
         self.is_clean = True
 
@@ -83,7 +83,7 @@ class Group:
 
     def _start(self):
         self.close()
-        self._number, self.is_clean = 0, True
+        self._number, self.is_clean, self.end = 0, True, ""
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="programs-"))
         command = [str(WORKER), str(self._folder), str(self.devices)]
         if self.workers > 1:
@@ -128,6 +128,8 @@ class Group:
 
     def last_words(self):
         """Return the exit of the processes, and their last output."""
+        if self._process is None:
+            return self._words
         written = self.output.read_text(errors="replace").splitlines()
         told = [line for line in written if not NOISE.search(line)]
         return "\n".join([self.end, *told[-20:]])
@@ -136,7 +138,7 @@ class Group:
         """End the processes."""
         if self._process is None:
             return
-        words = self.last_words()
+        self._words = self.last_words()
         self._process.terminate()  # The launcher ends its workers.
         try:
             self._process.wait(timeout=20)
@@ -145,7 +147,6 @@ class Group:
             self._process.wait()
         self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
-        self.last_words = lambda: words
 
 
 def slowness():
