@@ -15,7 +15,7 @@ import time
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 # Its `sitecustomize` lets Python start faster.
 SUPPORT = WORKER.parents[1] / "support"
-# Where the package is that is tried; it is not imported here.
+# The folder of the tested package, which is not imported here.
 PACKAGE = pathlib.Path(
     importlib.util.find_spec("tf_optimizers").origin
 ).parents[1]
@@ -40,7 +40,7 @@ PATIENCE = 40
 # In seconds: the largest delay between the ends of workers.
 LATE = 45
 PAUSE = 0.01
-# Has the least `slowness`: the load of a shared machine comes and goes.
+# Variable with the least slowdown, as the load of a machine changes.
 AT_LEAST = "PROGRAMS_SLOWNESS"
 
 
@@ -150,7 +150,7 @@ class Group:
 
 
 def slowness():
-    """Return how many times longer all takes, as others share the machine."""
+    """Return the slowdown by other work on the machine."""
     at_least = float(os.environ.get(AT_LEAST, 1.0))
     return max(at_least, os.getloadavg()[0] / os.cpu_count())
 
