@@ -70,10 +70,12 @@ def _attempt(name, step, expected, **kwargs):
         now = time.time()
         since = harm(run) or now
         exit_code = run.wait()
+        passed = judge(run, outcome, message, exit_code, expected)
         return {
             "exit_code": exit_code,
             **measure(run, since, expected),
-            "passed": judge(run, outcome, message, exit_code, expected),
+            "passed": passed,
+            **({} if passed else {"error": run.text()[-5000:]}),
         }
 
 
