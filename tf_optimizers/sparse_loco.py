@@ -69,7 +69,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     With `overlap`, entries travel while the next sync_every steps run. Each
     worker has a copy of w, goes on from its own weights, and keeps those with
-    which it begins a round in b_i. At the end of a round:
+    which it begins a round in b_i. At the end of a round, once the entries of
+    the round before have arrived:
 
         w   <- w - outer_learning_rate (sum of the entries that have arrived)
         e_i <- residual_decay e_i + (b_i - w_i) / N

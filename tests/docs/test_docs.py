@@ -203,7 +203,8 @@ def test_interface_is_the_agreed_one():
         tfo.SparseLoCo: "inner_optimizer, sync_every=1, sparsity=(0.999,), "
         "rampup_begin_step=0, rampup_step=1, rampdown_begin_step=None, "
         "rampdown_step=1, residual_decay=1.0, outer_learning_rate=1.0, "
-        "min_compress_size=16384, value_dtype='float32', **kwargs",
+        "min_compress_size=16384, value_dtype='float32', overlap=False, "
+        "**kwargs",
         tfo.SparseMultiWorkerMirroredStrategy: "cluster_resolver=None, "
         "communication_options=None",
         tfo.Lamb: shared.format(0.01) + "**kwargs",
