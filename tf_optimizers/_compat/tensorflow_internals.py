@@ -108,11 +108,20 @@ def update_each(
             replica's tensor for each variable.
     """
 
-    def update(rows: list[tuple]) -> None:
-        for row in rows:
-            function(*row)
+    def on_its_device(component: tf.Variable, *values: Any) -> None:
+        # Without a strategy, TensorFlow would use the default device.
+        with tf.device(component.device):
+            function(component, *values)
 
-    update_by_device(variables, update, *args)
+    def update(strategy: Any, *args: Any) -> None:
+        # A custom `update_step` may assign to other variables. Here, they stand
+        # for their components on the device.
+        for variable, *values in zip(variables, *args, strict=True):
+            strategy.extended.update(
+                variable, on_its_device, args=tuple(values), group=False
+            )
+
+    call_across_replicas(update, *args)
 
 
 def update_by_device(
