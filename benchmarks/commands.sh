@@ -72,6 +72,7 @@ python benchmarks/cost_model.py  # cost_model
 python benchmarks/accuracy.py  # accuracy
 python benchmarks/loco_accuracy.py  # loco_accuracy
 python benchmarks/run_bytes.py  # run_bytes
+python benchmarks/local_schedule.py  # local_schedule
 sudo python benchmarks/time_to_accuracy.py  # time_to_accuracy
 
 # Tables and plots
