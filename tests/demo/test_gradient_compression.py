@@ -392,7 +392,7 @@ def test_report_describes_the_link(tmp_path):
     assert "Set to: 80 Mbit/s, 20 ms. Measured before the runs: " in text
     assert "80.0 Mbit/s, 20.0 ms." in text
     assert "fitted to this run: SGD 2.0, DGC 1.0." in text
-    assert "runs are +0 to +0 % off" in text
+    assert "+0 to +0 % off" in text
     assert "This rate is at an edge of the grid." in text
 
 

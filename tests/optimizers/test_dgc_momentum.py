@@ -879,7 +879,7 @@ def test_communication_summary():
     optimizer = tfo.DGCMomentum(
         0.1, rampup_begin_step=2, rampup_step=2, sparsity=(0.9, 0.999)
     )
-    with pytest.raises(RuntimeError, match="is not built"):
+    with pytest.raises(RuntimeError, match="needs a built optimizer"):
         optimizer.communication_summary()
     variables = [
         keras.Variable(np.zeros((1000, 100), "float32"), name="kernel"),

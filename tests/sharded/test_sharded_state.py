@@ -556,7 +556,7 @@ def test_received_parts_do_not_keep_their_message():
     @tf.function(autograph=False)
     def receive(sent):
         rows = tf.unstack(tf.reshape(sent + 1, [4, -1]), num=4)
-        weight.assign(worker_replicas._copied([rows[1][:1024]]))
+        weight.assign(worker_replicas._joined([rows[1][:1024]]))
 
     receive(tf.zeros([size]))
     held = allocated()
