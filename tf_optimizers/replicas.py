@@ -31,9 +31,7 @@ class ReplicaGroup:
         exchanges_later: Whether values can travel while the next steps run.
     """
 
-    packs_entries = False
-    averages_statistics = False
-    exchanges_later = False
+    packs_entries = averages_statistics = exchanges_later = False
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy

@@ -91,9 +91,8 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     """
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
-    return tf.__internal__.distribute.interim.maybe_merge_call(
-        function, tf.distribute.get_strategy(), *args
-    )
+    merge_call = tf.__internal__.distribute.interim.maybe_merge_call
+    return merge_call(function, tf.distribute.get_strategy(), *args)
 
 
 def update_each(
@@ -108,7 +107,7 @@ def update_each(
             replica's tensor for each variable.
     """
 
-    def on_its_device(component: tf.Variable, *values: Any) -> None:
+    def placed(component: tf.Variable, *values: Any) -> None:
         # Without a strategy, TensorFlow would use the default device.
         with tf.device(component.device):
             function(component, *values)
@@ -117,9 +116,7 @@ def update_each(
         # A custom `update_step` may assign to other variables. Here, they stand
         # for their components on the device.
         for variable, *values in zip(variables, *args, strict=True):
-            strategy.extended.update(
-                variable, on_its_device, args=tuple(values), group=False
-            )
+            strategy.extended.update(variable, placed, args=values, group=False)
 
     call_across_replicas(update, *args)
 
@@ -136,18 +133,14 @@ def update_by_device(
         *args: As for `update_each`.
     """
 
-    def update(strategy: Any, *args: Any) -> None:
+    def update(_: Any, *args: Any) -> None:
         found: dict[str, list[tuple]] = {}
 
         def note(component: tf.Variable, *values: Any) -> None:
             found.setdefault(component.device, []).append((component, *values))
 
-        for variable, *values in zip(variables, *args, strict=True):
-            strategy.extended.update(
-                variable, note, args=tuple(values), group=False
-            )
+        update_each(variables, note, *args)
         for device, rows in found.items():
-            # Without a strategy, TensorFlow would use the default device.
             with tf.device(device):
                 function(rows)
 

@@ -26,11 +26,7 @@ from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
 # Settings of the inner optimizer that are applied outside of it.
-_APPLIED_OUTSIDE = (
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-    "use_ema",
-)
+_OUTSIDE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 _NORMS = ("clipnorm", "global_clipnorm")
 
@@ -147,9 +143,7 @@ class ShardedSteps:
         updates: tf.Tensor,
     ) -> None:
         inner = self._optimizer
-        settings: list[Attribute] = [
-            (inner, name, None) for name in _APPLIED_OUTSIDE
-        ]
+        settings: list[Attribute] = [(inner, name, None) for name in _OUTSIDE]
         if inner.gradient_accumulation_steps:
             # Schedules count micro-batches; steps count updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
