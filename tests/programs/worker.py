@@ -22,7 +22,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
+from quick_graphs import (
+    compile_in_fewer_passes,
+    leave_data_untuned,
+    leave_graphs_as_traced,
+)
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.compressor import Compressor
@@ -56,7 +60,9 @@ def set_up(devices):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(4)
     if "TENSORFLOW_DEFAULTS" not in os.environ:
-        compile_quickly()
+        leave_graphs_as_traced()
+        leave_data_untuned()
+        compile_in_fewer_passes()
     if "TF_CONFIG" not in os.environ and devices > 1:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0],
@@ -65,32 +71,6 @@ def set_up(devices):
     tf.distribute.MirroredStrategy = OnlyOne
     patience = float(os.environ["PROGRAMS_PATIENCE"])
     tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = patience
-
-
-def compile_quickly():
-    """Compile graphs and kernels in fewer passes, as short tests do."""
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
-    )
-    dataset_ops.DatasetV2._apply_debug_options = end_at_once
-    # Another version may not know these, and end the process.
-    if tf.__version__.startswith("2.21."):
-        os.environ.setdefault(
-            "XLA_FLAGS",
-            "--xla_backend_optimization_level=1 "
-            "--xla_cpu_parallel_codegen_split_count=1 "
-            "--xla_cpu_use_fusion_emitters=false",
-        )
-
-
-def end_at_once(dataset):
-    """Return a dataset whose iterators are not tuned.
-
-    To delete an iterator, TensorFlow waits for the thread that tunes it.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 def start_anew():

@@ -7,8 +7,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 import tensorflow as tf
-from real_workers import AS_TRACED, leave_graphs_as_traced
-from tensorflow.python.data.ops import dataset_ops
+from quick_graphs import (
+    compile_in_fewer_passes,
+    leave_data_untuned,
+    leave_graphs_as_traced,
+)
+from real_workers import AS_TRACED
 
 from tf_optimizers._compat.hooks import build_from_specs
 
@@ -24,20 +28,7 @@ tf.config.set_logical_device_configuration(
     [tf.config.LogicalDeviceConfiguration() for _ in DEVICES],
 )
 
-
-def _end_at_once(dataset):
-    """Return a dataset without autotuning.
-
-    The thread that tunes an iterator sleeps for as long as the iterator has
-    existed, up to a minute. It misses every third deletion, which then blocks.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-# All iterators call this, even those of devices, which no public name reaches.
-dataset_ops.DatasetV2._apply_debug_options = _end_at_once
+leave_data_untuned()
 
 
 def is_short(config):
@@ -62,14 +53,7 @@ def pytest_sessionstart(session):
     build_from_specs(is_mirrored)
     leave_graphs_as_traced()
     os.environ[AS_TRACED] = "1"  # For workers.
-    # Other versions may not know these flags, and end the process.
-    if tf.__version__.startswith("2.21."):
-        os.environ.setdefault(
-            "XLA_FLAGS",
-            "--xla_backend_optimization_level=1 "
-            "--xla_cpu_parallel_codegen_split_count=1 "
-            "--xla_cpu_use_fusion_emitters=false",
-        )
+    compile_in_fewer_passes()
 
 
 _list_physical_devices = tf.config.list_physical_devices

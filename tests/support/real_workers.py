@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 import sys
 
-import tensorflow as tf
+from quick_graphs import leave_graphs_as_traced
 
 import tf_optimizers
 
@@ -18,14 +18,6 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 LAUNCHER = [sys.executable, "-m", "tf_optimizers.launch"]
 # Set for workers whose graphs TensorFlow does not optimize.
 AS_TRACED = "TESTS_AS_TRACED"
-
-
-def leave_graphs_as_traced():
-    """Save the fifth of the time that TensorFlow takes to optimize graphs."""
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
-    )
-
 
 if AS_TRACED in os.environ:
     leave_graphs_as_traced()
