@@ -289,18 +289,7 @@ def accuracy(name: str, result: dict) -> str:
     rows = []
     for key, runs in result["runs"].items():
         cells = [key, str(len(runs))]
-        for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
-            values = [scale * run["test"][metric] for run in runs]
-            dense = {
-                run["seed"]: scale * run["test"][metric]
-                for run in result["runs"]["dense"]
-            }
-            cells.append(mean_and_deviation(values, digits))
-            gains = [
-                value - dense[run["seed"]]
-                for value, run in zip(values, runs, strict=True)
-            ]
-            cells.append("" if key == "dense" else interval(gains, digits))
+        cells += against_dense(runs, result["runs"]["dense"])
         rows.append(cells)
     return table(
         f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
@@ -315,18 +304,10 @@ def local_schedule(name: str, result: dict) -> str:
     """Return what each schedule reached on the test split, against dense."""
     rows = []
     for steps, schedules in result["runs"].items():
-        dense = {run["seed"]: run["test"] for run in schedules["dense"]["runs"]}
         for key, found in schedules.items():
             cells = [key, steps, str(len(found["runs"]))]
             cells.append(f"{found['fewer']:,.0f}")
-            for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
-                values = [scale * run["test"][metric] for run in found["runs"]]
-                gains = [
-                    value - scale * dense[run["seed"]][metric]
-                    for value, run in zip(values, found["runs"], strict=True)
-                ]
-                cells.append(mean_and_deviation(values, digits))
-                cells.append("" if key == "dense" else interval(gains, digits))
+            cells += against_dense(found["runs"], schedules["dense"]["runs"])
             rows.append(cells)
     return table(
         f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, steps of "
@@ -335,6 +316,21 @@ def local_schedule(name: str, result: dict) -> str:
         "| minus dense (95 %) | loss, bits | minus dense (95 %) |",
         rows,
     )
+
+
+def against_dense(runs: list[dict], dense: list[dict]) -> list[str]:
+    """Return cells of each metric: its mean, and its interval minus dense."""
+    tests = {run["seed"]: run["test"] for run in dense}
+    cells = []
+    for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
+        values = [scale * run["test"][metric] for run in runs]
+        gains = [
+            value - scale * tests[run["seed"]][metric]
+            for value, run in zip(values, runs, strict=True)
+        ]
+        cells.append(mean_and_deviation(values, digits))
+        cells.append("" if runs is dense else interval(gains, digits))
+    return cells
 
 
 def mean_and_deviation(values: list[float], digits: int) -> str:
