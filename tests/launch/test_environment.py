@@ -76,18 +76,8 @@ SCRIPT, LINK = ["inner/script.py"], ["link.py"]
 PACKAGE_MAIN, SUBMODULE = ["-m", "inner"], ["-m", "inner.script"]
 
 
-@pytest.mark.usefixtures("fake_tensorflow")
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("safe_path", ["", "1"])
-@pytest.mark.parametrize(
-    "command", [SCRIPT, LINK, PACKAGE_MAIN, SUBMODULE], ids=" ".join
-)
-def test_script_sees_the_environment_of_plain_python(
-    launch, write, environment, tmp_path, devices, command, safe_path
-):
-    script = write(SURROUNDINGS, name="inner/script.py")
-    write("'''Documented.'''", SURROUNDINGS, name="inner/__main__.py")
-    write("", name="inner/__init__.py")
+def plain_lines(script, environment, tmp_path, command, safe_path):
+    """Return the output of a command in plain Python, after setting it up."""
     (tmp_path / "link.py").symlink_to(script)
     if safe_path:
         environment.setenv("PYTHONSAFEPATH", "1")
@@ -102,13 +92,29 @@ def test_script_sees_the_environment_of_plain_python(
         check=True,
         timeout=LIMIT,
     )
+    return plain.stdout.splitlines()
+
+
+@pytest.mark.usefixtures("fake_tensorflow")
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("safe_path", ["", "1"])
+@pytest.mark.parametrize(
+    "command", [SCRIPT, LINK, PACKAGE_MAIN, SUBMODULE], ids=" ".join
+)
+def test_script_sees_the_environment_of_plain_python(
+    launch, write, environment, tmp_path, devices, command, safe_path
+):
+    script = write(SURROUNDINGS, name="inner/script.py")
+    write("'''Documented.'''", SURROUNDINGS, name="inner/__main__.py")
+    write("", name="inner/__init__.py")
+    plain = plain_lines(script, environment, tmp_path, command, safe_path)
     run = launch(
         *["--workers", "1", "--devices-per-worker", str(devices)],
         *[*command, *ARGUMENTS],
     )
     assert run.returncode == 0, run.stderr
     seen, state = lines_of(run.stdout, 0)
-    expected, _ = plain.stdout.splitlines()
+    expected, _ = plain
     seen, expected = json.loads(seen), json.loads(expected)
     assert seen == expected
     assert state == (b"no TensorFlow" if devices == 1 else b"2")

@@ -3,12 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
-from launcher import INDEX, LIMIT, LONG, assert_gone, lines_of, processes_with
-from test_environment import ARGUMENTS, LINK, PACKAGE_MAIN, SCRIPT, SURROUNDINGS
+from launcher import INDEX, LONG, assert_gone, lines_of, processes_with
+from test_environment import (
+    ARGUMENTS,
+    LINK,
+    PACKAGE_MAIN,
+    SCRIPT,
+    SURROUNDINGS,
+    plain_lines,
+)
 
 from tf_optimizers.launch import child
 
@@ -177,28 +182,14 @@ def test_script_sees_what_plain_python_shows(
     script = write(AGAIN, surroundings, name="inner/script.py")
     write(document, AGAIN, surroundings, name="inner/__main__.py")
     write("", name="inner/__init__.py")
-    (tmp_path / "link.py").symlink_to(script)
-    if safe_path:
-        environment.setenv("PYTHONSAFEPATH", "1")
-        environment.setenv(
-            "PYTHONPATH", f"{os.environ['PYTHONPATH']}:{tmp_path}"
-        )
-    plain = subprocess.run(
-        [sys.executable, *command, *ARGUMENTS],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=True,
-        timeout=LIMIT,
-    )
+    plain = plain_lines(script, environment, tmp_path, command, safe_path)
     run = launch(
         *("--workers", "1", *OPTIONS, "1", "--standby", "0"),
         *(*command, *ARGUMENTS),
     )
     assert run.returncode == 0, run.stderr
     seen, expected = (
-        json.loads(text)
-        for text in (lines_of(run.stdout, 0)[0], plain.stdout.splitlines()[0])
+        json.loads(text) for text in (lines_of(run.stdout, 0)[0], plain[0])
     )
     assert seen == expected
     assert standbys(tmp_path)
