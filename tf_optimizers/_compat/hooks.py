@@ -165,14 +165,13 @@ def agree_on_overflow() -> None:
         replica = tf.distribute.get_replica_context()
         if replica is None or not tf.distribute.has_strategy():
             apply_alone(optimizer, grads, trainable_variables)
-            return
-        if not optimizer.built:
-            with keras.name_scope(optimizer.name, caller=optimizer):
-                optimizer.build(trainable_variables)
-        _apply_together(replica, optimizer, grads, trainable_variables)
+        else:
+            _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    hook("LossScaleOptimizer.apply", apply)
+    # `apply` builds the optimizer, which may call this function, and then looks
+    # this method up.
+    hook("LossScaleOptimizer._tf_apply", apply)
 
 
 def _apply_together(

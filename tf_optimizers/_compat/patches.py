@@ -80,7 +80,7 @@ PATCHES = (
         "test_step_of_any_name_equals_one_process",
     ),
     Patch(
-        names=(f"{_OPTIMIZERS}.LossScaleOptimizer.apply",),
+        names=(f"{_OPTIMIZERS}.LossScaleOptimizer._tf_apply",),
         features=(STRATEGY, REPLICAS),
         why="Keras tests on one replica whether gradients are finite, before "
         "they are summed.",
