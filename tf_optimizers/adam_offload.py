@@ -9,8 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.keras_internals import (
     accumulator,
     average,
-    built_variables,
-    is_overwritten,
+    stepped_variables,
     strategy_of,
     variable_index,
 )
@@ -170,9 +169,7 @@ class AdamOffload(HostOptimizer):
                 "before `build`. Call it after the first `fit`, or call "
                 "`optimizer.build(model.trainable_variables)`."
             )
-        weights = [
-            v for v in built_variables(self) if not is_overwritten(self, v)
-        ]
+        weights = stepped_variables(self)
         state = [*self._momentums, *self._velocities]
         if self.use_ema:
             state += [average(self, v) for v in weights]

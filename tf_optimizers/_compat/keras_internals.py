@@ -135,6 +135,15 @@ def built_variables(optimizer: Any) -> list[Any]:
     return optimizer._trainable_variables
 
 
+def stepped_variables(optimizer: Any) -> list[Any]:
+    """Return the variables given to `build` that optimizers step."""
+    return [
+        variable
+        for variable in built_variables(optimizer)
+        if not is_overwritten(optimizer, variable)
+    ]
+
+
 def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
     """Return the strategy under whose scope the optimizer was created."""
     # Keras has no public accessor.

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import (
     average,
-    built_variables,
-    is_overwritten,
+    stepped_variables,
     strategy_of,
     variable_index,
     variable_key,
@@ -66,7 +65,7 @@ class Averages:
         if frequency := optimizer.ema_overwrite_frequency:
             tf.cond(
                 (optimizer.iterations + 1) % frequency == 0,
-                lambda: self._assign(self._variables()),
+                lambda: self._assign(stepped_variables(self._optimizer)),
                 lambda: None,
             )
 
@@ -102,21 +101,13 @@ class Averages:
         listed = {variable_key(optimizer, v) for v in variables}
         moved = [
             variable
-            for variable in self._variables()
+            for variable in stepped_variables(self._optimizer)
             if (key := variable_key(optimizer, variable)) in listed
             or (key in self._stepped and not variable.trainable)
         ]
         # Keras calls this outside of the strategy's scope.
         with strategy_of(optimizer).scope():
             self._assign(moved)
-
-    def _variables(self) -> list[Any]:
-        """Return the averaged variables."""
-        return [
-            variable
-            for variable in built_variables(self._optimizer)
-            if not is_overwritten(self._optimizer, variable)
-        ]
 
     def _average(self, is_later: Any) -> None:
         """Update the averages; if not `is_later`, copy the weights instead."""
@@ -129,7 +120,9 @@ class Averages:
             momentum *= tf.cast(is_later, mean.dtype)
             mean.assign(momentum * mean + (1 - momentum) * weight)
 
-        variables = list(map(backend_variable, self._variables()))
+        variables = list(
+            map(backend_variable, stepped_variables(self._optimizer))
+        )
         self._placement.update_each(variables, update)
 
     def _assign(self, variables: Sequence[Any]) -> None:

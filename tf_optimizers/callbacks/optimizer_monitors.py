@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import (
     built_variables,
-    is_overwritten,
+    stepped_variables,
     strategy_of,
 )
 from tf_optimizers.base.components import backend_variable, own_component
@@ -179,7 +179,7 @@ class TrustRatioMonitor(Monitor):
 
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
         """Return summaries for the logs, and each variable's figures."""
-        variables = unique_paths(self._variables())
+        variables = unique_paths(stepped_variables(self.optimizer))
         rows = self._measure(before).numpy()
         names = ("trust_ratio", "weight_norm", "update_norm")
         columns = dict(zip(names, rows, strict=True))
@@ -207,20 +207,18 @@ class TrustRatioMonitor(Monitor):
                 norm(new - old),
             )
             for variable, old, new in zip(
-                self._variables(), before, self._weights(), strict=True
+                stepped_variables(self.optimizer),
+                before,
+                self._weights(),
+                strict=True,
             )
         ]
         return tf.stack(
             [[tf.cast(x, tf.float32) for x in column] for column in columns], 1
         )
 
-    def _variables(self) -> list[Any]:
-        optimizer = self.optimizer
-        return [
-            variable
-            for variable in built_variables(optimizer)
-            if not is_overwritten(optimizer, variable)
-        ]
-
     def _weights(self) -> list[tf.Tensor]:
-        return [weight_of(self.optimizer, v) for v in self._variables()]
+        return [
+            weight_of(self.optimizer, v)
+            for v in stepped_variables(self.optimizer)
+        ]
