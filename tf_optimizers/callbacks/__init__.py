@@ -2,9 +2,10 @@
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.chief_only import ChiefOnly
-from tf_optimizers.callbacks.monitors import OffloadMonitor, ShardingMonitor
-from tf_optimizers.callbacks.optimizer_monitors import (
+from tf_optimizers.callbacks.monitors import (
     CompressionMonitor,
+    OffloadMonitor,
+    ShardingMonitor,
     TrustRatioMonitor,
 )
 
