@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras_internals import (
+    is_overwritten,
     micro_steps,
     raw_iterations,
     strategy_of,
@@ -24,8 +25,9 @@ from tf_optimizers.base.components import (
     own_component,
 )
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import Wrapper
+from tf_optimizers.base.inner import Wrapper, check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
@@ -36,12 +38,9 @@ from tf_optimizers.sharding.ownership import (
     loads_of,
     warn_of_uneven,
 )
-from tf_optimizers.sharding.sharded_state_checks import (
-    check_distributed,
-    check_inner,
-)
 from tf_optimizers.sharding.sharded_steps import ShardedSteps
 from tf_optimizers.sharding.slots import Slots
+from tf_optimizers.wrapped import is_wrapper
 
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
@@ -111,7 +110,7 @@ class ShardedState(Wrapper):
         inner_optimizer: keras.optimizers.Optimizer,
         name: str | None = None,
     ) -> None:
-        check_inner(inner_optimizer, ShardedState)
+        _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
         # Keras divides gradients by this before the exchange, as it would in
         # the inner optimizer.
@@ -174,7 +173,7 @@ class ShardedState(Wrapper):
         if replicas == 1:
             inner.build(variables)
         else:
-            check_distributed(inner, strategy, variables)
+            _check_distributed(inner, strategy, variables)
             agree_on_overflow()
             self._distribute(strategy, variables)
         # Skips our own `build`: master weights belong to the inner optimizer.
@@ -273,3 +272,57 @@ class ShardedState(Wrapper):
         """Return the constructor's arguments."""
         config = super().get_config()
         return {key: config[key] for key in ("name", "inner_optimizer")}
+
+
+def _check_inner(value: Any) -> None:
+    """Raise unless `value` is a new optimizer that `ShardedState` can wrap."""
+    refused = (CompressedOptimizer, ShardedState)
+
+    def check(part: Any) -> None:
+        instead = "keras.optimizers.AdamW(1e-3)"
+        check_part(part, "ShardedState", refused, instead)
+        if is_wrapper(part) or hasattr(part, "optimizers"):
+            raise ValueError(
+                "`inner_optimizer` must be one optimizer. Received: "
+                f"`{type(part).__name__}`. Put `ShardedState` around each "
+                "optimizer inside it."
+            )
+
+    check_new(value, check)
+
+
+def _check_distributed(
+    inner: Any, strategy: tf.distribute.Strategy, variables: list[Any]
+) -> None:
+    """Raise if the state cannot be distributed among several replicas."""
+    if not replicas_of(strategy).has_owners:
+        raise ValueError(
+            "`ShardedState` must be used under `MirroredStrategy` or "
+            "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
+            f"{type(strategy).__name__}. Create the model and the optimizer in "
+            "the scope of one of these."
+        )
+    given = inner.gradient_accumulation_steps
+    if given and isinstance(inner, HostOptimizer):
+        raise ValueError(
+            "`inner_optimizer` must keep gradients on the devices. Received: "
+            f"`{type(inner).__name__}` with gradient_accumulation_steps="
+            f"{given}, which keeps them on the host. Leave out "
+            "`gradient_accumulation_steps`, or pass `keras.optimizers.Adam`."
+        )
+    if given and inner.use_ema and not isinstance(inner, Optimizer):
+        raise ValueError(
+            "`ShardedState` cannot combine `use_ema` with "
+            "`gradient_accumulation_steps`. Received: "
+            f"`{type(inner).__name__}` with use_ema=True and "
+            f"gradient_accumulation_steps={given}: Keras updates its averages "
+            "after every batch. Leave one of the two out."
+        )
+    for variable in variables:
+        if is_overwritten(inner, variable):
+            raise ValueError(
+                "`ShardedState` cannot update variables that their "
+                "gradients overwrite, such as float8 scales. Received: "
+                f"{variable.name}. "
+                f"Use `{type(inner).__name__}` without `ShardedState`."
+            )
