@@ -155,20 +155,10 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
     Keras silently ignores a `clipnorm` <= 0, and some values of the wrong kind
     only fail in the first step.
     """
-    clipping_names = ("clipnorm", "clipvalue", "global_clipnorm")
-    for name in (*clipping_names, "loss_scale_factor"):
+    clipping = ("clipnorm", "clipvalue", "global_clipnorm")
+    for name in (*clipping, "loss_scale_factor"):
         if arguments.get(name) is not None:
             arguments[name] = check_positive(name, arguments[name])
-    clipping = {
-        name: arguments[name]
-        for name in clipping_names
-        if arguments.get(name) is not None
-    }
-    if len(clipping) > 1:
-        raise ValueError(
-            "Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be "
-            f"set. Received: {clipping}. Keep one of them."
-        )
     for name, minimum in (
         ("gradient_accumulation_steps", 2),
         ("ema_overwrite_frequency", 1),
