@@ -83,8 +83,8 @@ class AdamOffload(HostOptimizer):
     overflow; patterns apply to all variables, not to parameter groups;
     float64, half precision and scalars are accepted.
     Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
-    gradient; bias corrections keep all digits; gradients are summed over
-    replicas first, then clipped; float32 state; the default of `epsilon`.
+    gradient; bias corrections keep full precision; gradients are summed
+    over replicas first, then clipped; float32 state; the default of `epsilon`.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without

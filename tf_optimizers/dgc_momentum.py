@@ -121,10 +121,10 @@ class DGCMomentum(CompressedOptimizer):
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is computed in exact
     decimal arithmetic. The selection is exact, not by a sampled threshold. With
     `nesterov`, the switch from dense to sparse is continuous; Paddle carries
-    over a momentum that is 1 / momentum too large. `clipnorm` applies from the
-    first step; Paddle does not clip large variables before `rampup_begin_step`.
-    If entries are summed by shards, only the k largest sums are applied. A
-    single replica works, with a warning. Paddle's rule is
+    over a momentum that is too large by a factor of 1 / momentum. `clipnorm`
+    applies from the first step; Paddle does not clip large variables before
+    `rampup_begin_step`. If entries are summed by shards, only the k largest
+    sums are applied. A single replica works, with a warning. Paddle's rule is
     `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
     equals `keras.optimizers.SGD` up to rounding, even with schedules.

@@ -85,7 +85,7 @@ class ReplicaGroup:
         return self.sum(list(values))
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; for `Entries`, all entries, as slices."""
+        """Return sums over replicas; `Entries` become slices of all entries."""
         return self.sum(
             [v.slices() if isinstance(v, Entries) else v for v in values]
         )
@@ -128,16 +128,16 @@ class ReplicaGroup:
         return _merge_call(merged, values)
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
-        """Return a call of a function in a thread, while steps run.
+        """Return a call that runs a function in a thread while steps run.
 
-        Only for groups with `exchanges_later`, like `on_later_channel`. A step
-        calls `start(local rank, integer)` of the result, and a later step
-        `wait(local rank)`. All replicas must start the call.
+        A step calls `start(local rank, integer)` of the result, and a later
+        step `wait(local rank)`. All replicas must start the call. Only for
+        groups with `exchanges_later`.
         """
         raise NotImplementedError
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Exchange separately from steps, in a replica's part of a call."""
+        """Exchange on the channel of `later`, not on that of steps."""
         raise NotImplementedError
 
     def agree(

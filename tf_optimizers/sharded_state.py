@@ -321,8 +321,8 @@ def _check_distributed(
     for variable in variables:
         if is_overwritten(inner, variable):
             raise ValueError(
-                "`ShardedState` cannot update variables that their "
-                "gradients overwrite, such as float8 scales. Received: "
+                "`ShardedState` cannot update variables that gradients "
+                "overwrite, such as float8 scales. Received: "
                 f"{variable.name}. "
                 f"Use `{type(inner).__name__}` without `ShardedState`."
             )

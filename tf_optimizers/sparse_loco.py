@@ -68,9 +68,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     `synchronize`.
 
     With `overlap`, entries travel while the next sync_every steps run. Each
-    worker has a copy of w, goes on from its own weights, and keeps those with
-    which it begins a round in b_i. At the end of a round, once the entries of
-    the round before have arrived:
+    worker has a copy of w, its own weights w_i, and b_i, its weights at the
+    start of the round. At the end of a round, once the entries of the previous
+    round have arrived:
 
         w   <- w - outer_learning_rate (sum of the entries that have arrived)
         e_i <- residual_decay e_i + (b_i - w_i) / N
@@ -228,10 +228,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             outer_learning_rate   1.4
             value_dtype           "int4"
 
-        Here p = min(300, steps / 10): a replica sends every entry once in 300
-        steps, on average, and ten times in a shorter run. From 3,000 steps on,
-        that is about 1,000 times fewer bytes than dense float32 gradients in
-        every step.
+        Here p = min(300, steps / 10): a replica sends every entry once per 300
+        steps, on average, or ten times in a run of fewer than 3,000 steps. From
+        3,000 steps on, that is about 1,000 times fewer bytes than dense float32
+        gradients in every step.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch

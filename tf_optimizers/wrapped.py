@@ -167,9 +167,9 @@ def steppers(model: keras.Model) -> list[Any]:
 
 
 def local_steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` with several local steps that moves a model.
+    """Return each `SparseLoCo` that takes local steps with a model's weights.
 
-    It may belong to a model around this one, or to no model.
+    It may belong to a model that contains this one, or to no model.
     """
     found = [each for each in steppers(model) if each.sync_every > 1]
     own = _ids(model.variables)
@@ -182,7 +182,7 @@ def local_steppers(model: keras.Model) -> list[Any]:
 
 
 def only_local_steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` with several local steps that a model has.
+    """Return each `SparseLoCo` of a model that takes local steps.
 
     The list is empty if the model has another optimizer, which may exchange in
     every step.
@@ -206,8 +206,7 @@ class LocalRound(NamedTuple):
     Attributes:
         ends: Whether the next step is the last of the round; a bool tensor.
         batches: The batches of a whole round.
-        overlaps: Whether all that a round exchanges travels while the next one
-            runs.
+        overlaps: Whether the values of a round travel while the next one runs.
     """
 
     ends: tf.Tensor

@@ -196,7 +196,7 @@ PATCHES = (
     ),
     Patch(
         names=(
-            # And that of `LossScaleOptimizer`, which is listed above.
+            # `LossScaleOptimizer.apply` is listed above.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",

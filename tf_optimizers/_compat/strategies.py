@@ -2,7 +2,7 @@
 
 An optimizer belongs to the strategy whose scope it was created in, and so do
 its step count and learning rate. Outside of any scope, these are plain
-variables, and all replicas would count their steps in the same one.
+variables, and all replicas would count steps in the same variable.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
-    """Return the `width` lowest bits of int [rows, n], bool [rows, width n].
+    """Return the `width` lowest bits of [rows, n], as bool [rows, width n].
 
     The lowest bits of all numbers come first, then the next ones.
     """
@@ -118,7 +118,7 @@ def _eights(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _first(rows: int, size: int) -> np.ndarray:
-    """Return the first index of each row in all rows, joined."""
+    """Return the index of each row's first element when rows are joined."""
     return size * np.arange(rows, dtype="int64")[:, np.newaxis]
 
 

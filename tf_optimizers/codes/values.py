@@ -136,7 +136,7 @@ class Chunked(abc.ABC):
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:
-        """Pack codes into bytes: a byte takes one from each part of a row."""
+        """Pack codes into bytes: a byte holds one from each part of a row."""
         parts = tf.split(codes, 8 // self.width, axis=1)
         # The bits do not overlap, so adding joins them.
         return tf.add_n(

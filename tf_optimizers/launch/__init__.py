@@ -31,7 +31,8 @@ Options:
     --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
         `CUDA_VISIBLE_DEVICES`; 0 hides them all. By default, the workers of a
         machine divide its GPUs. It is an error if a machine has GPUs, but
-        fewer than workers. If `CUDA_VISIBLE_DEVICES` is set, it stays as it is.
+        fewer GPUs than workers. If `CUDA_VISIBLE_DEVICES` is set, it stays as
+        it is.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which leaves TensorFlow as it is. With more,
         TensorFlow is imported and configured before the script starts.
@@ -52,12 +53,12 @@ Options:
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
         the first restart. It doubles with every restart, up to 60, to give
         the cause time to pass. Defaults to `1`.
-    --standby SECONDS: number >= 0. For a faster restart: how long after the
-        workers to start a second process for each, which imports TensorFlow and
-        Keras, and then waits for the restart to run the script. Variables that
-        the script itself sets in `os.environ` before its imports can then come
-        too late: set them before the launcher starts. Requires
-        `--max-restarts`. By default, no process waits.
+    --standby SECONDS: number >= 0. After this time, a second process starts for
+        each worker. It imports TensorFlow and Keras, and runs the script only
+        at a restart, which then takes less time. Variables that the script
+        sets in `os.environ` before its imports can be too late: set them
+        before the launcher starts. Requires `--max-restarts`. By default, no
+        process waits.
 
 A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
 `__main__`, working directory and environment, plus `TF_CONFIG` and

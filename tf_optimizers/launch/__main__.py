@@ -57,7 +57,7 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
 
 
 def problem_of_restarts(options: argparse.Namespace) -> str | None:
-    """Return the reason why nothing can stand by, or None."""
+    """Return the reason why no process can stand by, or None."""
     if options.standby is None or options.max_restarts:
         return None
     return (

@@ -46,7 +46,7 @@ def work(
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1 and not stands_by:
-        run_afresh(command)
+        run_in_new_python(command)
     is_module = command[0] == "-m"
     sys.argv = command[1:] if is_module else command
     if not getattr(sys.flags, "safe_path", False):  # Since Python 3.11.
@@ -56,7 +56,7 @@ def work(
         is_ready = has_loaded_keras()
         wait_for_turn()
         if not is_ready and devices == 1:
-            run_afresh(command)
+            run_in_new_python(command)
     if devices > 1:
         split_cpu(devices)
     if is_module:
@@ -65,8 +65,8 @@ def work(
         run_script(command[0])
 
 
-def run_afresh(command: list[str]) -> NoReturn:
-    """Replace this Python by a new one, in the same process."""
+def run_in_new_python(command: list[str]) -> NoReturn:
+    """Run the command in a new Python, which replaces this one."""
     os.execv(sys.executable, [sys.executable, "-u", *command])
 
 

@@ -24,7 +24,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Signals, including SIGCHLD when a worker ends, and calls of `wake`."""
+    """Waits for signals, such as SIGCHLD of a worker, and calls of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]

@@ -56,7 +56,7 @@ class Standbys:
             try:
                 self._group = self._start(self._next, stack, True)
             except (OSError, RuntimeError) as error:
-                self._output.say(f"Cannot start workers to stand by: {error}.")
+                self._output.say(f"Cannot start standby workers: {error}.")
                 return
             self._stack = stack.pop_all()
 

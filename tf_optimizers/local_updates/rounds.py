@@ -1,4 +1,4 @@
-"""Counts rounds of local steps, each begun with the same weights everywhere.
+"""Counts rounds of local steps, which begin with equal weights on replicas.
 
     round begins         local steps              synchronization
     start <- w_i    ──   w_i <- inner step   ──   pseudo-gradient = start - w_i
@@ -7,11 +7,11 @@
 
 A synchronization comes early if weights are about to be read.
 
-If entries travel while the next round runs, replicas go on from their own
+If entries travel while the next round runs, replicas continue from their own
 weights, and `start` becomes two variables: `common`, which all replicas have,
 and `base`, where the local steps of a replica began:
 
-    round ends           wait for the entries of the round before
+    round ends           wait for the entries of the previous round
                          pseudo-gradient = base - w_i
                          w_i <- common - (entries that have not come back yet)
                          base <- w_i
@@ -177,7 +177,7 @@ class Rounds:
     def kept(
         self, choice: Choice
     ) -> tuple[list[tf.Variable], list[tf.Variable]]:
-        """Return the common weights of a choice, and where steps began."""
+        """Return common weights, and those from which local steps began."""
         starts = [start for _, start in self._starts]
         commons, bases = (
             list(map(own_component, itertools.compress(each, choice)))
@@ -191,7 +191,7 @@ class Rounds:
         choice: Choice,
         ahead: Sequence[tf.Tensor],
     ) -> None:
-        """Begin a round where this replica is, ahead of the common weights."""
+        """Begin a round with this replica's weights, not the common ones."""
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
         ):

@@ -44,9 +44,9 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
     """Raise if an argument belongs to the inner optimizer.
 
     Returns:
-        The variables that the inner optimizer excludes from weight decay. They
-        are removed from `arguments`, where a config of `SparseLoCo` has them,
-        since the inner optimizer's config does not.
+        The variables that the inner optimizer excludes from weight decay. A
+        config of `SparseLoCo` holds them, since that of the inner optimizer
+        does not. They are removed from `arguments`.
     """
     hint = "Give it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
@@ -170,7 +170,7 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
                 "Layers must leave their weights to the optimizer if replicas "
                 "take local steps. Received: `"
                 f"{type(layer).__name__}` '{layer.name}', which divides its "
-                "kernel in every step by a norm that differs between replicas. "
+                "kernel in every step by a norm of the replica. "
                 "Pass `sync_every=1` to `SparseLoCo`, or leave the layer out."
             )
 

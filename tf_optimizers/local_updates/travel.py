@@ -17,7 +17,7 @@ from tf_optimizers.replicas import effects_of, replicas_of
 
 
 class Travel:
-    """The entries of an optimizer that travel while its local steps run.
+    """Exchanges the entries of an optimizer while its local steps run.
 
     Args:
         optimizer: A `SparseLoCo`.
@@ -34,7 +34,7 @@ class Travel:
         self._call.wait_for_all()
 
     def start(self, due: Sequence[tuple[Choice, tf.Tensor]]) -> None:
-        """If a round is over, send its entries, in a replica's step.
+        """If a round is over, start to send its entries; called in a step.
 
         Args:
             due: Choices of variables, and whether each is due.
@@ -79,7 +79,7 @@ class Travel:
         return indices, chosen, others
 
     def _exchange(self, updates: tf.Tensor) -> None:
-        """Exchange the entries of a round that ended after some updates."""
+        """Exchange the entries of the round that ended after `updates`."""
         # Our strategy's own `run` would record this as a step.
         run = functools.partial(tf.distribute.Strategy.run, self._strategy)
 

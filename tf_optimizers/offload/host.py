@@ -189,8 +189,8 @@ def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
             if not is_host(component.device):
                 raise unchanged_in_cond(
                     RuntimeError(
-                        f"{name} keeps its state on {HOST}, which a train step "
-                        "that XLA compiles for another device cannot reach. "
+                        f"{name} keeps its state on {HOST}, and XLA can "
+                        "compile a train step only for that device. "
                         f"Received: {component.name} on {component.device}. "
                         "Use `model.compile(jit_compile=False)`; in a custom "
                         "training loop, `tf.function(jit_compile=False)`."

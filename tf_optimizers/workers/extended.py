@@ -257,7 +257,8 @@ class SparseExtended(VariablesExtended):
     def later(self) -> dict[str, Later]:
         """Exchange entries, logs and notes while the next steps run.
 
-        Each has a channel: what waits for one must not wait for the others.
+        Each has its own channel, so waiting for one does not wait for the
+        others.
         """
         threads = {}
         for i, purpose in enumerate(("entries", "logs", "notes")):

@@ -161,7 +161,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers match; make all of them shuffle by one seed."""
+        """Raise unless workers agree; let all of them shuffle by one seed."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -240,10 +240,10 @@ class SparseMultiWorkerMirroredStrategy(
         return outputs
 
     def _as_function(self, fn: Any) -> Callable:
-        """Return a `tf.function` that runs all replicas of another one.
+        """Return a `tf.function` that runs another one on all replicas.
 
-        Replicas cannot update variables inside a `tf.function`, so the function
-        must be around the replicas. TensorFlow does the same.
+        A replica cannot update variables inside a `tf.function`, so the
+        returned one is around the replicas, as in TensorFlow.
         """
         if fn not in self._functions:
             given = weakref.ref(fn)  # The key must not be kept alive.

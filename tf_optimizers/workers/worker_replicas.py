@@ -58,7 +58,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; for `Entries`, all replicas' slices."""
+        """Return sums over replicas; `Entries` become slices of all entries."""
         extended = self._strategy.extended
         entries, sums = extended.in_replica(
             extended.channel.gather_and_reduce,
@@ -143,13 +143,13 @@ class WorkerReplicas(ReplicaGroup):
         ]
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Call:
-        """Return a call of a function in a thread, while steps run."""
+        """Return a call that runs a function in a thread while steps run."""
         extended = self._strategy.extended
         local = len(extended.worker_devices)
         return extended.later["entries"].call(function, local)
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Exchange separately from steps, in a replica's part of a call."""
+        """Exchange on the channel of `later`, not on that of steps."""
         extended = self._strategy.extended
         return extended.current.set(extended.later["entries"].channel)
 

@@ -174,7 +174,7 @@ class Archive:
             set_global_seed(own[0])
 
     def delete(self) -> bool:
-        """Delete all backups, unless the run has diverged since the last one.
+        """Delete all backups, unless a variable is not finite.
 
         Returns whether they were deleted. When all workers have called this,
         none of them needs the backups any more.

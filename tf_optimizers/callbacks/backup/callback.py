@@ -112,8 +112,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             the newest is damaged, the previous one is restored, with a
             warning. Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
-            ended with finite variables, unless they are of more epochs than it
-            now has. Defaults to `True`.
+            ended with finite variables. Those of a `fit` with more epochs are
+            kept. Defaults to `True`.
         name: str or None. Distinguishes runs that share the folder: each leaves
             the others' backups alone. Defaults to `None`: "fit 1"
             for the first `fit` of a process with this folder, "fit 2" after it

@@ -3,11 +3,11 @@
     worker 0    step 10    step 11             │ back up, exit
     worker 1    step 10    step 11   SIGTERM   │ back up, exit
 
-The points where a run can stop are counted, the same on all workers: after a
-step, an epoch, or a batch of validation. A thread of each worker checks once a
-second whether any worker was asked to end. If so, it states the next point that
-its worker will reach, and all stop at the latest of these points. Meanwhile, a
-worker that reaches a point waits there. This needs no message in a step.
+All workers count the points where a run can stop: after a step, an epoch, or a
+batch of validation. A thread of each worker checks once a second whether any
+worker was asked to end. If so, it states the next point that its worker will
+reach, and all stop at the latest of these points. Meanwhile, a worker that
+reaches a point waits there. This needs no message in a step.
 
 TensorFlow's `PreemptionCheckpointHandler` agrees in a similar way. It is not
 used, because it must call each step itself instead of `fit`, and because it
@@ -43,7 +43,7 @@ _running: "Preemption | None" = None
 
 
 class Preemption:
-    """Catches SIGTERM during one `fit`, and finds the last point.
+    """Catches SIGTERM during one `fit`, and finds where all workers stop.
 
     If the script has its own handler, SIGTERM is left to it.
 

@@ -238,7 +238,7 @@ def _without_path(described: list[Any]) -> str:
 
 
 def _are(is_right: Callable, values: Sequence[np.ndarray]) -> bool:
-    """Return whether all elements of the floating-point values are right."""
+    """Return whether `is_right` holds for all floating-point elements."""
     return all(
         np.all(is_right(value))
         for value in values

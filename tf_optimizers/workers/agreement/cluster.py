@@ -72,7 +72,8 @@ def check_in_time(resolver: Any) -> None:
             "All strategies of a process must have the same cluster and task. "
             f"Received: cluster={cluster}, type={resolver.task_type!r}, "
             f"index={resolver.task_id!r}, after {joined}. Pass the "
-            "`cluster_resolver` of the first, or start another process."
+            "`cluster_resolver` of the first strategy, or start another "
+            "process."
         )
 
 

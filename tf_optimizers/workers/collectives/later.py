@@ -24,7 +24,8 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-_FULL = 1 << 16  # A program starts fewer calls before it waits for one.
+# Programs wait for a call before they have started this many.
+_QUEUE_SIZE = 1 << 16
 
 
 class Later:
@@ -115,7 +116,7 @@ class Call:
             self.wait(rank)
 
     def run(self, argument: tf.Tensor) -> None:
-        """Run the function, and tell all replicas of its end."""
+        """Run the function, and report its end to all replicas."""
         error = ""
         try:
             self._function(argument)
@@ -123,7 +124,8 @@ class Call:
             error = (
                 "Values that a step has sent must arrive before later steps "
                 "need them. Received: an error in the exchange: "
-                f"{type(raised).__name__}: {raised}"
+                f"{type(raised).__name__}: {raised}. Look for the first error "
+                "of any worker, then start all workers again."
             )
         for queue in self._ended:
             queue.enqueue(error)
@@ -131,7 +133,7 @@ class Call:
 
 def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
     """Run calls until the queue is closed."""
-    tokens: collections.Counter[int] = collections.Counter()
+    starts: collections.Counter[int] = collections.Counter()
     while True:
         try:
             number, argument = started.dequeue()
@@ -139,14 +141,14 @@ def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
             return
         call = calls[int(number)]()
         if call is not None:
-            tokens[int(number)] += 1
-            if tokens[int(number)] % len(call._ended) == 0:
+            starts[int(number)] += 1
+            if starts[int(number)] % len(call._ended) == 0:
                 call.run(argument)
         del call  # Do not keep the call alive while waiting.
 
 
 def _queue(dtypes: list[tf.DType]) -> tf.queue.QueueBase:
-    return tf.queue.FIFOQueue(_FULL, dtypes, [[]] * len(dtypes))
+    return tf.queue.FIFOQueue(_QUEUE_SIZE, dtypes, [[]] * len(dtypes))
 
 
 class GatherLater:

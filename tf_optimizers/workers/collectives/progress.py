@@ -13,10 +13,10 @@ order, and each ends only when everything it sends has been read and everything
 it receives has arrived. A worker that is ahead finds no partner under its key,
 and waits.
 
-Because keys repeat in every step, a worker that goes on after a failed step
+Because keys repeat in every step, a worker that continues after a failed step
 would exchange values with other workers in the wrong collective, undetected. So
 each replica records whether it is in a collective, and whether it is in a run
-of a step, and does not go on if either has not ended:
+of a step, and does not continue if either has not ended:
 
               idle    in a collective    in a run    in a collective of it
     enter     run     failed             failed      failed

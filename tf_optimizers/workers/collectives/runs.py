@@ -1,8 +1,8 @@
 """Tracks runs of steps, and calls functions in the background.
 
 A step that fails on one worker may leave it between two collectives, or with
-some weights already updated. Other workers wait, or have gone on. They must not
-exchange values with the next step of that worker, so every run records its
+some weights already updated. Other workers wait, or have continued. They must
+not exchange values with the next step of that worker, so every run records its
 start and its end.
 
 Workers exchange some notes while a step runs. Inside a `tf.function`,

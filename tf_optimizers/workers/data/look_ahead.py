@@ -342,7 +342,7 @@ def _or_abort(function: Callable[[], None]) -> None:
 
 
 def _raise_end() -> tf.Tensor:
-    """Raise the error that ends an iteration, by drawing from an empty one."""
+    """Raise the error that ends an iteration, by reading an empty dataset."""
     nothing = iter(tf.data.Dataset.range(0))
     with tf.control_dependencies([nothing.get_next()]):
         return tf.constant(0)

@@ -34,9 +34,9 @@ class _Replica(threading.local):
     share: Any = None  # The replica's `Share` of the batch.
     is_keras: bool = False  # Whether it runs Keras's own `train_step`.
     is_training: bool = False  # Whether it runs any `train_step`.
-    weights: RestoredWeights | None = None  # Those that the step assigns.
+    weights: RestoredWeights | None = None  # Assigned by the step.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
-    updated: dict[int, keras.Variable] = {}  # Assigned metrics' variables.
+    updated: dict[int, keras.Variable] = {}  # Variables of metrics.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
     note_metric: Callable | None = None  # Has a metric add to `results`.
     is_applying: bool = False  # Whether it is in an optimizer's `apply`.

@@ -108,7 +108,7 @@ class Reduction:
         _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
 
         def exchange() -> tf.Tensor:
-            # What still travels is older.
+            # Drop older values that still travel.
             taken = [gather.take()] if gather else []
             with tf.control_dependencies(taken):
                 reduced = reduce(value)
@@ -122,7 +122,7 @@ class Reduction:
             return kept.last.read_value()
 
         def exchange_later() -> tf.Tensor:
-            # A 1 after the values shows that they have come.
+            # A 1 after the values shows that they have arrived.
             total = tf.reduce_sum(gather.take(), 0)
             came = tf.reshape(total[:-1] / count, first.shape)
             result = tf.where(total[-1] > 0, came, kept.last.read_value())

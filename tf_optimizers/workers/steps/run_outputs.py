@@ -55,7 +55,7 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
     ):
-        return value  # The host's, or a variable, of the same shape everywhere.
+        return value  # On the host, or a variable: all have the same shape.
 
     def map_local(function: Callable) -> Any:
         """Return `function(component, replica's number)` for each replica."""
