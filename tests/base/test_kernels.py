@@ -163,18 +163,18 @@ def test_optimizers_of_a_sweep_share_their_kernels(name, monkeypatch):
             optimizer.apply([tf.constant(gradient)], [variable])
         return variable.numpy()
 
-    def compile_anew():
+    def recompile():
         cached = functools.cache(kernels._cached_function.__wrapped__)
         monkeypatch.setattr(kernels, "_cached_function", cached)
         return cached
 
-    cached = compile_anew()
+    cached = recompile()
     first, count = train(), cached.cache_info().currsize
     found = {number: train(number) for number in numbers}
     assert count and cached.cache_info().currsize == count
     for number, weights in found.items():
         assert np.abs(weights - first).max() > 1e-4, number
-    compile_anew()
+    recompile()
     np.testing.assert_array_equal(train(number), weights)
 
 

@@ -30,7 +30,7 @@ def test_effect_of_every_patch_is_tested(patch):
 
 
 def test_nothing_else_is_replaced():
-    """Except `tf.random.shuffle`, for a moment, under Keras before 3.16.
+    """Only `tf.random.shuffle` is, for a moment, under Keras before 3.16.
 
     Attributes of `cls` are ours, and `ChiefOnly` sets its own attributes.
     """
@@ -55,7 +55,7 @@ def test_nothing_else_is_replaced():
 
 @pytest.mark.parametrize("which", cases.with_long(["all", "each"], ["each"]))
 def test_one_replica_does_without_them(which):
-    """Delete all of them, or each: only features that need one may raise."""
+    """Delete all or each of them: only features that need a name may raise."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, which, *sorted({*NAMES} - NEEDED)],
         capture_output=True,
@@ -89,7 +89,7 @@ def without(names):
         yield
 
 
-def import_anew():
+def reimport():
     for name in [n for n in sys.modules if n.startswith("tf_optimizers")]:
         del sys.modules[name]
     import tf_optimizers
@@ -98,7 +98,7 @@ def import_anew():
 
 
 def train():
-    tfo = import_anew()
+    tfo = reimport()
     found = []
     for make in (
         lambda: tfo.Lamb(0.1),
@@ -116,7 +116,7 @@ def train():
 
 def refusal(make):
     try:
-        make(import_anew())
+        make(reimport())
     except RuntimeError as error:
         return str(error)
 

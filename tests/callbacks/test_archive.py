@@ -246,7 +246,7 @@ def test_backup_that_cannot_be_written_leaves_the_one_before(
 def test_folder_that_cannot_be_synced_takes_backups(
     tmp_path, monkeypatch, error
 ):
-    """Some network file systems do not support it."""
+    """Some network file systems do not support `fsync` of folders."""
     sync = os.fsync
 
     def of_files(descriptor):

@@ -11,7 +11,7 @@ from faults import soak, table, training
 # tests damaged backups and NaN in one process.
 CASES = {
     "chief killed as it writes its part": 31,
-    "network down for good": 58,
+    "network down permanently": 58,
 }
 
 

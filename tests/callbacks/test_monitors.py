@@ -195,7 +195,8 @@ def test_rows_of_an_embedding_are_reported_without_residual():
         assert history["residual_age"] == [
             pytest.approx(held / moved, rel=1e-4)
         ]
-        # A row is 5 values and an index; of the 60 of the kernel 6 are sent.
+        # A row has 5 values and an index; 6 of the kernel's 60 entries are
+        # sent.
         assert history["sent_bytes"] == [4 * size * 24 + 6 * 8]
 
 

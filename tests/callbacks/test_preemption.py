@@ -133,7 +133,7 @@ def test_death_in_the_last_backup_leaves_the_one_before(
     monkeypatch.setattr(Folder, "commit", die)
     with pytest.raises(Interruption):
         train(make(), tmp_path, Ask("on_train_batch_end", 9), save_freq=8)
-    # The process would be gone; the next `fit` would end it.
+    # The kill would have ended this process; the next `fit` must not exit.
     preemption._running.is_asked = False
     monkeypatch.undo()
     assert committed == [(1, 2)]

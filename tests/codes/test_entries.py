@@ -228,7 +228,7 @@ def test_two_bits_are_a_mean_of_either_side():
 
 @pytest.mark.parametrize("code", ["int4", "int2"])
 def test_rounding_again_changes_nothing(code):
-    """Otherwise v would lose other values than are sent."""
+    """Otherwise, v would lose values that are not sent."""
     rng = np.random.default_rng(0)
     values = [spread(rng, 2, count) for count in (1, 63, 64, 65, 20_000)]
     values += [values[-1] * np.float32(scale) for scale in (1e-36, 1e30)]

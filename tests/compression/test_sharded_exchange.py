@@ -303,7 +303,7 @@ def test_not_finite_is_seen_by_all_and_not_kept(group):
 
 @pytest.mark.slow
 def test_a_step_is_two_collectives_of_the_reported_bytes(group):
-    """One includes a small variable. Workers' internal sum is a third."""
+    """Small variables travel in the gather. A worker's own sum is one more."""
     results, count, devices = group
     for result in results:
         for name in {"bytes", "bytes of few bits"} & set(result):

@@ -56,7 +56,7 @@ def which(group):
 
 @pytest.fixture(scope="module")
 def expected(mirrored, devices, which):
-    """Return the same without any transport.
+    """Return the same runs without transport.
 
     The devices of a host act as one replica with the sum of their gradients.
     """
@@ -156,7 +156,7 @@ def test_replicas_of_a_host_hold_the_same(transports):
 
 
 def test_devices_of_a_host_send_the_bytes_of_one(transports, devices):
-    """Each sends half of the entries, rounded up, in its own code."""
+    """Each device sends half of the entries, rounded up, in its own code."""
     # A small variable of 5 elements is sent with them.
     expected = {
         "float32": {1: 1160 + 20, 2: 2 * (600 + 20)},

@@ -123,5 +123,5 @@ def cut(training):
 
 CASES = {
     "network down for 3 s": (cut_for_a_while, GOES_ON, ""),
-    "network down for good": (cut, RESUMES, ""),
+    "network down permanently": (cut, RESUMES, ""),
 }

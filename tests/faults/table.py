@@ -6,7 +6,7 @@ import statistics
 def make(trials):
     """Return one line per case, in the order of their first trial."""
     lines = [
-        "| fault | times tried | as it should | detected after s "
+        "| fault | times tried | as expected | detected after s "
         "| trained again after s | steps done again | final weights |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]

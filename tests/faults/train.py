@@ -34,7 +34,7 @@ def is_wrong(name):
 
 
 def stall(events, flush=os.fsync):
-    """Stall after half of a file whose name is in FOLDER/stall."""
+    """Stall halfway through writing a file that FOLDER/stall names."""
 
     def fsync(file):
         order = FOLDER / "stall"

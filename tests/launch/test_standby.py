@@ -17,7 +17,7 @@ from test_environment import (
 
 from tf_optimizers.launch import child
 
-# In the place of the libraries, which take seconds to load.
+# Stands in for the libraries, which take seconds to load.
 LOADED = f"""
 import os, pathlib, sys, types
 if "stand-by" in sys.orig_argv:
@@ -45,7 +45,7 @@ OPTIONS = ("--restart-pause", "0", "--max-restarts")
 
 @pytest.fixture(autouse=True)
 def loaded(environment, write):
-    """Let processes that stand by have their libraries at once."""
+    """Let processes that stand by load their libraries at once."""
     write(LOADED, name="site/sitecustomize.py")
     folder = os.path.dirname(write("", name="site/nothing"))
     environment.setenv("PYTHONPATH", folder, prepend=os.pathsep)

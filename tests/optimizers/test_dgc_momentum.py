@@ -244,7 +244,7 @@ def test_golden_of_two_workers(mirrored, name):
 
 
 def test_golden_with_nesterov_up_to_the_switch(mirrored):
-    """After it, Paddle's momentum is 1 / momentum too large by design."""
+    """After it, Paddle's momentum is too large, by 1 / momentum."""
     errors = dgc.golden("dgc_paddle_nesterov", mirrored)
     begin = load("dgc_paddle_nesterov")["config"]["rampup_begin_step"]
     assert errors[:begin].max() < TOLERANCE
@@ -277,7 +277,7 @@ def momentum_sgd(values, gradients, rate, momentum):
         ({"rampup_begin_step": 100}, 0.9),
         ({"min_compress_size": 1000}, 0.9),
     ],
-    ids=["nothing held back", "nothing held back, masked", "never", "small"],
+    ids=["nothing deferred", "nothing deferred, masked", "never", "small"],
 )
 def test_limits_are_sgd(mirrored, settings, momentum):
     values = start()
@@ -595,7 +595,7 @@ def test_gradients_may_be_dense_in_one_step_and_sparse_in_another(
 
 
 def run_of_a_table(strategy):
-    """Return a run of a table of 256 KiB and a kernel."""
+    """Return a run with a table of 256 KiB and a kernel."""
     rng = np.random.default_rng(0)
     shapes = {"table": (16384, 4), "kernel": (6, 8)}
     values = {name: rng.standard_normal(s) for name, s in shapes.items()}

@@ -47,7 +47,7 @@ def test_replicas_match_reference(ours, name):
     rounds = Overlapped(ours, SETTINGS[name])
     for step in range(1, 14):
         rounds.step()
-        if step % 2:  # Also without a read between the rounds.
+        if step % 2:  # Some rounds have no read between them.
             assert rounds.error() < 1e-4, step
         assert not rounds.run.optimizer.is_synchronized
         if step == 8:
@@ -74,7 +74,7 @@ def make(strategy, **kwargs):
 
 
 def test_nothing_is_lost(ours):
-    """What is sent and what is held add up to what all have moved."""
+    """Sent entries and residuals add up to the movement of all workers."""
     run = make(ours)
     moved = [np.zeros(shape) for shape in dgc.SHAPES.values()]
     for step in range(4 * EVERY + 1):
@@ -90,8 +90,8 @@ def test_nothing_is_lost(ours):
         assert np.abs(lost).max() < 1e-5
 
 
-def held_up(run):
-    """Return an event that what travels waits for."""
+def delay_exchange(run):
+    """Delay the exchange until the returned event is set."""
     event, call = threading.Event(), run.optimizer._travel._call
     function = call._function
 
@@ -105,7 +105,7 @@ def held_up(run):
 
 def test_only_the_end_of_the_next_round_waits(ours):
     run = make(ours)
-    event = held_up(run)
+    event = delay_exchange(run)
     weights = []
     for step in range(2 * EVERY - 1):
         run.step(gradients_of(step, 2))

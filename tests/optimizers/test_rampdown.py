@@ -148,7 +148,7 @@ def test_recommended_settings_end_with_the_run(steps):
     [(32, 0.9375), (128, 0.984375), (500, 0.996), (2000, 0.999)],
 )
 def test_a_short_run_defers_less(first, sparsity):
-    """Otherwise residuals become stale; a replica sends every entry twice."""
+    """Otherwise residuals would be stale. Entries are sent at least twice."""
     made = [tfo.DGCMomentum.for_steps(s, 0.1) for s in (first - 1, first)]
     assert made[0].sparsity == (made[1].sparsity[:-1] or (0.75,))
     assert made[1].sparsity[-1] == sparsity

@@ -17,7 +17,7 @@ import tf_optimizers as tfo
 NONE = tf.distribute.get_strategy()
 RATE = 0.01
 
-# All optimizers that step by themselves, of Keras and ours.
+# All optimizers of Keras and ours that wrap no other one.
 WRAPPERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 # Their weights do not depend on the weights that they are given.
 ABSOLUTE = ("Ftrl", "ScheduleFreeAdamW")
@@ -29,7 +29,7 @@ INNER = {
     and name not in WRAPPERS + ABSOLUTE
 } | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
 HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
-# With slots of the variable's shape, with others, and one of ours.
+# One has slots of other shapes than the variable's, one is ours.
 KINDS = ("Adafactor", "Muon", "tfo.LANS")
 
 pytestmark = pytest.mark.filterwarnings(
@@ -360,7 +360,7 @@ def test_keras_callback_swaps_weights_and_averages(mirrored):
 
 
 def test_constraint_of_a_tensorflow_variable_holds_for_the_weights(mirrored):
-    """Residuals are of movements without it, as for Keras's variables."""
+    """Residuals ignore the constraint, as for Keras's variables."""
     with mirrored.scope():
         constraint = keras.constraints.NonNeg()
         variable = tf.Variable([0.5, 0.5], constraint=constraint)

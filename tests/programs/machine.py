@@ -82,15 +82,15 @@ class Machine:
             self._busy.discard(program["where"])
             self._free.notify_all()
 
-    def run(self, program, anew=False):
+    def run(self, program, in_new_group=False):
         """Return the outcome of a program; the caller must have its group.
 
-        The program runs again in a new group if it fails after another failure,
-        or if `anew`.
+        A new group runs it if `in_new_group`, or if it fails after another
+        failure.
         """
         started = time.monotonic()
         group = self._groups[program["where"]]
-        if anew:
+        if in_new_group:
             group.close()
         was_clean = group.is_clean
         reference, results = self._reference_of(program), []
@@ -105,8 +105,8 @@ class Machine:
             outcome = judge(program, reference, results)
         if None in results:
             outcome.detail += "\n" + group.last_words()
-        if outcome.failed and not was_clean and not anew:
-            return self.run(program, anew=True)
+        if outcome.failed and not was_clean and not in_new_group:
+            return self.run(program, in_new_group=True)
         outcome.seconds = time.monotonic() - started
         outcome.cpu = sum(
             result["cpu"] for result in [reference, *results] if result
@@ -121,7 +121,7 @@ class Machine:
 
     def confirm(self, program, outcome):
         """Run a failed program in a new group; return the outcome."""
-        again = self.run(program, anew=True)
+        again = self.run(program, in_new_group=True)
         again.cpu += outcome.cpu
         if not again.failed:
             again.kind, again.failed = "failed once", True

@@ -29,13 +29,13 @@ def is_uneven(program):
 
 
 REASONS = {
-    "Compression holds back a part of each gradient.": (
+    "Compression defers a part of each gradient.": (
         lambda p: (
             p["optimizer"] == "DGC" or p["wrapper"].startswith("SparseLoCo")
         ),
         EVERYTHING,
     ),
-    "What compression has held back is sent in the end.": (
+    "Residuals of compression are sent at the end.": (
         lambda p: "to the end" in p["optimizer"] + p["wrapper"],
         ("fit", "logs"),
     ),

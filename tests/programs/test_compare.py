@@ -109,12 +109,12 @@ def test_numbers_that_are_none_are_equal_in_any_precision():
 
 
 def test_layers_have_the_precision_that_a_script_sets():
-    worker.start_anew()
+    worker.reset_process()
     keras.config.set_floatx("float64")
     try:
         assert keras.layers.Dense(1).dtype_policy.name == "float64"
     finally:
-        worker.start_anew()
+        worker.reset_process()
 
 
 def test_state_differs_if_never_averaged():

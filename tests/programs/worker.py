@@ -73,7 +73,7 @@ def set_up(devices):
     tfo.SparseMultiWorkerMirroredStrategy.agreement_seconds = patience
 
 
-def start_anew():
+def reset_process():
     """Restore the state of a new process."""
     sys.modules.pop("script", None)
     keras.utils.clear_session()
@@ -91,7 +91,7 @@ def start_anew():
 
 def execute(script, folder):
     """Run a script in a folder; return its results, and its error if any."""
-    start_anew()
+    reset_process()
     os.chdir(folder)
     module = sys.modules["script"] = types.ModuleType("script")
     names = vars(module)

@@ -76,7 +76,7 @@ def each_kind(*long):
     )
 
 
-# `tox` tests code that Lamb and LANS share with only one of them.
+# `tox` tests code that Lamb and LANS share by one of them only.
 EACH_KIND = each_kind("lans")
 
 # The largest difference between XLA and graphs, which round differently. A step

@@ -258,26 +258,26 @@ class SparseLoCo:
         self.taken = 0
 
     def go_on(self):
-        """End the round; what is sent arrives at the end of the next one."""
+        """End the round; sent entries arrive at the end of the next one."""
         self.arrive()
         self.accumulate()
         self.local = self.base = [self.w - len(self.v) * v for v in self.v]
         self.travelling, self.taken = self.outer_lr * self.send(), 0
 
     def arrive(self):
-        """Receive what travels."""
+        """Receive the entries that travel."""
         self.w = self.w - self.travelling
         self.travelling = np.zeros_like(self.w)
 
     def accumulate(self):
-        """Add up what the local steps of the round have moved."""
+        """Add the movement of the round's local steps to v."""
         for i, (base, local) in enumerate(
             zip(self.base, self.local, strict=True)
         ):
             self.v[i] = self.decay * self.v[i] + (base - local) / len(self.v)
 
     def send(self):
-        """Return the sum of the largest entries, which are no longer held."""
+        """Return the sum of the largest entries, and remove them from v."""
         sparsity = self.sparsity(self.steps) if self.compressed else None
         total = np.zeros_like(self.w)
         for held in self.v:

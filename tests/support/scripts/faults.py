@@ -139,7 +139,7 @@ def go_on(strategy, optimizer, variables):
 
 
 def draw_on(strategy):
-    """Ignore such an error in a loop that draws batches between steps."""
+    """Ignore the error of `go_on`, and draw batches between steps."""
 
     def replica(rows, is_bad):
         with tf.control_dependencies([tf.debugging.Assert(~is_bad, ["bad"])]):

@@ -16,7 +16,7 @@ TOLERANCE = 3e-5
 
 
 def notes(data, replicas):
-    """Return how many have a part, and its rows: here, and later."""
+    """Return how many replicas have a part, and its rows: here, and later."""
     noted = with_notes(data, replicas)
     return [note.numpy()[:, :, :2].tolist() for _, note in noted]
 
@@ -172,7 +172,7 @@ def test_nothing_is_exchanged_between_rounds(workers):
         assert found["own"]["counts"] == expected
         old = found["in every step"]["counts"]
         assert [each[1:] for each in old[1:6]] == [[1, 1]] * 5
-        # What travels in a round has channels of its own.
+        # Values that travel in a round have their own channels.
         assert found["overlap"]["counts"] == 2 * [[1, 1, 1], *5 * [nothing]]
 
 

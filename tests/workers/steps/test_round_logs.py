@@ -1,4 +1,4 @@
-"""What steps with rounds of local steps keep of their logs."""
+"""Steps between exchanges repeat the last logs."""
 
 import gc
 
