@@ -1,6 +1,6 @@
 """Names that _compat/ borrows from TensorFlow and Keras still exist.
 
-A failure here names what a new version took away.
+A failure shows the names that a new version lacks.
 """
 
 import ast

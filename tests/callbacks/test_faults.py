@@ -7,8 +7,8 @@ import types
 import pytest
 from faults import soak, table, training
 
-# Each at one step. test_resume.py kills workers during training; test_backup.py
-# tests damaged backups and NaN in one process.
+# Cases and their steps. test_resume.py kills workers during training;
+# test_backup.py tests damaged backups and NaN in one process.
 CASES = {
     "chief killed as it writes its part": 31,
     "network down permanently": 58,

@@ -48,9 +48,9 @@ class Layout:
         self._ends = ends or [()] * len(positions)
 
     @functools.cached_property
-    def _parts(self) -> "list[_Alone | _Joined]":
+    def _parts(self) -> "list[_OneTensor | _SeveralTensors]":
         return [
-            _Joined(at, ends) if ends[1:] else _Alone(at)
+            _SeveralTensors(at, ends) if ends[1:] else _OneTensor(at)
             for at, ends in zip(self._positions, self._ends, strict=True)
         ]
 
@@ -77,7 +77,7 @@ class Layout:
         return self.fill(self._positions) < 0
 
 
-class _Alone:
+class _OneTensor:
     """The chunks of one tensor."""
 
     def __init__(self, positions: tf.Tensor) -> None:
@@ -92,7 +92,7 @@ class _Alone:
         return filled[:, : self._count]
 
 
-class _Joined:
+class _SeveralTensors:
     """The chunks of several tensors whose entries follow one another."""
 
     def __init__(self, positions: tf.Tensor, ends: Sequence[int]) -> None:

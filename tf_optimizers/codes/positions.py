@@ -26,24 +26,24 @@ import tensorflow as tf
 
 # Multiplying eight bytes that are 0 or 1 by this collects them in the highest
 # byte: byte i moves by 56 - 7 i bits, to bit 56 + i, and no other byte does.
-_GATHER = sum(1 << 56 - 7 * i for i in range(8))
+_COLLECT_BITS = sum(1 << 56 - 7 * i for i in range(8))
 # Multiplying a byte by this copies it to all eight bytes. Each then keeps one
 # bit.
-_SPREAD = sum(1 << 8 * i for i in range(8))
-_OWN = sum(1 << 8 * i + i for i in range(8))
+_COPY_BYTE = sum(1 << 8 * i for i in range(8))
+_OWN_BITS = sum(1 << 8 * i + i for i in range(8))
 _HIGHEST = np.uint64(56)
 
 
 def to_bytes(bits: tf.Tensor) -> tf.Tensor:
     """Return booleans [rows, n] as uint8 [rows, n / 8, rounded up]."""
-    high = tf.bitwise.right_shift(_eights(bits) * _GATHER, _HIGHEST)
+    high = tf.bitwise.right_shift(_eights(bits) * _COLLECT_BITS, _HIGHEST)
     return tf.cast(high, tf.uint8)
 
 
 def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
     """Return the first `count` bits of each row of `to_bytes`."""
-    eight = tf.cast(data, tf.uint64) * _SPREAD
-    own = tf.bitwise.bitwise_and(eight, np.uint64(_OWN))
+    eight = tf.cast(data, tf.uint64) * _COPY_BYTE
+    own = tf.bitwise.bitwise_and(eight, np.uint64(_OWN_BITS))
     bits = tf.cast(tf.bitcast(own, tf.uint8), tf.bool)
     return tf.reshape(bits, [data.shape[0], -1])[:, :count]
 
@@ -171,7 +171,7 @@ def read_positions(
     return [found[i] for i in range(len(sizes))]
 
 
-class _Plain(NamedTuple):
+class _BitPerElement(NamedTuple):
     """A tensor that is encoded with a bit per element."""
 
     members: tuple[int]
@@ -195,7 +195,7 @@ class _Plain(NamedTuple):
         return [tf.maximum(found - self.entries, -1)]
 
 
-class _Split(NamedTuple):
+class _EliasFano(NamedTuple):
     """Tensors with the same number of low bits, encoded as one."""
 
     low: int
@@ -239,14 +239,17 @@ class _Split(NamedTuple):
 
 def _groups(
     sizes: Sequence[int], counts: Sequence[int]
-) -> list[_Plain | _Split]:
+) -> list[_BitPerElement | _EliasFano]:
     """Return groups of tensors, in the same order on all workers."""
     by_low: dict[Any, list[tuple[int, int, int]]] = {}
     for i, (size, count) in enumerate(zip(sizes, counts, strict=True)):
         by_low.setdefault(_low_bits(size, count), []).append((i, size, count))
     return [
-        *(_Plain((i,), size, n) for i, size, n in by_low.pop(None, [])),
-        *(_Split(low, *zip(*own, strict=True)) for low, own in by_low.items()),
+        *(_BitPerElement((i,), size, n) for i, size, n in by_low.pop(None, [])),
+        *(
+            _EliasFano(low, *zip(*own, strict=True))
+            for low, own in by_low.items()
+        ),
     ]
 
 

@@ -163,7 +163,7 @@ class Chunked(abc.ABC):
         scales = tf.where(is_broken, float("inf"), scales)
         codes = tf.cond(
             tf.reduce_any(is_broken),
-            lambda: tf.where(is_broken, _kinds(chunks), codes),
+            lambda: tf.where(is_broken, _not_finite_index(chunks), codes),
             lambda: codes,
         )
         return codes, tf.cast(scales, tf.bfloat16)
@@ -176,7 +176,7 @@ class Chunked(abc.ABC):
         chunks = self.decode(codes, scales, layout)
         chunks = tf.cond(
             tf.reduce_any(is_broken),
-            lambda: tf.where(is_broken, _of_kinds(codes), chunks),
+            lambda: tf.where(is_broken, _from_not_finite_index(codes), chunks),
             lambda: chunks,
         )
         return layout.strip(chunks)
@@ -257,14 +257,14 @@ def _mean(numbers: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(total, count)
 
 
-def _kinds(values: tf.Tensor) -> tf.Tensor:
+def _not_finite_index(values: tf.Tensor) -> tf.Tensor:
     """Return the index of each value in `_NOT_FINITE`; 0 if it is finite."""
     kinds = tf.where(values > 0, 2, tf.where(values < 0, 3, 1))
     kinds = tf.where(tf.math.is_finite(values), 0, kinds)
     return tf.cast(kinds, tf.uint8)
 
 
-def _of_kinds(codes: tf.Tensor) -> tf.Tensor:
-    """Return the values of `_kinds`."""
+def _from_not_finite_index(codes: tf.Tensor) -> tf.Tensor:
+    """Return the values of `_not_finite_index`."""
     kinds = tf.cast(codes % len(_NOT_FINITE), tf.int32)
     return tf.gather(tf.constant(_NOT_FINITE), kinds)

@@ -19,7 +19,7 @@ from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.wire import Exchange, Selection, Wire
 from tf_optimizers.replicas import replicas_of
 
-_DENSE = 8 * tf.float32.size  # Bits.
+_DENSE_BITS = 8 * tf.float32.size
 
 
 class GatheredExchange(Exchange):
@@ -30,7 +30,7 @@ class GatheredExchange(Exchange):
         """The bytes that a replica receives from each other replica."""
         # Dense tensors count half: they are summed without sorting.
         bits = sum(
-            min(entries, _DENSE * size / self.wire.replicas)
+            min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
         )
         return bits / 8
@@ -42,12 +42,12 @@ class GatheredExchange(Exchange):
     def is_dense(self, i: int) -> bool:
         """Return whether the i-th variable's entries are sent densely."""
         entries = self.wire.replicas * self._entry_bits[i]
-        return entries > 2 * _DENSE * self.sizes[i]
+        return entries > 2 * _DENSE_BITS * self.sizes[i]
 
     def sent_bytes(self) -> list[int]:
         """Return the bytes that a replica sends of each variable."""
         bits = [
-            _DENSE * size if self.is_dense(i) else self._entry_bits[i]
+            _DENSE_BITS * size if self.is_dense(i) else self._entry_bits[i]
             for i, size in enumerate(self.sizes)
         ]
         return (
@@ -92,11 +92,11 @@ class GatheredExchange(Exchange):
 
 
 # Sharding must divide the bytes by this factor to be worth it.
-_WORTH = 2
+_LEAST_SAVING = 2
 # A message counts as 32 KiB: it was measured to take 2.5 ms, in which 100
 # Mbit/s carry 32 KiB. This counts per receiving replica; `ROUND_BYTES` in
 # message.py counts a whole round, as four of these.
-_MESSAGE = 1 << 15
+_MESSAGE_BYTES = 1 << 15
 
 
 def choose_exchange(
@@ -126,7 +126,7 @@ def choose_exchange(
     if kind == "gathered" or not wire.is_packed or not sizes:
         return gathered
     sharded = ShardedExchange(wire, sizes, counts)
-    by_shards = _WORTH * (sharded.bytes_for_one + 2 * _MESSAGE)
-    if kind == "sharded" or gathered.bytes_for_one + _MESSAGE > by_shards:
+    by_shards = _LEAST_SAVING * (sharded.bytes_for_one + 2 * _MESSAGE_BYTES)
+    if kind == "sharded" or gathered.bytes_for_one + _MESSAGE_BYTES > by_shards:
         return sharded
     return gathered

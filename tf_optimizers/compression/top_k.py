@@ -24,7 +24,7 @@ from tf_optimizers.kernels import compiled
 # deviation is about its square root. The threshold is four deviations lower, so
 # it rarely leaves fewer than k candidates. If it does, a second search among
 # all entries gives the exact result.
-_SAMPLED = 128
+_LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
 # The largest stride. A smaller one samples more elements, for fewer needless
 # candidates. A candidate costs as much as sampling 4 elements.
@@ -33,9 +33,9 @@ _STRIDE = 128
 # Entries per block, one cache line. Searching a block takes as long as skipping
 # 128 entries.
 _BLOCK = 16
-_PASSED_OVER = 128
+_SEARCH_COST = 128
 # Below this k, if entries are rare, sorting maxima is faster than sampling.
-_FEW = 1536
+_LEAST_TO_SAMPLE = 1536
 
 _SMALLEST = 1  # The bits of the smallest magnitude above 0.
 
@@ -61,8 +61,8 @@ def top_k(
     """
     if gpu:
         return _search(values, k, gpu)
-    is_rare = k * _PASSED_OVER <= values.shape[0]
-    if k < (_FEW if is_rare else 2 * _SAMPLED):
+    is_rare = k * _SEARCH_COST <= values.shape[0]
+    if k < (_LEAST_TO_SAMPLE if is_rare else 2 * _LARGEST_IN_SAMPLE):
         return _search(values, k)
     threshold = _threshold(values, k, seed)
     find = _find_in_blocks if is_rare else _find
@@ -163,7 +163,7 @@ def _stride(size: int, k: int) -> int:
     It has no factor in common with the number of elements, so that all rows and
     columns are sampled evenly, even if some are 0.
     """
-    stride = min(k // _SAMPLED, _STRIDE)
+    stride = min(k // _LARGEST_IN_SAMPLE, _STRIDE)
     while math.gcd(stride, size) > 1:
         stride += 1
     return stride

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 # The first port of a machine, unless `--port` or the scheduler gives one.
 PORT = 12345
 # How many addresses a message shows.
-_SHOWN = 4
+_MOST_SHOWN = 4
 
 
 class Place(NamedTuple):
@@ -52,8 +52,8 @@ class Place(NamedTuple):
 
     def describe(self, addresses: Sequence[str]) -> str:
         """Return a sentence about the place and the addresses."""
-        shown = ", ".join(addresses[:_SHOWN])
-        if len(addresses) > _SHOWN:
+        shown = ", ".join(addresses[:_MOST_SHOWN])
+        if len(addresses) > _MOST_SHOWN:
             shown += f", ... {addresses[-1]}"
         return (
             f"{self.found}: index {self.rank} of {len(self.hosts)}, workers "
@@ -193,7 +193,7 @@ def _from_kubernetes(
             _get(environment, name, "Kubeflow Trainer", hint) for name in names
         )
         found = f"Kubeflow Trainer ({', '.join(names)})"
-        hosts = _siblings(first, 0, _number(names[0], count), names[2])
+        hosts = _pods_of_job(first, 0, _number(names[0], count), names[2])
         return Place(found, hosts, _number(names[1], rank))
     name = "JOB_COMPLETION_INDEX"
     hint = "Set the Job's `completionMode: Indexed`."
@@ -204,11 +204,13 @@ def _from_kubernetes(
             f"variable for it. Received: only {name}={index}. Pass the Job's "
             "`completions`, such as `--machines 2`."
         )
-    hosts = _siblings(socket.getfqdn(), index, machines, "The pod's host name")
+    hosts = _pods_of_job(
+        socket.getfqdn(), index, machines, "The pod's host name"
+    )
     return Place(f"Kubernetes ({name})", hosts, index)
 
 
-def _siblings(name: str, index: int, count: int, source: str) -> list[str]:
+def _pods_of_job(name: str, index: int, count: int, source: str) -> list[str]:
     """Return the names of all pods of a job, given one of them."""
     match = re.fullmatch(rf"(.+)-{index}(\..+)", name)
     if match is None:

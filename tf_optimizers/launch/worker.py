@@ -20,7 +20,7 @@ PREEMPTED = 128 + signal.SIGTERM
 # time for a backup. After a failure, no backup can be made.
 BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0
 # How often to check on killed processes, in seconds.
-DYING = 0.01
+KILL_TICK = 0.01
 
 
 class Watchdog:
@@ -175,7 +175,7 @@ class Worker:
         self._kill_at = time.monotonic()
         self.update()
         while not self.is_gone:
-            time.sleep(DYING)
+            time.sleep(KILL_TICK)
             self.update()
 
     def _is_alive(self) -> bool:

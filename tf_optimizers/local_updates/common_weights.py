@@ -20,7 +20,7 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, steppers
 
 # Runs of fewer rounds end with large residuals.
-_ENOUGH = 100
+_FEWEST_ROUNDS = 100
 
 
 @functools.cache
@@ -116,7 +116,7 @@ class EnoughRounds(keras.callbacks.Callback):
     def _check(self, rounds: int) -> None:
         self._is_checked = True
         worker = replicas_of(self.model.distribute_strategy).worker
-        if rounds < _ENOUGH and worker == 0:
+        if rounds < _FEWEST_ROUNDS and worker == 0:
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with sync_every="

@@ -45,14 +45,14 @@ class Travel:
 
         def begin(choice: Choice) -> None:
             with tf.control_dependencies([self._call.wait(rank)]):
-                effects = effects_of(lambda: self._go_on(choice))
+                effects = effects_of(lambda: self._begin_next_round(choice))
             with tf.control_dependencies(effects):
                 self._call.start(rank, self._optimizer.iterations)
 
         for choice, is_due in due:
             tf.cond(is_due, functools.partial(begin, choice), lambda: None)
 
-    def _go_on(self, choice: Choice) -> None:
+    def _begin_next_round(self, choice: Choice) -> None:
         """Add the changes of weights to residuals; let the next round begin."""
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)

@@ -85,7 +85,7 @@ class OnHost:
         return averages
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function` on this worker's first replica, for all of them.
+        """Call `function` on one replica of this worker, on behalf of all.
 
         Args:
             key: Identifies the call within the step.

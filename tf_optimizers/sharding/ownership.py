@@ -12,7 +12,7 @@ from tf_optimizers._compat.owned import Rows
 
 # Largest load, relative to the mean, before a warning. If all variables can be
 # split, no load exceeds this: an unsplit variable has at most half of the mean.
-_UNEVEN = 1.5
+_LARGEST_LOAD = 1.5
 # Keras's elementwise optimizers: the step of an entry depends on it alone.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
@@ -59,7 +59,7 @@ def assign_owners(
     replica gets two pieces of one variable.
     """
     sizes = list(map(bytes_of, variables))
-    large = (_UNEVEN - 1) * sum(sizes) / replicas
+    large = (_LARGEST_LOAD - 1) * sum(sizes) / replicas
     loads = [0] * replicas
     pieces = []
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -96,7 +96,7 @@ def bytes_of(variable: Any, piece: Piece | None = None) -> int:
 def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
     """Warn if one replica owns much more than the mean."""
     mean = sum(loads) / len(loads)
-    if max(loads) <= _UNEVEN * mean:
+    if max(loads) <= _LARGEST_LOAD * mean:
         return
     largest = max(variables, key=bytes_of)
     warnings.warn(

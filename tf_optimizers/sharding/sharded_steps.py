@@ -180,7 +180,7 @@ class ShardedSteps:
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]
         with replaced(
-            (component, name, _refuse_change)
+            (component, name, _reject_change)
             for component in others
             for name in _ASSIGNMENTS
         ):
@@ -303,7 +303,7 @@ def _total_squares(
     return replicas_of().sum(own)
 
 
-def _refuse_change(*args: Any, **kwargs: Any) -> None:
+def _reject_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
         "The step of a variable must change only that variable's state. "
         "Received: a step that changes replicated state of another variable "

@@ -26,7 +26,7 @@ from tf_optimizers.callbacks.backup.state import State, Values, redistribute
 from tf_optimizers.replicas import ReplicaGroup
 
 # The errors that files cause; any other is a bug.
-_TROUBLE = (OSError, DamagedError)
+_FILE_ERRORS = (OSError, DamagedError)
 
 
 class Archive:
@@ -260,7 +260,7 @@ class Archive:
         result, error = None, None
         try:
             result = action()
-        except _TROUBLE as caught:
+        except _FILE_ERRORS as caught:
             error = f"{caught} (worker {self._group.worker})"
         outcomes = gather(self._group, [result, error])
         return (

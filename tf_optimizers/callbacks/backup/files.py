@@ -29,11 +29,11 @@ from tf_optimizers.replicas import as_bytes
 
 # Errors of `fsync` that mean lost data. Other errors mean that a network file
 # system has no `fsync`, often for folders.
-_LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 _LATE_SECONDS = 60.0
 # The suffix of an array's name if its rows of zeros were left out.
-_ROWS = ".rows"
-_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
+_ROWS_SUFFIX = ".rows"
+_FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
 class DamagedError(Exception):
@@ -125,7 +125,7 @@ class Folder:
         # Delete the .json first: a backup must not look complete without all
         # parts.
         for path in sorted(self._files(), key=lambda path: path.suffix):
-            match = _NAME.fullmatch(path.name)
+            match = _FILE_NAME.fullmatch(path.name)
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
@@ -152,7 +152,7 @@ class Folder:
 
     def _all(self) -> list[int]:
         """Return the numbers of all complete backups, newest first."""
-        found = [_NAME.fullmatch(path.name) for path in self._files()]
+        found = [_FILE_NAME.fullmatch(path.name) for path in self._files()]
         return sorted(
             (int(m[1]) for m in found if m and m[2] == "json" and not m[3]),
             reverse=True,
@@ -219,7 +219,7 @@ def _sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno in _LOST:
+        if error.errno in _DATA_LOSS:
             raise
 
 
@@ -238,16 +238,16 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return {name: raw}
     return {
         name: as_bytes(array[first:end]),
-        f"{name}{_ROWS}": np.array([first, end]),
+        f"{name}{_ROWS_SUFFIX}": np.array([first, end]),
     }
 
 
 def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
     """Return an array of an open part, with the zeros that were left out."""
     kept = part[name].view(dtype)
-    if f"{name}{_ROWS}" not in part:
+    if f"{name}{_ROWS_SUFFIX}" not in part:
         return kept.reshape(shape)
-    first, end = part[f"{name}{_ROWS}"]
+    first, end = part[f"{name}{_ROWS_SUFFIX}"]
     array = np.zeros(shape, dtype)
     array[first:end] = kept.reshape([end - first, *shape[1:]])
     return array

@@ -34,9 +34,9 @@ from tf_optimizers.replicas import ReplicaGroup
 EXIT_CODE = 128 + signal.SIGTERM
 # In seconds: how often to look for a request, how long reading a note may take,
 # and how long to wait for the notes of other workers.
-_LOOKING = 1.0
-_READING = 0.2
-_WAITING = 60.0
+_LOOKING_SECONDS = 1.0
+_READING_SECONDS = 0.2
+_WAITING_SECONDS = 60.0
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
@@ -162,7 +162,10 @@ class Preemption:
                     self._group.check_alive()
                     with contextlib.suppress(tf.errors.AlreadyExistsError):
                         self._group.post(f"{self._prefix}/asked", "")
-                if self._group.read(f"{self._prefix}/asked", _READING) is None:
+                if (
+                    self._group.read(f"{self._prefix}/asked", _READING_SECONDS)
+                    is None
+                ):
                     continue
                 self._decide()
                 return
@@ -178,7 +181,7 @@ class Preemption:
 
     def _listen(self) -> None:
         """Wait for a signal, or until it is time to look for requests."""
-        if select.select([self._receiver], [], [], _LOOKING)[0]:
+        if select.select([self._receiver], [], [], _LOOKING_SECONDS)[0]:
             signals = os.read(self._receiver, 4096)
             main = threading.main_thread().ident
             frame = sys._current_frames().get(main or 0)
@@ -193,13 +196,13 @@ class Preemption:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)
         self._group.post(f"{self._prefix}/{self._group.worker}", str(point))
-        until = time.monotonic() + _WAITING
+        until = time.monotonic() + _WAITING_SECONDS
         points: list[int] = []
         while len(points) < self._group.workers:
             if self._is_over or time.monotonic() > until:
                 return
             key = f"{self._prefix}/{len(points)}"
-            note = self._group.read(key, _READING)
+            note = self._group.read(key, _READING_SECONDS)
             if note is not None:
                 points.append(int(note))
             else:

@@ -84,7 +84,7 @@ class State:
             i
             for i, variable in enumerate(self.sections["lasting"])
             if not variable.trainable
-            and not _are(np.isfinite, self._values_of(variable))
+            and not _holds_for_all(np.isfinite, self._values_of(variable))
         }
 
     def first_not_finite(self, values: Values) -> int | None:
@@ -95,7 +95,7 @@ class State:
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
-            if not _are(is_right, values[f"lasting.{i}"]):
+            if not _holds_for_all(is_right, values[f"lasting.{i}"]):
                 return i
         return None
 
@@ -237,7 +237,7 @@ def _without_path(described: list[Any]) -> str:
     return " ".join([dtype, str(shape), *meaning])
 
 
-def _are(is_right: Callable, values: Sequence[np.ndarray]) -> bool:
+def _holds_for_all(is_right: Callable, values: Sequence[np.ndarray]) -> bool:
     """Return whether `is_right` holds for all floating-point elements."""
     return all(
         np.all(is_right(value))

@@ -66,16 +66,16 @@ def note_next(
         nonlocal spec
         parts, notes = zip(*parts_of(*element), strict=True)
         spec = tf.nest.map_structure(tf.type_spec_from_value, parts[0])
-        closed = list(map(_close, parts)), list(map(has_rows, parts))
-        columns = (*closed, list(notes))
+        boxed = list(map(_box, parts)), list(map(has_rows, parts))
+        columns = (*boxed, list(notes))
         return [tf.stack(c) if len(parts) > 1 else c[0] for c in columns]
 
-    closed = dataset.map(close)
-    if closed.element_spec[0].shape.rank:
-        closed = closed.unbatch()
+    boxed = dataset.map(close)
+    if boxed.element_spec[0].shape.rank:
+        boxed = boxed.unbatch()
 
     def nothing() -> Any:
-        return _close(blank(spec)), tf.constant(False), tf.constant(end)
+        return _box(blank(spec)), tf.constant(False), tf.constant(end)
 
     @_as_it_is
     def end_with(_: tf.Tensor) -> Any:
@@ -89,15 +89,15 @@ def note_next(
         first = tf.cond(
             has_rows,
             lambda: box,
-            lambda: _close(_first_row(_open(full, spec), spec)),
+            lambda: _box(_first_row(_unbox(full, spec), spec)),
         )
         notes = tf.stack([here, last[2]])[tf.newaxis]
         notes = Ending(notes) if may_lack else notes
-        return (full, *others, last), (_open(first, spec), notes)
+        return (full, *others, last), (_unbox(first, spec), notes)
 
     ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
     return (
-        closed.concatenate(ends.map(end_with))
+        boxed.concatenate(ends.map(end_with))
         .scan((nothing()[0], *[nothing()] * replicas), open_first)
         .skip(replicas)
     )
@@ -120,7 +120,7 @@ def _first_row(element: Any, spec: Any) -> Any:
     )
 
 
-def _close(element: Any) -> tf.Tensor:
+def _box(element: Any) -> tf.Tensor:
     """Return one tensor that holds a copy of an element.
 
     The state of a `Dataset.scan` cannot be a `tf.experimental.Optional`
@@ -140,7 +140,7 @@ def _copy(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if is_variant else tf.raw_ops.DeepCopy(x=tensor)
 
 
-def _open(box: tf.Tensor, spec: Any) -> Any:
+def _unbox(box: tf.Tensor, spec: Any) -> Any:
     """Return the element in a box."""
     leaves = tf.nest.flatten(spec, expand_composites=True)
     specs = [leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec)]

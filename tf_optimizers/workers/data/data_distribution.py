@@ -34,14 +34,14 @@ from tf_optimizers.workers.data.order import (
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
 # The parent's methods; those of the strategy call the functions below.
-_TensorFlows = tf.distribute.Strategy
+_Parent = tf.distribute.Strategy
 
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     """Split the batches of a dataset among all replicas."""
     generator = take_generator()
     distribute = functools.partial(
-        _TensorFlows.experimental_distribute_dataset, strategy, dataset, options
+        _Parent.experimental_distribute_dataset, strategy, dataset, options
     )
     if not _is_counted(strategy):
         return distribute()
@@ -57,7 +57,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     extended, batches = strategy.extended, _count(dataset)
     _agree(strategy, dataset, batches)
     comparison = _comparison(strategy, dataset)
-    distributed = _TensorFlows.distribute_datasets_from_function(
+    distributed = _Parent.distribute_datasets_from_function(
         strategy,
         lambda _: split_batches(
             in_one_order(dataset),
@@ -159,7 +159,7 @@ def distribute_from_function(
 ) -> Any:
     """Distribute data that each worker creates for itself."""
     if not _is_counted(strategy):
-        return _TensorFlows.distribute_datasets_from_function(
+        return _Parent.distribute_datasets_from_function(
             strategy, dataset_fn, options
         )
     return _distribute_own(strategy, dataset_fn, None, options)
@@ -188,7 +188,7 @@ def _distribute_own(
         made.extend([count, noted(is_endless=True)])
         return noted()
 
-    distributed = _TensorFlows.distribute_datasets_from_function(
+    distributed = _Parent.distribute_datasets_from_function(
         strategy, make_with_notes, options
     )
     return look_ahead(distributed, *made)

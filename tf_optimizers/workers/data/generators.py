@@ -99,13 +99,13 @@ class SynchronizedGenerator:
         return found
 
 
-class _Made(threading.local):
+class _PendingGenerator(threading.local):
     """The generator behind the dataset that Keras is about to distribute."""
 
     generator: SynchronizedGenerator | None = None
 
 
-_made = _Made()
+_pending = _PendingGenerator()
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
         peek: Keras's own function.
         generator: The generator that the user has passed.
     """
-    shared = _made.generator = SynchronizedGenerator(generator)
+    shared = _pending.generator = SynchronizedGenerator(generator)
     found = peek(shared)
     shared.peeked = found[0]
     return found
@@ -129,5 +129,5 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
 
 def take_generator() -> SynchronizedGenerator | None:
     """Return the generator of the data now being distributed, and forget it."""
-    found, _made.generator = _made.generator, None
+    found, _pending.generator = _pending.generator, None
     return found

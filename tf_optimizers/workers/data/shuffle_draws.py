@@ -15,7 +15,7 @@ from tf_optimizers._compat.tensorflow_internals import add_to_graphs
 from tf_optimizers.workers._compat.distribution import ShuffleDataset
 
 # Shuffles that have drawn more often than this are not counted.
-_MOST = 2000
+_MOST_DRAWS = 2000
 
 
 class _Probe:
@@ -106,7 +106,7 @@ class ShuffleDraws:
 
     def _find(self, saved: bytes) -> int | None:
         while saved not in self._numbers:
-            if len(self._saved) > _MOST:
+            if len(self._saved) > _MOST_DRAWS:
                 return None
             self._draw_counted()
         return self._numbers[saved]

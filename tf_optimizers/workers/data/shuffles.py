@@ -14,7 +14,7 @@ from tf_optimizers.workers._compat.distribution import (
 from tf_optimizers.workers.data.shuffle_draws import count_draws
 
 # Stateful ops whose results are the same on all workers.
-_SAME = {"Assert", "ReadVariableOp"}
+_SAME_ON_WORKERS = {"Assert", "ReadVariableOp"}
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
@@ -64,7 +64,9 @@ def comes_from_python(dataset: tf.data.Dataset) -> bool:
 
 def _is_random(graph: Any) -> bool:
     ops = list(_ops(graph, lambda op: True))
-    return any(op.op_def.is_stateful and op.type not in _SAME for op in ops)
+    return any(
+        op.op_def.is_stateful and op.type not in _SAME_ON_WORKERS for op in ops
+    )
 
 
 def _has_random_maps(graph: Any) -> bool:

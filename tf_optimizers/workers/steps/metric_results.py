@@ -64,7 +64,7 @@ def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether all variables of a metric are sums, and small ones.
+    """Return whether all variables of a metric are small sums.
 
     A large confusion matrix is not exchanged in every step.
     """

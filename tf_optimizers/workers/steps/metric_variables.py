@@ -23,9 +23,9 @@ from tf_optimizers._compat import distinct
 from tf_optimizers._compat.keras_internals import attributes_of, path_of
 
 # Ops that return the value of their first operand.
-_SAME = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
+_PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
 # Ops that add to their first operand.
-_FROM_FIRST = ("Sub", "TensorScatterAdd", "TensorScatterSub")
+_ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -102,7 +102,7 @@ def _is_zero(value: tf.Tensor) -> bool:
 
 def _source(tensor: tf.Tensor) -> Any:
     """Return the handle that a tensor is read from, or None."""
-    while tensor.op.type in _SAME:
+    while tensor.op.type in _PASS_THROUGH:
         tensor = tensor.op.inputs[0]
     return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else None
 
@@ -110,7 +110,7 @@ def _source(tensor: tf.Tensor) -> Any:
 def _is_sum(value: tf.Tensor, source: Any) -> bool:
     """Return whether a value is the source's value plus something."""
     op = value.op
-    if op.type in _SAME or op.type in _FROM_FIRST:
+    if op.type in _PASS_THROUGH or op.type in _ADDITIONS:
         return _is_sum(op.inputs[0], source)
     if op.type in ("AddV2", "Add", "AddN"):
         return any(_is_sum(each, source) for each in op.inputs)

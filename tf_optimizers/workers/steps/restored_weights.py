@@ -23,7 +23,7 @@ _EPSILONS = {
 }
 # Weights are restored only if they had moved by more than this, times the
 # largest rounding error.
-_FAR = 16.0
+_LEAST_MOVE = 16.0
 
 
 class RestoredWeights:
@@ -62,5 +62,5 @@ def _exact(value: tf.Tensor, before: list[tf.Tensor]) -> tf.Tensor:
     rounding = tf.cast(_EPSILONS[value.dtype] * len(before) / 2, value.dtype)
     tolerance = rounding * largest
     is_back = tf.reduce_all(abs(value - start) <= tolerance)
-    was_away = tf.reduce_any(abs(last - start) > _FAR * tolerance)
+    was_away = tf.reduce_any(abs(last - start) > _LEAST_MOVE * tolerance)
     return tf.where(is_back & was_away, start, value)
