@@ -299,30 +299,6 @@ def test_second_process_in_a_folder_is_noticed(tmp_path):
     assert archives[0].newest()["epoch"] == 2
 
 
-def test_file_of_another_worker_may_appear_late(tmp_path, monkeypatch):
-    slept = []
-    hidden = {"at first": 2, "for ever": 1000}
-    folder = Folder(tmp_path)
-    folder.write_part(1, 0, {"a": np.zeros(1)})
-    exists = type(tmp_path).exists
-    monkeypatch.setattr(files.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(files.time, "sleep", slept.append)
-    for case, times in hidden.items():
-        slept.clear()
-        monkeypatch.setattr(
-            type(tmp_path),
-            "exists",
-            lambda path, times=times: len(slept) >= times and exists(path),
-        )
-        if case == "at first":
-            folder.commit(1, {"parts": ["digest"]})
-            assert len(slept) == times
-            continue
-        with pytest.raises(FileNotFoundError, match="worker 0 is missing"):
-            folder.commit(1, {"parts": ["digest"]})
-        assert sum(slept) <= 62
-
-
 def test_backups_that_cannot_be_deleted_do_not_end_a_run(tmp_path, monkeypatch):
     """The run has finished, and still has to save its model."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")

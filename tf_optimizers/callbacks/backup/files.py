@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,7 +29,6 @@ from tf_optimizers.replicas import as_bytes
 # Errors of `fsync` that mean lost data. Other errors mean that a network file
 # system has no `fsync`, often for folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-_LATE_SECONDS = 60.0
 # The suffix of an array's name if its rows of zeros were left out.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
@@ -78,11 +76,6 @@ class Folder:
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
         """Complete a generation; `content["parts"]` are its digests."""
-        for worker in range(len(content["parts"])):
-            if not _appears(self._part(generation, worker)):
-                raise FileNotFoundError(
-                    f"the file of worker {worker} is missing from {self.path}"
-                )
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
@@ -199,19 +192,6 @@ def digest(path: Path) -> str:
         while chunk := file.read(1 << 20):
             found.update(chunk)
     return found.hexdigest()
-
-
-def _appears(path: Path) -> bool:
-    """Return whether a file of another worker is here, or appears soon.
-
-    NFS may hide a new file for up to a minute.
-    """
-    until = time.monotonic() + _LATE_SECONDS
-    while not path.exists():
-        if time.monotonic() > until:
-            return False
-        time.sleep(1.0)
-    return True
 
 
 def _sync(descriptor: int) -> None:
