@@ -18,7 +18,6 @@ from backups import (
     state,
 )
 
-from tf_optimizers.callbacks.backup import files
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder, digest
 from tf_optimizers.callbacks.backup.state import State

@@ -432,7 +432,7 @@ def test_backup_of_another_fit_is_kept_with_a_warning(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_backup_without_a_name_suits_any_fit(tmp_path):
+def test_backup_of_an_old_version_is_rejected(tmp_path):
     """Backups of 0.1.0 have no name, and no seeds."""
     model = make_small(tmp_path, 7, save_freq="epoch")
     path = tmp_path / "00000001.json"
@@ -441,8 +441,9 @@ def test_backup_without_a_name_suits_any_fit(tmp_path):
     text = json.dumps(content)
     digest = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps({"sha256": digest, "content": text}))
-    assert epochs_of(fit(model, tmp_path, name="mine")) == [1, 2]
-    assert not tmp_path.exists()
+    with pytest.raises(RuntimeError, match=r"is of tf_optimizers 0\.1, "):
+        fit(model, tmp_path, name="mine")
+    assert path.exists()
 
 
 def test_kept_backups_are_resumed_from(tmp_path):

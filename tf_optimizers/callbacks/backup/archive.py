@@ -164,12 +164,11 @@ class Archive:
                 components = self._state.components(variable)
                 for component, value in zip(components, values, strict=False):
                     component.assign(value)
-        self._state.sparse_gradients = content.get("sparse_gradients", [])
+        self._state.sparse_gradients = content["sparse_gradients"]
 
     def restore_seed(self, content: dict[str, Any]) -> None:
         """Restore this worker's global seed generator of Keras."""
-        seeds = content.get("seeds", [])  # Backups of 0.1.0 have no seed.
-        own = seeds[self._group.worker :][:1]
+        own = content["seeds"][self._group.worker :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
 

@@ -96,7 +96,12 @@ class Folder:
             ) from error
         if not is_whole:
             raise DamagedError(f"{path.name} does not match its checksum")
-        return json.loads(text)
+        content = json.loads(text)
+        if "name" not in content:
+            raise DamagedError(
+                f"{path.name} is of tf_optimizers 0.1, which has another format"
+            )
+        return content
 
     def check_part(self, generation: int, worker: int, expected: str) -> None:
         """Raise unless a part has the digest that it was written with."""
@@ -152,9 +157,9 @@ class Folder:
         )
 
     def _name_of(self, generation: int) -> str:
-        """Return the name of a backup's run, or this run's if it has none."""
+        """Return the name of a backup's run, or this run's if it is damaged."""
         try:
-            return self.content(generation).get("name", self.name)
+            return self.content(generation)["name"]
         except (OSError, DamagedError):
             return self.name  # Otherwise no run would report the damage.
 

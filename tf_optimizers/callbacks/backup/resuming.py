@@ -82,10 +82,9 @@ class Rates:
 
         Returns a warning, or "" if no rate has changed.
         """
-        before = content.get("rates", self.given)  # 0.1.0 saves no rates.
         warning = ""
         for variable, old, new in zip(
-            self._variables, before, self.given, strict=False
+            self._variables, content["rates"], self.given, strict=False
         ):
             if old != new:
                 warning = warning or (

@@ -163,9 +163,6 @@ class State:
     def check(self, saved: dict[str, Any], section: str) -> None:
         """Raise unless a section comes from the same model, ignoring paths."""
         described = self.describe()
-        if saved["optimizer"] == type(self._model.optimizer).__name__:
-            # Backups of 0.1.0 do not name wrapped optimizers.
-            described["optimizer"] = saved["optimizer"]
         mine = described["sections"][section]
         others = saved["sections"][section]
         pairs = [
