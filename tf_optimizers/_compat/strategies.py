@@ -52,19 +52,19 @@ def bring_in(
             variable._initialize(variable.numpy())
 
 
-def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build an optimizer in a step, on all replicas at once.
+def build_together(build: Callable[[], None]) -> None:
+    """Call a function that builds an optimizer in a step, for all replicas.
 
-    Otherwise the assignments in `build` would change only the first replica.
+    Otherwise its assignments would change only the first replica.
     """
 
-    def build(_: tf.distribute.Strategy) -> None:
+    def call(_: tf.distribute.Strategy) -> None:
         # Outside of a `tf.function` that is being traced: inside it, replicas
         # would get variables that are never initialized.
         with tf.init_scope():
-            optimizer.build(variables)
+            build()
 
-    tf.distribute.get_replica_context().merge_call(build)
+    tf.distribute.get_replica_context().merge_call(call)
 
 
 def made_outside(
@@ -168,15 +168,8 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
     return [
         (component, "_constraint", None)
         for variable in variables
-        for component in _components(variable)
+        for component in getattr(variable, "values", [variable])
     ]
-
-
-def _components(variable: Any) -> Sequence[Any]:
-    """Return a distributed variable's components, or a variable itself."""
-    if isinstance(variable, tf.distribute.DistributedValues):
-        return variable.values
-    return [variable]
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:

@@ -16,7 +16,12 @@ from tf_optimizers._compat.keras_internals import (
     built_variables,
     is_overwritten,
 )
-from tf_optimizers._compat.strategies import adopt, is_adopted, made_outside
+from tf_optimizers._compat.strategies import (
+    adopt,
+    build_together,
+    is_adopted,
+    made_outside,
+)
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.replica_state import replica
@@ -37,7 +42,7 @@ def apply(
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    _build_together(optimizer, trainable_variables)
+    _build_for_all(optimizer, trainable_variables)
     if replica.share is None or replica.is_applying:
         with replica.set(is_applying=True):
             return original(optimizer, grads, trainable_variables)
@@ -57,7 +62,7 @@ def apply(
         return original(optimizer, grads, trainable_variables)
 
 
-def _build_together(optimizer: Any, variables: Any) -> None:
+def _build_for_all(optimizer: Any, variables: Any) -> None:
     """Build an optimizer, on all replicas, in the first step that uses it.
 
     Keras would build it on the first replica only. The other replicas would
@@ -73,16 +78,15 @@ def _build_together(optimizer: Any, variables: Any) -> None:
     if is_known:
         return
 
-    def build(_: tf.distribute.Strategy) -> None:
-        scope = keras.name_scope(optimizer.name, caller=optimizer)
-        with tf.init_scope(), scope:
+    def build() -> None:
+        with keras.name_scope(optimizer.name, caller=optimizer):
             for each in wrapped_optimizers(optimizer):
                 adopt(each, variables or ())
             # Without variables Keras builds nothing, or raises an error.
             if variables and not optimizer.built:
                 optimizer.build(variables)
 
-    context.merge_call(build)
+    build_together(build)
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
