@@ -30,8 +30,6 @@ __all__ = [
     "schedules",
 ]
 
-# Imported on first access: the strategy needs private modules of
-# `tf.distribute`, and the optimizers must work without them.
 _MODULES = {
     "BIAS_AND_NORM": "base.exclusions",
     "AdamOffload": "adam_offload",
@@ -44,16 +42,10 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# Keras can load these classes only after their modules are imported.
-_REGISTERED = (
-    "AdamOffload",
-    "DGCMomentum",
-    "LANS",
-    "Lamb",
-    "ShardedState",
-    "SparseLoCo",
-    "schedules",
-)
+# Imported on first access: the strategy needs private modules of
+# `tf.distribute`, and the optimizers must work without them. Keras can load
+# the other classes only after their modules are imported.
+_LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")
 
 
 def _load(name: str) -> Any:
@@ -87,5 +79,6 @@ if not TYPE_CHECKING:  # Otherwise a type checker would accept any name.
     __getattr__ = _load
 
 if not _runs_command():
-    for _name in _REGISTERED:
-        _load(_name)
+    for _name in _MODULES:
+        if _name not in _LATER:
+            _load(_name)
