@@ -18,6 +18,7 @@ from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
 from tf_optimizers.base.precision import refreshed
 from tf_optimizers.checks import (
     check_boolean,
+    check_built,
     check_decay_rate,
     check_epsilon,
 )
@@ -163,12 +164,7 @@ class AdamOffload(HostOptimizer):
         Raises:
             RuntimeError: If the optimizer is not built yet.
         """
-        if not self.built:
-            raise RuntimeError(
-                "`memory_summary()` needs a built optimizer. Received a call "
-                "before `build`. Call it after the first `fit`, or call "
-                "`optimizer.build(model.trainable_variables)`."
-            )
+        check_built(self, "memory_summary")
         weights = stepped_variables(self)
         state = [*self._momentums, *self._velocities]
         if self.use_ema:

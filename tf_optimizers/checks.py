@@ -131,6 +131,16 @@ def check_patterns(name: str, value: Any) -> list[str] | None:
     return list(value)
 
 
+def check_built(optimizer: Any, method: str) -> None:
+    """Raise if a method is called before its optimizer is built."""
+    if not optimizer.built:
+        raise RuntimeError(
+            f"`{method}()` needs a built optimizer. Received: an optimizer "
+            "without variables. Call it after the first `fit`, or call "
+            "`optimizer.build(model.trainable_variables)`."
+        )
+
+
 def check_learning_rate(value: Any) -> Any:
     """Return a number as a float, a schedule or callable as it is."""
     if isinstance(value, (tf.Variable, keras.Variable)):

@@ -27,6 +27,7 @@ from tf_optimizers.base.components import (
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper, check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.checks import check_built
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.offload.host import HOST
 from tf_optimizers.offload.host_optimizer import HostOptimizer
@@ -254,12 +255,7 @@ class ShardedState(Wrapper):
         Raises:
             RuntimeError: If the optimizer is not built.
         """
-        if not self.built:
-            raise RuntimeError(
-                "`memory_summary()` needs a built optimizer. Received: an "
-                "optimizer without variables. Call it after the first `fit`, "
-                "or call `build` first."
-            )
+        check_built(self, "memory_summary")
         whole = sum(map(bytes_of, self.variables))
         slots = [] if self._slots is None else self._slots.owned
         owned = loads_of(slots, strategy_of(self).num_replicas_in_sync)

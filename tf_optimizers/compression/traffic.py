@@ -12,18 +12,14 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.base.components import components, own_component
 from tf_optimizers.base.exclusions import unique_paths
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.checks import check_integer
+from tf_optimizers.checks import check_built, check_integer
 from tf_optimizers.compression.wire import Wire
 from tf_optimizers.replicas import replicas_of
 
 
 def traffic_summary(optimizer: Any, step: int | None) -> dict[str, Any]:
     """Return the result of `CompressedOptimizer.communication_summary`."""
-    if not optimizer.built:
-        raise RuntimeError(
-            "`communication_summary()` needs a built optimizer. Received: an "
-            "optimizer without variables. Call `build` or `fit` first."
-        )
+    check_built(optimizer, "communication_summary")
     if step is None:
         step = int(tf.convert_to_tensor(optimizer.iterations))
     step = check_integer("step", step, 0)
