@@ -18,6 +18,8 @@ if keras.backend.backend() != "tensorflow":
     )
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+# The last argument of all methods of callbacks.
+Logs: TypeAlias = dict[str, Any] | None
 
 
 def backend_variable(variable: Any) -> tf.Variable:

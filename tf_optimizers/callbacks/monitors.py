@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers._compat import Logs
 from tf_optimizers._compat.keras_internals import (
     built_variables,
     stepped_variables,
@@ -84,7 +85,7 @@ class Monitor(keras.callbacks.Callback):
         """Return whether a measurement may begin or end now."""
         return True
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Check that the model can be measured."""
         name = type(self).__name__
         if not isinstance(self.optimizer, self.optimizers):
@@ -113,9 +114,7 @@ class Monitor(keras.callbacks.Callback):
         if self.log_dir is not None and worker == 0:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begin a measurement if one is due."""
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
@@ -123,15 +122,11 @@ class Monitor(keras.callbacks.Callback):
             self._pending = self._step(), self.before_step()
             self._is_due = False
 
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """End the measurement, unless the step only accumulated gradients."""
         self._end_step(logs)
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Put the latest figures into the history."""
         # A round of local steps may end at the end of the epoch.
         self._end_step(logs)
@@ -147,7 +142,7 @@ class Monitor(keras.callbacks.Callback):
         if logs is not None:
             logs.update(self._latest)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Close TensorBoard's file."""
         if self._writer is not None:
             self._writer.close()
@@ -283,7 +278,7 @@ class CompressionMonitor(Monitor):
 
     optimizers = (DGCMomentum, SparseLoCo)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Check that the model can be measured."""
         super().on_train_begin(logs)
         self._measure = tf.function(self._sums, autograph=False)
@@ -394,7 +389,7 @@ class TrustRatioMonitor(Monitor):
 
     optimizers = (LayerwiseOptimizer,)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Check that the model can be measured."""
         super().on_train_begin(logs)
         self._measure = tf.function(self._rows, autograph=False)

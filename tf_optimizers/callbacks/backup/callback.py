@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import Logs
 from tf_optimizers._compat.keras_internals import start_at_epoch
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.backup_checks import (
@@ -166,7 +167,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._skip: Skip | None = None
         self._is_of_longer_run = False
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Restore the newest backup, if there is one."""
         model = self.model
         if not model.built:
@@ -204,9 +205,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._preemption = Preemption(self._group)
             self._preemption.begin()
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Resume in the middle of the epoch, if the backup was made there."""
         self._forget_start()
         self._epoch, self._batch = epoch, 0
@@ -218,9 +217,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 lambda: self._restore_in_epoch(resumed),
             )
 
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Back up, if a backup is due."""
         # The last execution of an epoch may have fewer batches.
         seen = min(batch + 1, self._steps)
@@ -232,14 +229,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         is_due = not isinstance(due, str) and self._unsaved >= due
         self._save_if(is_new and is_due, is_new)
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Save the metrics of training, which validation resets."""
         if self._preemption is not None:
             self._metrics_of_training = self._state.metrics()
 
-    def on_test_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Back up before validation, if this worker must end."""
         if self._preemption is not None and self._preemption.reach():
             for component, value in self._metrics_of_training:
@@ -247,14 +242,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             # While batches are skipped, the backup is still the newest state.
             self._leave(self._skip is None or self._skip.remaining <= 0)
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Back up, if a backup is due."""
         is_new = self._end_epoch(epoch)
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Delete the backups, unless they should stay or are still needed."""
         self._forget_start()
         preemption, self._preemption = self._preemption, None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import Logs
 from tf_optimizers._compat.hooks import call_first, check_saving
 from tf_optimizers._compat.keras_internals import (
     attributes_of,
@@ -50,25 +51,23 @@ def watch_state() -> None:
 class AverageState(keras.callbacks.Callback):
     """Makes state common before Keras or other callbacks read it."""
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Make state common before other callbacks save the model."""
         self._make_common("the end of an epoch")
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Make state common before an evaluation, including those of `fit`."""
         self._make_common("an evaluation")
 
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         """Record that the evaluation has changed no state of training."""
         self._keep()
 
-    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_predict_begin(self, logs: Logs = None) -> None:
         """Make state common before a prediction."""
         self._make_common("a prediction")
 
-    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_predict_end(self, logs: Logs = None) -> None:
         """Record that the prediction has changed no state of training."""
         self._keep()
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import Logs
 from tf_optimizers._compat.hooks import call_first
 from tf_optimizers._compat.tensorflow_internals import (
     add_to_graphs,
@@ -50,9 +51,7 @@ def reduce_in_first_steps() -> None:
 class NewEpoch(keras.callbacks.Callback):
     """Prevents steps from returning the previous epoch's logs."""
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Record that no step of this epoch has reduced its logs."""
         for kept in _kept.get(self.model, ()):
             kept.age.assign(_NEVER)
