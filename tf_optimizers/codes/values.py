@@ -15,8 +15,7 @@ finite, the chunk's scale is inf. The codes then mark the values that are not
 finite, and are 0 for the others, which stay in the residual.
 """
 
-import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +39,6 @@ class Float:
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
         """Return the bytes of `count` values."""
-        del tensors
         return count * self.dtype.size
 
     def round(
@@ -57,7 +55,6 @@ class Float:
 
     def write(self, values: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
         """Return the bytes of rounded values, uint8 [rows, bytes]."""
-        del layout
         data = tf.bitcast(tf.concat(values, 1), tf.uint8)
         return tf.reshape(data, [data.shape[0], -1])
 
@@ -68,26 +65,21 @@ class Float:
         return tf.split(every, layout.counts, axis=1)
 
 
-class Chunked(abc.ABC):
+class Chunked:
     """Encodes values in a few bits, with scales for each chunk.
 
     Attributes:
         width: Bits of a code.
         scales: Scales of a chunk.
+        encode: Returns the uint8 codes of chunks, and scales of shape
+            [chunks, scales].
+        decode: Returns the chunks that codes stand for, with 0 in gaps.
     """
 
     width: int
     scales: int
-
-    @abc.abstractmethod
-    def encode(self, chunks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return uint8 codes, and scales of shape [chunks, scales]."""
-
-    @abc.abstractmethod
-    def decode(
-        self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
-    ) -> tf.Tensor:
-        """Return the chunks that codes stand for, with 0 in gaps."""
+    encode: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    decode: Callable[[tf.Tensor, tf.Tensor, Layout], tf.Tensor]
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
         """Return the bytes of `count` values of some tensors, with scales."""
@@ -198,8 +190,8 @@ class Int4(Chunked):
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         """Return the chunks that codes stand for, with 0 in gaps."""
-        del layout  # Gaps were encoded as zeros.
-        # The product is exact: a step has 3 bits, and a scale 8.
+        # Gaps were encoded as zeros. The product is exact: a step has 3 bits,
+        # and a scale 8.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
 
