@@ -63,7 +63,6 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the numbers, if any."""
-    del context, shape, dtype
     # TensorFlow counts the traces of a Python function. It would count a nested
     # function as the same one for all signatures, and warn.
     call = functools.partial(function, *constants)

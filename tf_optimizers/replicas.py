@@ -152,7 +152,6 @@ class ReplicaGroup:
             statement: A JSON-serializable value.
             hint: Advice for the error if a worker does not make the call.
         """
-        del subject, hint
         return [statement]
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
@@ -161,7 +160,6 @@ class ReplicaGroup:
         Args:
             name: The name of the code that runs on one worker, for the error.
         """
-        del name
         return contextlib.nullcontext()
 
     def post(self, key: str, note: str) -> None:

@@ -53,7 +53,6 @@ class InnerAverages:
 
     def shown(self, averages: Any) -> Any:
         """Return the inner optimizer's averages."""
-        del averages
         return getattr(self._inner, _AVERAGES)
 
 

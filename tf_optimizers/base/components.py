@@ -51,7 +51,6 @@ class OnReplicas:
 
     def shown(self, optimizer: Any, averages: list[Any]) -> list[Any]:
         """Return moving averages in the form that Keras's callbacks expect."""
-        del optimizer
         return averages
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -60,7 +59,6 @@ class OnReplicas:
 
     def once(self, key: str, function: Callable) -> Any:
         """Call `function`, which updates the state of all replicas."""
-        del key
         return function()
 
 

@@ -111,7 +111,6 @@ def variables_on_host() -> Iterator[None]:
     def create(
         next_creator: Callable, initial_value: Any = None, **kwargs: Any
     ) -> tf.Variable:
-        del next_creator  # It makes one variable per replica.
 
         def value() -> tf.Tensor:
             # TensorFlow calls this outside of any device scope.
