@@ -32,7 +32,7 @@ from tf_optimizers.kernels import (
     scalar,
     update_moments,
 )
-from tf_optimizers.offload.host import is_on_host, replaced
+from tf_optimizers.offload.host import in_place, is_on_host
 from tf_optimizers.offload.host_optimizer import (
     HostOptimizer,
     Summary,
@@ -226,11 +226,11 @@ class AdamOffload(HostOptimizer):
         master = self._masters[index]
         if master is not None:
             others = *state, gradient, master.handle
-            return replaced(
+            return in_place(
                 _move_master, constants, value_of(variable), *others
             )
         decayed = [value_of(variable)] if self._decay_of(index) else []
-        return replaced(_change, constants, gradient, *state, *decayed)
+        return in_place(_change, constants, gradient, *state, *decayed)
 
 
 def _move(

@@ -151,7 +151,7 @@ def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
         return as_dense(components(gradient)[0], variable)
 
 
-def replaced(
+def in_place(
     kernel: Callable, constants: Any, old: tf.Tensor, *args: tf.Tensor
 ) -> tf.Tensor:
     """Return `kernel(constants, old, *args)`, in the memory of `old`.

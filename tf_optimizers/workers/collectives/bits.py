@@ -41,12 +41,12 @@ def longest_in(lengths: tf.Tensor) -> tf.Tensor:
     return -(-most // _WORD_BYTES) * _WORD_BYTES
 
 
-def to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def strings_to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Return each string as words, padded to `size` bytes."""
     return tf.io.decode_raw(strings, tf.int32, fixed_length=size)
 
 
-def to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+def words_to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
     """Return strings of the given lengths from their words."""
     table = tf.constant([bytes([code]) for code in range(256)])
     codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)

@@ -12,9 +12,9 @@ from tf_optimizers.workers._compat.distribution import (
 from tf_optimizers.workers.collectives.bits import (
     from_numbers,
     longest_in,
+    strings_to_words,
     to_numbers,
-    to_strings,
-    to_words,
+    words_to_strings,
 )
 
 
@@ -94,7 +94,7 @@ def _of_first_worker(
             if value.dtype != tf.string:
                 return from_numbers(broadcast(to_numbers(value)), value.dtype)
             lengths = broadcast(tf.strings.length(value))
-            words = broadcast(to_words(value, longest_in(lengths)))
-            return to_strings(words, lengths)
+            words = broadcast(strings_to_words(value, longest_in(lengths)))
+            return words_to_strings(words, lengths)
 
     return initial_value

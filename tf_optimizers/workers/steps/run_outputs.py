@@ -10,9 +10,9 @@ from tf_optimizers.workers.collectives.bits import (
     TAKEN,
     from_numbers,
     longest_in,
+    strings_to_words,
     to_numbers,
-    to_strings,
-    to_words,
+    words_to_strings,
 )
 from tf_optimizers.workers.collectives.message import pad_rows
 from tf_optimizers.workers.steps.round_logs import Reduction
@@ -45,8 +45,8 @@ def gather_any(
         mapped(lambda x: tf.reshape(longest_in(x), [1]), lengths), 0
     )
     size = tf.reduce_max(longest)
-    words = mapped(lambda x: to_words(x, size), value)
-    return to_strings(gather(words, axis), gather(lengths, axis))
+    words = mapped(lambda x: strings_to_words(x, size), value)
+    return words_to_strings(gather(words, axis), gather(lengths, axis))
 
 
 def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
