@@ -1,5 +1,6 @@
 """Wraps the private names of Keras that optimizers and callbacks need."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,6 +115,16 @@ def path_of(variable: Any) -> str:
     """Return the path of a Keras variable, or the name of a `tf.Variable`."""
     # TensorFlow appends the number of an output, always ":0".
     return getattr(variable, "path", variable.name.removesuffix(":0"))
+
+
+def unique_paths(variables: Sequence[Any]) -> list[str]:
+    """Return the variables' paths, with numbers appended to duplicates."""
+    names: list[str] = []
+    seen: Counter[str] = Counter()
+    for path in map(path_of, variables):
+        seen[path] += 1
+        names.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return names
 
 
 def variable_index(optimizer: Any, variable: Any) -> int:

@@ -15,7 +15,6 @@ holds the paths of the variables that the user chose.
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -32,16 +31,6 @@ WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 # The key of the exclusions in a config, and the keys inside them.
 ENTRY = "excluded_variables"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
-
-
-def unique_paths(variables: Sequence[Any]) -> list[str]:
-    """Return the variables' paths, with numbers appended to duplicates."""
-    names: list[str] = []
-    seen: Counter[str] = Counter()
-    for path in map(path_of, variables):
-        seen[path] += 1
-        names.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
-    return names
 
 
 @dataclasses.dataclass(frozen=True)

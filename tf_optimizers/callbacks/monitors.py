@@ -14,10 +14,10 @@ from tf_optimizers._compat.keras_internals import (
     built_variables,
     stepped_variables,
     strategy_of,
+    unique_paths,
 )
 from tf_optimizers.adam_offload import AdamOffload
 from tf_optimizers.base.components import backend_variable, own_component
-from tf_optimizers.base.exclusions import unique_paths
 from tf_optimizers.checks import check_integer
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.kernels import norm

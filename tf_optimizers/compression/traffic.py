@@ -7,10 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.keras_internals import built_variables
+from tf_optimizers._compat.keras_internals import built_variables, unique_paths
 from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.base.components import components, own_component
-from tf_optimizers.base.exclusions import unique_paths
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.checks import check_built, check_integer
 from tf_optimizers.compression.wire import Wire

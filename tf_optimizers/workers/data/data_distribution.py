@@ -50,7 +50,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
             # When TensorFlow splits the batches of files, it adds empty ones.
-            own = own.filter(_has_rows)
+            own = own.filter(lambda *element: has_rows(element))
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options
         )
@@ -192,10 +192,6 @@ def _distribute_own(
         strategy, make_with_notes, options
     )
     return look_ahead(distributed, *made)
-
-
-def _has_rows(*element: Any) -> tf.Tensor:
-    return has_rows(element)
 
 
 def _is_counted(strategy: Any) -> bool:
