@@ -62,7 +62,7 @@ def note_next(
     spec: Any = None
 
     @_as_it_is
-    def close(*element: Any) -> Any:
+    def box_parts(*element: Any) -> Any:
         nonlocal spec
         parts, notes = zip(*parts_of(*element), strict=True)
         spec = tf.nest.map_structure(tf.type_spec_from_value, parts[0])
@@ -70,7 +70,7 @@ def note_next(
         columns = (*boxed, list(notes))
         return [tf.stack(c) if len(parts) > 1 else c[0] for c in columns]
 
-    boxed = dataset.map(close)
+    boxed = dataset.map(box_parts)
     if boxed.element_spec[0].shape.rank:
         boxed = boxed.unbatch()
 
@@ -82,7 +82,7 @@ def note_next(
         return nothing()
 
     @_as_it_is
-    def open_first(state: Any, last: Any) -> Any:
+    def unbox_first(state: Any, last: Any) -> Any:
         full, (box, has_rows, here), *others = state
         # The last part with rows, from which a row is repeated at the end.
         full = tf.cond(has_rows, lambda: box, lambda: full)
@@ -98,7 +98,7 @@ def note_next(
     ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
     return (
         boxed.concatenate(ends.map(end_with))
-        .scan((nothing()[0], *[nothing()] * replicas), open_first)
+        .scan((nothing()[0], *[nothing()] * replicas), unbox_first)
         .skip(replicas)
     )
 
