@@ -21,8 +21,8 @@ SIZE = 10**6
 @pytest.mark.parametrize(
     ("replicas", "packed", "dtype", "densest"),
     [
-        # Under TensorFlow's, 8 bytes per entry; under ours, a bit per element,
-        # and values.
+        # TensorFlow's strategy takes 8 bytes per entry; ours, a bit per
+        # element, and values.
         (2, False, "float32", 0.5),
         (2, True, "float32", 31 / 32),
         (4, True, "float16", 15 / 16),

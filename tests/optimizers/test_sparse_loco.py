@@ -17,7 +17,7 @@ import tf_optimizers as tfo
 NONE = tf.distribute.get_strategy()
 RATE = 0.01
 
-# All optimizers of Keras and ours that wrap no other one.
+# All optimizers, Keras's and ours, that do not wrap another one.
 WRAPPERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 # Their weights do not depend on the weights that they are given.
 ABSOLUTE = ("Ftrl", "ScheduleFreeAdamW")

@@ -312,7 +312,8 @@ def _summarize_later(
         known: The summary so far.
         is_end: Whether to wait for the notes of this round, too.
     """
-    # Where nothing has arrived, no replica has a batch, so nothing counts.
+    # If no notes have arrived, these are zeros, which say that no replica has a
+    # batch.
     before = batch_digests.summarize_all(gather.take(), known)
     with tf.control_dependencies([before]):
         effects = effects_of(lambda: gather.start(parts))
