@@ -160,7 +160,7 @@ class Link(NamedTuple):
 
 
 def links(round_trip: float) -> dict[str, Link]:
-    """Return the measured links, and one with a round trip of so many ms."""
+    """Return the measured links, and one with a round trip in ms."""
     near = {name: Link(speed, 0.0) for name, speed in SPEEDS.items()}
     far = Link(SPEEDS[FAR], round_trip / 1e3)
     return near | {f"{FAR}, {round_trip:g} ms": far}

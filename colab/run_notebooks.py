@@ -1,4 +1,4 @@
-"""Runs notebooks at full size, and keeps what they show.
+"""Runs notebooks at full size, and keeps their outputs.
 
 python colab/run_notebooks.py colab/quickstart.ipynb
 python colab/run_notebooks.py --check colab/*.ipynb
@@ -18,12 +18,12 @@ QUICK = "TF_OPTIMIZERS_QUICK"
 DIGEST = "code_digest"
 LIMIT = 900  # seconds of a cell
 
-# What TensorFlow says of the machine while it is imported.
+# Messages about the machine that TensorFlow writes while it is imported.
 IMPORT_LOG = re.compile(r"([IWE]0000 .*|WARNING: All log messages before .*)\n")
 
 
 def main() -> None:
-    """Run what the command line names, one after the other."""
+    """Run the notebooks on the command line, one after another."""
     parser = argparse.ArgumentParser(
         description="Run notebooks and write their outputs into them."
     )
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def run(path: Path) -> nbformat.NotebookNode:
-    """Return a notebook as it is after a run in an empty folder."""
+    """Return a notebook with the outputs of a run in an empty folder."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
@@ -61,20 +61,20 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 
 def is_log(output: nbformat.NotebookNode) -> bool:
-    """Tell messages of TensorFlow's import from what a reader should see."""
+    """Return whether an output only has messages of TensorFlow's import."""
     text = output.get("text", "")
     return output.get("name") == "stderr" and not IMPORT_LOG.sub("", text)
 
 
 def is_install(cell: nbformat.NotebookNode) -> bool:
-    """Tell the cell that installs the package."""
+    """Return whether a cell installs the package."""
     return "install" in cell.metadata.get("tags", ())
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
     """Return a digest of the code that the outputs come from.
 
-    Where the package was installed from makes no difference to them.
+    The cell that installs the package does not count.
     """
     sources = [
         cell.source

@@ -95,8 +95,8 @@ def test_residuals_are_distributed_among_other_workers(results, name):
         assert result["end"]["step"] == last + STEPS_OF_EPOCH
         assert result["weights"] == target[0]["weights"]
         assert result["start"]["own"] == target[0]["start"]["own"]
-        assert result["start"]["alike"]
-        assert result["end"]["alike"]
+        assert result["start"]["equal"]
+        assert result["end"]["equal"]
 
 
 def test_same_number_of_workers_keeps_residuals(results):

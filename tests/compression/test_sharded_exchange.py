@@ -247,10 +247,10 @@ def test_replicas_agree_to_the_bit(group):
     """Weights agree on all replicas; residuals, on those of a worker."""
     results, count, _ = group
     for result in results:
-        assert result["not finite"]["alike"]
+        assert result["not finite"]["equal"]
         for name in BALANCES & set(result):
             assert result[name]["sent"] == results[0][name]["sent"]
-            assert result[name]["alike"] is (count > 1)
+            assert result[name]["equal"] is (count > 1)
 
 
 @pytest.mark.slow
@@ -298,7 +298,7 @@ def test_not_finite_is_seen_by_all_and_not_kept(group):
         weights = np.array(found["weights"])
         assert np.isnan(weights[17]) and weights[1234] == -np.inf
         assert np.isfinite(weights).sum() == 3998
-        assert found["alike"] and found["finite"]
+        assert found["equal"] and found["finite"]
 
 
 @pytest.mark.slow

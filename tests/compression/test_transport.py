@@ -142,7 +142,7 @@ def test_not_finite_is_seen_by_all_in_its_step_and_not_kept(transports):
                 weights = np.array(found["weights"])
                 assert np.isnan(weights[17]) and weights[1234] == -np.inf, of
                 assert np.isfinite(weights).sum() == 3998, of
-                assert found["alike"] and found["finite"], of
+                assert found["equal"] and found["finite"], of
 
 
 def test_replicas_of_a_host_hold_the_same(transports):
@@ -150,7 +150,7 @@ def test_replicas_of_a_host_hold_the_same(transports):
     for kind, results in transports.items():
         for result in results:
             for balance in result["balance"].values():
-                assert balance["alike"], kind
+                assert balance["equal"], kind
     first, second = (r["balance"]["plain"] for r in transports["sparse"])
     assert error(first["unsent"], second["unsent"]) > 0.1
 

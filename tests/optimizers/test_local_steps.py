@@ -441,8 +441,8 @@ class Look(keras.callbacks.Callback):
     def note(self, when):
         strategy = self.model.distribute_strategy
         parts = [copies(strategy, v) for v in self.model.weights]
-        alike = all(np.array_equal(a, b) for a, b in parts)
-        self.seen.setdefault(when, []).append(alike)
+        equal = all(np.array_equal(a, b) for a, b in parts)
+        self.seen.setdefault(when, []).append(equal)
 
     def on_train_batch_end(self, batch, logs=None):
         self.note("step")

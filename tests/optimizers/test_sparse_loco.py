@@ -225,8 +225,8 @@ def test_replicas_have_separate_states_and_equal_weights(mirrored, name):
         np.testing.assert_allclose(
             variable.numpy(), (first + second) / 2, rtol=1e-6, atol=1e-9
         )
-    alike = [v for v in state if not any(v is other for other in apart)]
-    for variable in alike:
+    equal = [v for v in state if not any(v is other for other in apart)]
+    for variable in equal:
         first, second = copies(mirrored, variable)
         np.testing.assert_array_equal(first, second)
     assert run.optimizer.iterations.numpy() == 6

@@ -347,8 +347,8 @@ def test_elementwise_optimizers_step_parts_as_the_whole(name):
 
     whole = stepped(slice(0, 8))
     parts = np.concatenate([stepped(slice(0, 3)), stepped(slice(3, 8))])
-    is_alike = np.allclose(parts, whole, rtol=0, atol=1e-6)
-    assert is_alike == tfo.ShardedState.is_elementwise(make())
+    is_equal = np.allclose(parts, whole, rtol=0, atol=1e-6)
+    assert is_equal == tfo.ShardedState.is_elementwise(make())
 
 
 @pytest.mark.parametrize(

@@ -345,8 +345,8 @@ def test_versions_that_differ_are_named(results):
 def test_first_worker_warns_of_texts_that_are_hashed_differently(results):
     first, second = (result["hashes"] for result in results)
     assert second == [[], []]
-    alike, (message, file) = first
-    assert alike == []
+    no_warnings, (message, file) = first
+    assert no_warnings == []
     assert "PYTHONHASHSEED" in message
     assert file == "guide"
 

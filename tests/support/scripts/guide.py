@@ -273,8 +273,8 @@ def versions():
 def hashes():
     """Return the warnings for equal and for different text hashes."""
     own, told = strategy.text_hash, []
-    for is_alike in (True, False):
-        if not is_alike and '"index": 1' in os.environ["TF_CONFIG"]:
+    for is_equal in (True, False):
+        if not is_equal and '"index": 1' in os.environ["TF_CONFIG"]:
             strategy.text_hash = lambda: own() + 1
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -122,7 +122,7 @@ def memory(model):
         "own": hashlib.sha256(
             b"".join(part.tobytes() for each in parts for part in each)
         ).hexdigest(),
-        "alike": all(
+        "equal": all(
             (part == each[0]).all() for each in parts for part in each
         ),
     }

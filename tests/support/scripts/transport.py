@@ -137,7 +137,7 @@ def balance_of(run, accumulated):
             np.sum(each, axis=0, dtype="float64").tolist() for each in memory[0]
         ],
         "accumulated": [total.tolist() for total in accumulated],
-        "alike": all(
+        "equal": all(
             np.array_equal(part, parts[0])
             for each in memory
             for parts in each
@@ -170,7 +170,7 @@ def balances(strategy, which="all"):
     }
 
 
-def is_alike(strategy, variables):
+def are_equal(strategy, variables):
     """Return whether this worker's replicas have bitwise equal weights."""
     return all(
         np.array_equal(part, parts[0], equal_nan=True)
@@ -191,7 +191,7 @@ def not_finite(strategy, **settings):
     run.step(gradients)
     return {
         "weights": run.weights()[0].tolist(),
-        "alike": is_alike(strategy, run.variables),
+        "equal": are_equal(strategy, run.variables),
         "finite": bool(np.isfinite(run.memory("residual")).all()),
     }
 

@@ -72,12 +72,12 @@ def each_row_once(part):
 
 def _add_slices():
     makes = {
-        "alike": lambda: slices(2),
+        "equal rows": lambda: slices(2),
         "duplicates": lambda: slices(6),
         "uneven rows": lambda: slices(5 * replica_number() + 1),
         "none on one": lambda: slices(2 * replica_number()),
         "several": lambda: [slices(4), slices(3 * replica_number(), 4, 9)],
-        "beside dense": lambda: (
+        "with dense values": lambda: (
             [slices(4), matrix(replica_number()), slices(1)]
         ),
     }
@@ -105,8 +105,8 @@ _add_slices()
 
 def _add_gathers():
     makes = {
-        "alike, axis=0": (matrix, 0),
-        "alike, axis=1": (matrix, 1),
+        "equal, axis=0": (matrix, 0),
+        "equal, axis=1": (matrix, 1),
         "uneven rows": (lambda i: matrix(i, rows=2 * i + 1), 0),
         "uneven columns": (lambda i: tf.transpose(matrix(i, i + 1)), 1),
         "none on one": (lambda i: matrix(i, rows=i), 0),

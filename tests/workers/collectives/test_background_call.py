@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tf_optimizers.workers.collectives import runs as beside
+from tf_optimizers.workers.collectives import runs
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
 
@@ -53,8 +53,8 @@ def test_error_is_raised_once_when_waiting(owner):
 def test_abandoned_calls_are_ended(owner, monkeypatch):
     """This happens at the end of a worker that fails before others draw."""
     aborted = threading.Event()
-    monkeypatch.setattr(beside.coordination, "abort", lambda _: aborted.set())
-    monkeypatch.setattr(beside, "_ENDING_SECONDS", 0.0)
+    monkeypatch.setattr(runs.coordination, "abort", lambda _: aborted.set())
+    monkeypatch.setattr(runs, "_ENDING_SECONDS", 0.0)
     owners = [Owner()]
     BackgroundCall(owners[0]).call(lambda: aborted.wait(60))
     owners.clear()

@@ -257,7 +257,7 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
     step = tf.function(lambda: strategy.run(sums, (large,)))
     assert hints_in(step) == {"nccl"}
     monkeypatch.setattr(type(extended), "workers", 2)
-    beside = tf.function(
+    parallel = tf.function(
         lambda: extended.reduce_in_parallel(
             "SUM", strategy.run(lambda: tf.ones([1]))
         )
@@ -265,7 +265,7 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
     ahead = tf.function(
         lambda: extended._gather(extended._input_channel, [large] * 2)
     )
-    assert hints_in(beside) == hints_in(ahead) == {"ring"}
+    assert hints_in(parallel) == hints_in(ahead) == {"ring"}
 
 
 def test_small_dense_values_of_all_dtypes_travel_together(make_strategy):
