@@ -52,8 +52,13 @@ def bring_in(
             variable._initialize(variable.numpy())
 
 
-def build_together(build: Callable[[], None]) -> None:
-    """Call a function that builds an optimizer in a step, for all replicas.
+def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Build an optimizer in a step, on all replicas at once."""
+    call_for_all(lambda: optimizer.build(variables))
+
+
+def call_for_all(build: Callable[[], None]) -> None:
+    """Call a function that builds optimizers in a step, for all replicas.
 
     Otherwise its assignments would change only the first replica.
     """

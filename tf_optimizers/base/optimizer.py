@@ -197,7 +197,7 @@ class Optimizer(keras.optimizers.Optimizer):
             check_gradients(grads, trainable_variables)
             grads = self._cast(grads, trainable_variables)
             if not self.built:
-                build_together(lambda: self.build(trainable_variables))
+                build_together(self, trainable_variables)
             if self.use_ema:
                 self._ema.note(grads, trainable_variables)
             if not self._is_agreed:

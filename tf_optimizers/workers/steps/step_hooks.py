@@ -18,7 +18,7 @@ from tf_optimizers._compat.keras_internals import (
 )
 from tf_optimizers._compat.strategies import (
     adopt,
-    build_together,
+    call_for_all,
     is_adopted,
     made_outside,
 )
@@ -86,7 +86,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
             if variables and not optimizer.built:
                 optimizer.build(variables)
 
-    build_together(build)
+    call_for_all(build)
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
