@@ -16,6 +16,7 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers.base.components import components, value_of
 from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
 from tf_optimizers.base.precision import refreshed
+from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.checks import (
     check_boolean,
     check_built,
@@ -140,6 +141,7 @@ class AdamOffload(HostOptimizer):
         exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
+        keep_out_of_xla()
         self._exclusions = exclusions
         self.beta_1 = beta_1
         self.beta_2 = beta_2

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
-from tf_optimizers._compat.hooks import agree_on_overflow, choose_xla
+from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras_internals import (
     VARIABLES,
     built_variables,
@@ -44,7 +44,6 @@ from tf_optimizers.base.precision import (
 )
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.wrapped import every_optimizer
 
 
 @with_hooks
@@ -83,14 +82,11 @@ class Optimizer(keras.optimizers.Optimizer):
     """
 
     _variables_name = VARIABLES  # Name of the variables in checkpoints.
-    _supports_jit = True  # Whether XLA can compile its steps.
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         check_base_arguments(kwargs)
         learning_rate = check_learning_rate(learning_rate)
         super().__init__(learning_rate, **kwargs)
-        if not self._supports_jit:
-            choose_xla(_refuses_xla)
         self._exclusions = Exclusions()
         self._excluded = Excluded()
         self._placement: Any = OnReplicas()
@@ -304,10 +300,3 @@ class Optimizer(keras.optimizers.Optimizer):
     def _decay_of(self, index: int) -> float:
         """Return the weight decay of the variable at a position, or 0."""
         return self.weight_decay if self._is_decayed(index) else 0.0
-
-
-def _refuses_xla(model: keras.Model) -> bool:
-    """Return whether a model has an optimizer that cannot run under XLA."""
-    return not all(
-        getattr(part, "_supports_jit", True) for part in every_optimizer(model)
-    )

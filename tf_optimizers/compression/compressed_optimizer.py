@@ -10,6 +10,7 @@ from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras_internals import strategy_of, variable_index
 from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.optimizer import Optimizer
+from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
@@ -48,6 +49,7 @@ class CompressedOptimizer(Optimizer):
             name, schedule, min_compress_size, value_dtype, sends_rows
         )
         super().__init__(learning_rate, **kwargs)
+        keep_out_of_xla()
         self.sparsity = schedule.sparsity
         self.rampup_begin_step = schedule.rampup_begin_step
         self.rampup_step = schedule.rampup_step

@@ -1,0 +1,23 @@
+"""Keeps the steps of some optimizers out of XLA."""
+
+import keras
+
+from tf_optimizers._compat.hooks import choose_xla
+from tf_optimizers.wrapped import every_optimizer
+
+
+def keep_out_of_xla() -> None:
+    """Let `compile` turn XLA off for models whose optimizer cannot use it.
+
+    Such an optimizer has `_supports_jit = False`, and calls this when it is
+    created. From then on `jit_compile="auto"`, the default, turns XLA off for
+    every model that uses such an optimizer anywhere.
+    """
+    choose_xla(_has_one)
+
+
+def _has_one(model: keras.Model) -> bool:
+    """Return whether a model has an optimizer that cannot run under XLA."""
+    return not all(
+        getattr(part, "_supports_jit", True) for part in every_optimizer(model)
+    )
