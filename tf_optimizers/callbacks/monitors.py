@@ -81,6 +81,10 @@ class Monitor(keras.callbacks.Callback):
         """Return the figures for the logs and the details for TensorBoard."""
         raise NotImplementedError
 
+    def compute(self, before: Any) -> Any:
+        """Return tensors; `self._measure` calls this as a `tf.function`."""
+        raise NotImplementedError
+
     def is_ready(self) -> bool:
         """Return whether a measurement may begin or end now."""
         return True
@@ -110,6 +114,7 @@ class Monitor(keras.callbacks.Callback):
             )
         self._calls, self._is_due, self._latest = 0, False, {}
         self._pending: tuple[int, Any] | None = None
+        self._measure = tf.function(self.compute, autograph=False)
         worker = replicas_of(self.model.distribute_strategy).worker
         if self.log_dir is not None and worker == 0:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
@@ -278,11 +283,6 @@ class CompressionMonitor(Monitor):
 
     optimizers = (DGCMomentum, SparseLoCo)
 
-    def on_train_begin(self, logs: Logs = None) -> None:
-        """Check that the model can be measured."""
-        super().on_train_begin(logs)
-        self._measure = tf.function(self._sums, autograph=False)
-
     def is_ready(self) -> bool:
         """Return whether all replicas have the same weights now."""
         return getattr(self.optimizer, "is_synchronized", True)
@@ -320,7 +320,7 @@ class CompressionMonitor(Monitor):
             return 1.0
         return float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
-    def _sums(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+    def compute(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return three sums: of |v_i|, of v_i^2, and of |change of weights|.
 
         The first two are over all entries and replicas.
@@ -389,11 +389,6 @@ class TrustRatioMonitor(Monitor):
 
     optimizers = (LayerwiseOptimizer,)
 
-    def on_train_begin(self, logs: Logs = None) -> None:
-        """Check that the model can be measured."""
-        super().on_train_begin(logs)
-        self._measure = tf.function(self._rows, autograph=False)
-
     def before_step(self) -> list[tf.Tensor]:
         """Return a copy of the weights."""
         return self._weights()
@@ -419,7 +414,7 @@ class TrustRatioMonitor(Monitor):
             figures[name] = np.linalg.norm(columns[name])
         return figures, details
 
-    def _rows(self, before: list[tf.Tensor]) -> tf.Tensor:
+    def compute(self, before: list[tf.Tensor]) -> tf.Tensor:
         """Return [3, variables]: ratios, and norms of weights and updates."""
         columns = [
             (
