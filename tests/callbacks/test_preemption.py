@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import types
 
 import keras
 import pytest
@@ -27,7 +29,7 @@ from cases import with_long
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup import preemption
 from tf_optimizers.callbacks.backup.files import Folder
-from tf_optimizers.callbacks.backup.preemption import EXIT_CODE
+from tf_optimizers.callbacks.backup.preemption import EXIT_CODE, Preemption
 
 
 class Ask(keras.callbacks.Callback):
@@ -202,6 +204,39 @@ def test_fit_after_an_error_catches_the_signal_again(tmp_path):
     ):
         train(make(), tmp_path / "b", Ask("on_train_batch_end", 2))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Early(Preemption):
+    """A child gets SIGTERM when it starts, before it restores the handler."""
+
+    def release(self):
+        if os.getpid() != self.parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().release()
+
+
+def test_signal_to_a_child_that_starts_ends_the_child_alone():
+    """A pool may end processes that it has just started."""
+    group = types.SimpleNamespace(workers=2, read=lambda *_: None)
+    caught = Early(group)
+    caught.parent = os.getpid()
+
+    def on_train_begin():
+        caught.begin()
+
+    on_train_begin()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert not select.select([caught._receiver], [], [], 0.1)[0]
+        assert not caught.is_asked
+    finally:
+        caught.is_asked = False  # Else, this process would end.
+        caught.end()
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def free_ports(count):

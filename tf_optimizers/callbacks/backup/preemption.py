@@ -40,6 +40,7 @@ _WAITING_SECONDS = 60.0
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
+_forking = threading.local()
 
 
 class Preemption:
@@ -220,12 +221,26 @@ def _caller_of(name: str) -> Any:
     return frame.f_code
 
 
+def _block_in_fork() -> None:
+    """Block SIGTERM until a child has restored the handler.
+
+    Otherwise, a child that gets the signal at once writes to the pipe that it
+    shares with this process, and the run ends.
+    """
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _release_in_child() -> None:
     global _running
     if _running is not None and _running._is_catching:
-        signal.set_wakeup_fd(-1)
         _running.release()
+        signal.set_wakeup_fd(-1)
     _running = None
+    _unblock()
 
 
 def _end_at_exit() -> None:
@@ -234,5 +249,9 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+os.register_at_fork(
+    before=_block_in_fork,
+    after_in_parent=_unblock,
+    after_in_child=_release_in_child,
+)
 atexit.register(_end_at_exit)
