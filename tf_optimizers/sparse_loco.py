@@ -333,6 +333,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_common(self)
         super().save_own_variables(store)
 
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state, which entries on their way must not change."""
+        self._finish_travel()
+        super().load_own_variables(store)
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = super().get_config()

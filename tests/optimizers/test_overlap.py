@@ -12,10 +12,15 @@ import pytest
 import tensorflow as tf
 from cases import error, with_long
 from dgc import around
-from test_local_steps import Rounds
-from test_sparse_loco import SETTINGS, gradients_of
+from test_local_steps import Look, Rounds, X, Y, copies, fit, make_model
+from test_sparse_loco import INNER, SETTINGS, gradients_of, train
 
 import tf_optimizers as tfo
+from tf_optimizers.callbacks.backup.archive import Archive
+from tf_optimizers.callbacks.backup.files import Folder
+from tf_optimizers.callbacks.backup.state import State
+from tf_optimizers.replicas import replicas_of
+from tf_optimizers.wrapped import current_round
 
 EVERY = 3
 
@@ -73,9 +78,11 @@ def make(strategy, **kwargs):
     return dgc.Run(strategy, dgc.zeros(), 1.0, inner, **settings | kwargs)
 
 
-def test_nothing_is_lost(ours):
+@pytest.mark.parametrize("cools_down", with_long([False, True], [False]))
+def test_nothing_is_lost(ours, cools_down):
     """Sent entries and residuals add up to the movement of all workers."""
-    run = make(ours)
+    end = {"rampdown_begin_step": EVERY, "rampdown_step": 2 * EVERY}
+    run = make(ours, **end if cools_down else {})
     moved = [np.zeros(shape) for shape in dgc.SHAPES.values()]
     for step in range(4 * EVERY + 1):
         gradients = gradients_of(step, 2)
@@ -83,11 +90,12 @@ def test_nothing_is_lost(ours):
         for total, *own in zip(moved, *gradients, strict=True):
             total += np.sum(own, 0)
     held = run.memory("residual")
-    assert min(np.abs(parts).max() for parts in held) > 0.1
+    assert (min(np.abs(parts).max() for parts in held) > 0.1) != cools_down
     run.optimizer.synchronize()
     for i, parts in enumerate(run.memory("residual")):
         lost = moved[i] + run.weights()[i] - np.sum(parts, 0, "float64")
         assert np.abs(lost).max() < 1e-5
+        assert np.any(parts) != cools_down
 
 
 def delay_exchange(run):
@@ -131,6 +139,245 @@ def test_error_on_the_way_is_raised_later(ours, wait):
             run.optimizer.synchronize()
         for step in range(EVERY):
             run.step(gradients_of(step, 2))
+
+
+def step_of(model):
+    """Return a step with different gradients per replica, without Keras."""
+    strategy, variables = model.distribute_strategy, model.trainable_variables
+    with strategy.scope():
+        model.optimizer.build(variables)
+
+    def replica():
+        rank = replicas_of().rank
+        gradients = [tf.fill(v.shape, 1.0 - 1.5 * rank) for v in variables]
+        model.optimizer.apply(gradients, variables)
+
+    return tf.function(lambda: strategy.run(replica))
+
+
+def test_entries_on_their_way_do_not_change_a_loaded_state(ours, tmp_path):
+    model = make_model(ours, overlap=True, sync_every=EVERY)
+    step, state = step_of(model), State(model)
+    step()
+    model.optimizer.synchronize()
+    file = tmp_path / "a.weights.h5"
+    model.save_weights(file)
+    archive = Archive(Folder(str(tmp_path)), state, replicas_of(ours), 1)
+    archive.save({"epoch": 1, "batch": 1})
+    content = archive.newest()
+    ways = {
+        "load": lambda: model.load_weights(file),
+        "restore": lambda: archive.restore(content, "lasting"),
+    }
+    before = state.values()
+    for name, load in ways.items():
+        event = delay_exchange(model)
+        for _ in range(EVERY):
+            step()
+        threading.Timer(0.3, event.set).start()
+        load()
+        assert event.wait(10.0), name
+        for key, found in state.values().items():
+            # Loading divides a sum evenly.
+            np.testing.assert_allclose(
+                *(np.sum(found, 0), np.sum(before[key], 0)),
+                rtol=1e-6,
+                err_msg=f"{name}: {key}",
+            )
+
+
+class Stop(keras.callbacks.Callback):
+    """Raises an error, or ends the training, after some batches."""
+
+    def __init__(self, batches, raises):
+        super().__init__()
+        self.batches, self.raises = batches, raises
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.batches:
+            if self.raises:
+                raise InterruptedError
+            self.model.stop_training = True
+
+
+def test_interrupted_fit_goes_on_with_what_travels(ours):
+    """Like steps of the same batches, one by one."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    weights = []
+    for interrupts in (True, False):
+        model = make_model(ours, batch_norm=True, overlap=True)
+        if interrupts:
+            with pytest.raises(InterruptedError):
+                model.fit(data, verbose=0, callbacks=[Stop(5, True)])
+        else:
+            for x, y in data.take(5):
+                model.train_on_batch(x, y)
+        assert not model.optimizer.is_synchronized
+        model.fit(data, verbose=0)
+        assert model.optimizer.is_synchronized
+        weights.append(model.get_weights())
+    np.testing.assert_equal(*weights)
+
+
+@pytest.mark.long
+def test_stopped_training_ends_synchronized(ours):
+    model, look = make_model(ours, overlap=True), Look()
+    fit(model, Stop(5, False), look, epochs=3)
+    assert look.seen["step"] == [False] * 5
+    assert (look.seen["epoch"], look.seen["train"]) == ([True], [True])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"run_eagerly": True}, {"steps_per_execution": 3}],
+    ids=lambda kwargs: next(iter(kwargs)),
+)
+def test_modes_of_fit_agree(ours, kwargs):
+    found = []
+    for each in ({}, kwargs):
+        model = make_model(ours, batch_norm=True, overlap=True)
+        with ours.scope():
+            model.compile(model.optimizer, "mse", **each)
+        history = fit(model).history
+        found.append([*model.get_weights(), np.array(history["loss"])])
+    assert error(*found) < 1e-5
+
+
+@pytest.mark.long
+def test_frozen_variables_stay(ours):
+    model = make_model(ours, overlap=True)
+    for trainable in (True, False, True):
+        model.layers[0].trainable = trainable
+        with ours.scope():
+            model.compile(model.optimizer, "mse")
+        before = model.get_weights()
+        if not trainable:
+            held = copies(ours, model.optimizer._compressor.residuals[0])
+        fit(model, epochs=1)
+        after = model.get_weights()
+        assert error(after[2:], before[2:]) > 1e-3
+        assert (error(after[:2], before[:2]) > 1e-3) == trainable
+        if not trainable:
+            np.testing.assert_array_equal(after[0], before[0])
+            now = copies(ours, model.optimizer._compressor.residuals[0])
+            np.testing.assert_array_equal(now, held)
+
+
+@pytest.mark.long
+def test_accumulated_gradients_make_one_local_step(ours):
+    runs = [
+        train(
+            *(ours, around(INNER["Adam"])),
+            steps=0,
+            sync_every=2,
+            overlap=True,
+            sparsity=(0.5,),
+            **kwargs,
+        )
+        for kwargs in ({}, {"gradient_accumulation_steps": 2})
+    ]
+    once, twice = runs
+    for step in range(7):
+        pair = [gradients_of(2 * step + i, 2) for i in range(2)]
+        for gradients in pair:
+            left = current_round([twice.optimizer])
+            twice.step(gradients)
+        assert (left.ends, left.batches) == (step % 2 == 1, 4)
+        once.step(
+            [
+                [(a + b) / 2 for a, b in zip(*own, strict=True)]
+                for own in zip(*pair, strict=True)
+            ]
+        )
+        assert error(twice.weights(), once.weights()) < 1e-6
+    for run in runs:
+        run.optimizer.synchronize()
+    assert error(twice.weights(), once.weights()) < 1e-6
+
+
+@pytest.mark.long
+def test_overflow_on_one_replica_is_no_local_step(ours):
+    weights = []
+    for overflows in ((2, EVERY + 1), ()):
+        run = make(ours)
+        inner = run.optimizer
+        with ours.scope():
+            run.optimizer = keras.optimizers.LossScaleOptimizer(
+                inner, initial_scale=4.0
+            )
+            run.optimizer.build(run.variables)
+        scale = 4.0
+        for step in range(2 * EVERY + 1):
+            gradients = gradients_of(step, 2)
+            if step in overflows:
+                bad = [[np.full_like(g, np.inf) for g in gradients[1]]]
+                run.step([gradients[0], *bad])
+                scale /= 2
+            # A power of two changes no bit of the quotient.
+            scaled = [[scale * g for g in own] for own in gradients]
+            run.step(scaled)
+        assert inner.iterations.numpy() == 2 * EVERY + 1
+        inner.synchronize()
+        weights.append(run.weights())
+    np.testing.assert_equal(*weights)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_follows_float32(ours, dtype):
+    def make_around_sgd():
+        inner = keras.optimizers.SGD(1e-4)
+        return tfo.SparseLoCo(inner, sync_every=EVERY, overlap=True)
+
+    dgc.check_twin(ours, dtype, make_around_sgd, [0.5, 1.0])
+
+
+@pytest.mark.long
+def test_embedding_touched_by_one_replica_moves_by_half(ours):
+    run = dgc.Run(
+        *(ours, {"table": np.ones((50, 4))}, 0.5, around(INNER["SGD"])),
+        sync_every=2,
+        overlap=True,
+    )
+    slices = [
+        tf.IndexedSlices(tf.ones([2, 4]), tf.constant(rows), [50, 4])
+        for rows in ([3, 3], [7, 9])
+    ]
+    for _ in range(5):
+        dgc.apply_own(ours, run.optimizer, run.variables[0], slices)
+    run.optimizer.synchronize()
+    expected = np.ones((50, 4))
+    expected[[3, 7, 9]] -= 0.5 * 5 / 2 * np.array([[4], [2], [2]])
+    np.testing.assert_array_equal(run.weights()[0], expected)
+
+
+@pytest.mark.long
+def test_rounds_of_two_optimizers_travel_at_once(ours):
+    model, look = make_model(ours), Look()
+    first = {id(v) for v in model.layers[0].variables}
+    with ours.scope():
+        parts = [
+            tfo.SparseLoCo(
+                keras.optimizers.Adam(0.01),
+                sync_every=every,
+                overlap=True,
+                sparsity=(0.5,),
+                min_compress_size=10,
+            )
+            for every in (EVERY, EVERY + 1)
+        ]
+        optimizer = keras.optimizers.MultiOptimizer(
+            lambda variable: parts[id(variable) not in first]
+        )
+        model.compile(optimizer, "mse")
+    before = model.get_weights()
+    fit(model, look)
+    assert (look.seen["epoch"], look.seen["train"]) == ([True] * 2, [True])
+    for kernel in (0, 2):
+        assert error(*([w[kernel]] for w in (model.get_weights(), before))) > (
+            1e-3
+        )
 
 
 WRONG = {

@@ -147,6 +147,7 @@ class Archive:
     def restore(self, content: dict[str, Any], section: str) -> None:
         """Restore one section of the state from a result of `newest`."""
         self._state.check(content, section)
+        self._state.settle()
         count, local = self._group.workers, self._local_replicas
         first = self._group.worker * local
         with ExitStack() as files:

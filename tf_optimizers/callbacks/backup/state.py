@@ -60,10 +60,14 @@ class State:
         """
         return local_copies(self._model.distribute_strategy, variable)
 
-    def values(self) -> Values:
-        """Return the values that this process has, by variable name."""
+    def settle(self) -> None:
+        """Wait until no exchange changes variables between steps."""
         for optimizer in local_steppers(self._model):
             optimizer._finish_travel()
+
+    def values(self) -> Values:
+        """Return the values that this process has, by variable name."""
+        self.settle()
         return {
             f"{section}.{i}": self._values_of(variable)
             for section, variables in self.sections.items()
