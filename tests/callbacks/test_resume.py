@@ -10,6 +10,8 @@ import real_workers
 import tensorflow as tf
 from scripts import resume
 
+import tf_optimizers as tfo
+
 pytestmark = [
     pytest.mark.long,
     # One process resumes the training of two, and the reverse.
@@ -48,14 +50,24 @@ def results(folder):
     found = {"1": alone("1", 1), "4": run(4, "4:1")["4:1"]}
     shutil.copytree(folder / "1", folder / "1-2")
     shutil.copytree(folder / "4", folder / "4-2")
-    two = run(2, "equal", "2:1", "2:2", "1-2:2", restarts=1)
+    names = "equal", "2:1", "2:2", "1-2:2", "flight:flight"
+    two = run(2, *names, restarts=1)
     found |= {"killed": two["killed"], "alone": two["alone"]}
     found |= {"2 once": two["2:1"], "2": two["2:2"]}
     found["1-2"] = two["1-2:2"]
     # Four replicas, like four workers, but pairs share a residual.
     found["4-2"] = run(2, "4-2:2", devices=2)["4-2:2"]
     shutil.copytree(folder / "2", folder / "2-1")
-    found |= {"2-1": alone("2-1", 3), "2-3": run(3, "2:3")["2:3"]}
+    found["2-1"] = alone("2-1", 3)
+    shutil.copytree(folder / "flight", folder / "flight-1")
+    three = run(3, "2:3", "flight:flight")
+    found["2-3"] = three["2:3"]
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    found["flight"] = {
+        2: two["flight:flight"],
+        3: three["flight:flight"],
+        1: [resume.in_flight(strategy, folder / "flight-1")],
+    }
     return found
 
 
@@ -97,6 +109,24 @@ def test_residuals_are_distributed_among_other_workers(results, name):
         assert result["start"]["own"] == target[0]["start"]["own"]
         assert result["start"]["equal"]
         assert result["end"]["equal"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_entries_that_travelled_are_not_lost(results, workers):
+    """A backup waits for them; then, other workers have all movements."""
+    source, target = results["flight"][2], results["flight"][workers]
+    assert len(target) == workers
+    for result in target:
+        assert result["start"]["taken"] == source[0]["backup"]["taken"] == 7
+        assert result["start"]["common"] == source[0]["backup"]["common"]
+        assert result["weights"] == target[0]["weights"]
+    before = zip(*(each["backup"]["moved"] for each in source), strict=True)
+    after = zip(*(each["start"]["moved"] for each in target), strict=True)
+    for a, b in zip(before, after, strict=True):
+        total = np.sum(a, 0)
+        assert np.abs(total).max() > 1e-3
+        np.testing.assert_allclose(np.sum(b, 0), total, rtol=1e-5, atol=1e-7)
+    assert source[1]["backup"]["common"] == source[0]["backup"]["common"]
 
 
 def test_same_number_of_workers_keeps_residuals(results):

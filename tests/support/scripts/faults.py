@@ -62,10 +62,21 @@ class Misbehave(keras.callbacks.Callback):
 
 def local_steps(strategy, case):
     """Train in rounds of eight steps, with a fault on one worker."""
+    case, *overlap = case.split(", ")
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
-        inner = keras.optimizers.Adam()
-        model.compile(tfo.SparseLoCo(inner, 8, min_compress_size=1), "mse")
+        optimizer = tfo.SparseLoCo(
+            *(keras.optimizers.Adam(), 8),
+            min_compress_size=1,
+            overlap=bool(overlap),
+        )
+        model.compile(optimizer, "mse")
+        optimizer.build(model.trainable_variables)
+    if IS_WRONG and case == "killed":
+        # Its entries never leave.
+        optimizer._travel._call._function = lambda _: os.kill(
+            os.getpid(), signal.SIGKILL
+        )
     rows = np.tile(X, (4, 1))
     targets = rows[:, ::-1].copy()
     if IS_WRONG and case == "other rows":
@@ -165,7 +176,7 @@ def train(case):
             timeout_seconds=5.0 if case == "silent" else None
         )
     )
-    if case in ("other rows", "ends early"):
+    if case.startswith(("other rows", "ends early", "killed, ")):
         local_steps(strategy, case)
         return
     with strategy.scope():

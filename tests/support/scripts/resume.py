@@ -3,6 +3,7 @@
 equal            nested trainings of several optimizers, killed and resumed,
                  and the same without a kill
 FOLDER:EPOCHS    a training of DGCMomentum, restored if there is a backup
+FOLDER:flight    a training whose backup is made while entries travel
 """
 
 import functools
@@ -190,6 +191,47 @@ def elastic(strategy, folder, epochs, *callbacks):
     }
 
 
+def in_flight(strategy, folder):
+    """Return what SparseLoCo has at a backup, and after it was restored.
+
+    The backup is made in the second round of five steps. The result has the
+    common weights, and this process's share of all that is not in them.
+    """
+    model = make_model(strategy, ROUNDS["overlap"])
+    rounds, found = model.optimizer._rounds, {}
+
+    def sums(variables):
+        local = strategy.experimental_local_results
+        return [
+            np.sum([part.numpy() for part in local(v)], 0, "float64")
+            for v in variables
+        ]
+
+    def look(name):
+        bases = sums(base.value for base in rounds._bases)
+        moved = [
+            (base - weight) / strategy.num_replicas_in_sync
+            for base, weight in zip(bases, sums(rounds.variables), strict=True)
+        ]
+        compressor = model.optimizer._compressor
+        held = sums(residual.value for residual in compressor.residuals)
+        for i, residual in zip(compressor.compressed, held, strict=True):
+            moved[i] += residual
+        commons = [start.numpy() for _, start in rounds._starts]
+        found[name] = {
+            "taken": rounds.taken,
+            "common": [weight.tolist() for weight in commons],
+            "moved": [each.tolist() for each in moved],
+        }
+
+    resumed = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: look("start")
+    )
+    backed_up = At(7, lambda: look("backup"))
+    fit(model, folder, resumed, backed_up, epochs=1, save_freq=7)
+    return found | {"weights": weights_of(model)}
+
+
 def elastic_and_saved(strategy, folder, epochs):
     """Save by Keras and by TensorFlow, too, on every worker."""
     own = folder.parent / f"saves-{strategy.extended.worker_index}"
@@ -211,6 +253,9 @@ def main():
             result |= equal(strategy, folder)
             continue
         name, epochs = task.split(":")
+        if epochs == "flight":
+            result[task] = in_flight(strategy, folder / name)
+            continue
         run = elastic_and_saved if task == "2:2" else elastic
         result[task] = run(strategy, folder / name, int(epochs))[1]
     report(result)

@@ -30,6 +30,9 @@ SURVIVED = {
     # Meanwhile, the other worker waits for the entries of a round.
     "ends early": ["Received: the end of the data on some workers only"],
 }
+SURVIVED |= {
+    f"{case}, overlap": SURVIVED[case] for case in ("other rows", "ends early")
+}
 FAILED = [
     "a step that has failed on worker 1",
     "All workers must end a step before they begin the next",
@@ -84,6 +87,7 @@ def test_last_fault_ends_the_workers(survivors):
         ("failing", FAILED),
         ("drawing", FAILED),
         ("killed", ["Worker 1 was killed by signal 9"]),
+        ("killed, overlap", ["Worker 1 was killed", "must arrive before"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
