@@ -65,6 +65,7 @@ python benchmarks/latency.py --optimizer AdamW --workers 2 4 --rounds 5 \
     --round-trips 0 100 --contenders "AdamW in SparseLoCo, fit" \
     "AdamW in SparseLoCo, 8 local steps, fit" \
     --output benchmarks/results/local_latency.json  # local_latency
+sudo python benchmarks/overlap.py
 python benchmarks/messages.py --workers 16 8  # messages
 python benchmarks/cost_model.py  # cost_model
 

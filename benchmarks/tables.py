@@ -246,6 +246,27 @@ def latency(name: str, result: dict) -> str:
     )
 
 
+def overlap(name: str, result: dict) -> str:
+    """Return the seconds of rounds, and the share of the exchange hidden."""
+    return (
+        table(
+            f"{name}: median seconds of {result['rounds']} rounds",
+            "| | without a link | over the link |",
+            (
+                [
+                    kind,
+                    *(
+                        f"{statistics.median(times[k]):.2f}"
+                        for k in ("none", "link")
+                    ),
+                ]
+                for kind, times in result["seconds"].items()
+            ),
+        )
+        + f"\n\n{statistics.median(result['hidden']):.0%} are hidden."
+    )
+
+
 def messages(name: str, result: dict) -> str:
     """Return the times of a gather, by levels, workers and round trip."""
     return table(
@@ -385,6 +406,7 @@ TABLES = {
     "keras_latency": latency,
     "loco_latency": latency,
     "local_latency": latency,
+    "overlap": overlap,
     "messages": messages,
     "cost_model": cost_model,
     "accuracy": accuracy,

@@ -1,0 +1,133 @@
+"""How much of an exchange is hidden by the local steps of the next round?
+
+    sudo python benchmarks/overlap.py [--local-steps 8] [--rounds 24]
+        [--turns 3] [--width 1414] [--round-trip 200] [--link "100 Mbit/s"]
+
+Two workers train with `fit`, with and without `overlap`, over the link and
+without it, and take turns. A turn is one call of `fit`. Its seconds are those
+of the first worker, from the end of its first round to the end of its last,
+`--rounds` rounds later. The exchange at the end of an epoch is not included.
+
+    exchange = seconds over the link - seconds without, both without `overlap`
+    hidden   = 1 - (seconds over the link - seconds without) / exchange,
+               both with `overlap`
+
+Links and round trips are those of latency.py, and so is the model. The
+optimizer is `SparseLoCo.for_steps(3000, AdamW)`.
+"""
+
+import os
+import statistics
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hosts
+import keras
+import latency
+import results
+import tables
+import tqdm
+from far_hosts import far_groups
+from fit import Clock, make_model
+
+import tf_optimizers as tfo
+
+WORKERS = 2
+FASTEST = "10 Gbit/s"
+KINDS = ("waits", "overlaps")
+
+
+class Training(latency.Training):
+    """One worker's rounds."""
+
+    def __init__(self, width: int, local_steps: int) -> None:
+        super().__init__("ours", width)
+        self.local_steps, self.data = local_steps, self.data.repeat()
+
+    def prepare(self, kind: str) -> None:
+        """Build a model and trace a step, and its exchange."""
+        with self.strategy.scope():
+            optimizer = tfo.SparseLoCo.for_steps(
+                *(3000, keras.optimizers.AdamW(1e-3)),
+                sync_every=self.local_steps,
+                overlap=kind == "overlaps",
+            )
+            self.models[kind] = make_model(self.width, optimizer)
+        self.measure(kind, 2)
+
+    def measure(self, kind: str, rounds: int) -> float:
+        """Return the seconds of some rounds, after a first one."""
+        clock, steps = Clock(), self.local_steps
+        data = self.data.take(steps * (rounds + 1))
+        self.models[kind].fit(data, shuffle=False, verbose=0, callbacks=[clock])
+        # The first time is that of the second step.
+        return sum(clock.times[steps - 1 :]) / 1e3
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """Return the seconds of each turn, by kind and link."""
+    command = [__file__, "--work", "--width", str(options.width)]
+    command += ["--local-steps", str(options.local_steps)]
+    seconds: dict[str, dict[str, list[float]]] = {
+        kind: {"link": [], "none": []} for kind in KINDS
+    }
+    with (
+        hosts.network(WORKERS) as net,
+        far_groups(net, [command]) as (group,),
+    ):
+        for kind in KINDS:
+            group.ask(function="prepare", kind=kind)
+        for _ in tqdm.tqdm(range(options.turns)):
+            for place in ("none", "link"):
+                is_far = place == "link"
+                net.shape(options.link if is_far else FASTEST)
+                group.set_round_trip(options.round_trip if is_far else 0)
+                for kind in KINDS:
+                    first, *_ = group.ask(
+                        function="measure", kind=kind, rounds=options.rounds
+                    )
+                    seconds[kind][place].append(first)
+    return {
+        "link": options.link,
+        "round_trip_ms": options.round_trip,
+        "local_steps": options.local_steps,
+        "rounds": options.rounds,
+        "width": options.width,
+        "seconds": seconds,
+        "hidden": hidden(seconds),
+    }
+
+
+def hidden(seconds: dict[str, dict[str, list[float]]]) -> list[float]:
+    """Return the share of the exchange that is hidden in each turn."""
+    added = {
+        kind: [
+            far - near
+            for far, near in zip(times["link"], times["none"], strict=True)
+        ]
+        for kind, times in seconds.items()
+    }
+    exchange = statistics.median(added["waits"])
+    return [1 - more / exchange for more in added["overlaps"]]
+
+
+def main() -> None:
+    parser = results.options(__file__, __doc__, rounds=24, turns=3, width=1414)
+    parser.add_argument("--local-steps", type=int, default=8)
+    parser.add_argument("--round-trip", type=float, default=200.0)
+    parser.add_argument("--link", choices=hosts.LINKS, default="100 Mbit/s")
+    parser.add_argument("--work", action="store_true")
+    options = parser.parse_args()
+    if options.work:
+        training = Training(options.width, options.local_steps)
+        hosts.answer({"prepare": training.prepare, "measure": training.measure})
+        return
+    hosts.end_on_signals()
+    name = f"{options.local_steps} local steps, {options.link}, "
+    name += f"{options.round_trip:g} ms, width {options.width:,}"
+    results.record(options.output, name, measure(options), tables.overlap)
+
+
+if __name__ == "__main__":
+    main()
