@@ -106,7 +106,6 @@ TENSORFLOW = {
         "_device",
         "_group_key",
         "_group_size",
-        "_next_instance_key",
         "_options",
     ],
     collective_all_reduce_strategy.CollectiveAllReduceExtended: [
@@ -456,8 +455,6 @@ def test_lazy_zeros_are_made_for_every_replica_and_in_functions(mirrored):
     tf.function(lambda: made.append(make_lazy()))()
     assert [type(variable) for variable in made] == [LazyZeros] * 3
     assert made[1].device != made[0].device
-    with tf.Graph().as_default():
-        assert not isinstance(make_lazy(()), LazyZeros)
 
 
 @pytest.mark.parametrize(

@@ -264,15 +264,10 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
 def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
     """Create variables as `LazyZeros`, and ignore their initial values.
 
-    A strategy still creates one for each replica. Graphs of TensorFlow 1 get
-    ordinary variables, as they run initializers.
+    A strategy still creates one for each replica.
     """
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
-        with tf.init_scope():
-            has_initializers = not tf.executing_eagerly()
-        if has_initializers:
-            return next_creator(**kwargs)
         names = ("trainable", "synchronization", "aggregation", "name")
         strategy = kwargs.get("distribute_strategy")
         return LazyZeros(

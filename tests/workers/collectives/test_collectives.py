@@ -80,26 +80,6 @@ def test_gathered_statements_wait_for_all_replicas_of_the_worker(
     assert ended == [0, 1, "check"]
 
 
-def test_variable_of_a_legacy_graph_is_assigned_to(strategies):
-    """The strategy may have run eagerly before."""
-    strategy = strategies[0]
-    for _ in range(2):
-        with tf.Graph().as_default(), strategy.scope():
-            variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
-
-            def replica(variable=variable):
-                context = tf.distribute.get_replica_context()
-                place = tf.cast(context.replica_id_in_sync_group, tf.float32)
-                return variable.assign_add(place + 1)
-
-            step = strategy.experimental_local_results(strategy.run(replica))
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                assert session.run(step) == (4.0, 4.0)
-        ones = strategy.run(lambda: tf.constant(1.0))
-        assert strategy.reduce("SUM", ones, axis=None) == 2.0
-
-
 @pytest.mark.parametrize(
     "ours",
     [

@@ -242,7 +242,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             # If the input fails, as at the end of data, the collective must not
             # count as begun.
             with tf.control_dependencies([tensor]):
-                key, token = self._begin(
+                key = self._begin(
                     group_of(kind, tensor.dtype), elements, layout
                 )
             received = getattr(tf.raw_ops, operation)(
@@ -250,36 +250,27 @@ class KeyedLauncher(CollectiveReplicaLauncher):
                 group_size=replicas.size,
                 group_key=replicas.key,
                 instance_key=key,
-                ordering_token=token,
+                ordering_token=[self.progress.token],
                 communication_hint=options.implementation.value.lower(),
-                timeout_seconds=self._timeout(options, bool(token)),
+                timeout_seconds=self._timeout(options),
                 **attributes,
             )
-            if token:
-                self.progress.end()
+            self.progress.end()
             return received
 
-    def _timeout(self, options: Any, is_noted: bool) -> float | None:
+    def _timeout(self, options: Any) -> float | None:
         """Return the seconds after which TensorFlow ends a collective.
 
         None if `watchdog.py` enforces the strategy's timeout instead. When
         TensorFlow (2.21) ends a collective, it frees memory still in use, so
         that the process may crash. It also keeps a thread for each timeout.
         """
-        is_watched = is_noted and self.progress.is_guarded
         seconds = options.timeout_seconds
-        if is_watched and seconds == self._options.timeout_seconds:
-            return None
-        return seconds
+        is_usual = seconds == self._options.timeout_seconds
+        return None if self.progress.is_guarded and is_usual else seconds
 
-    def _begin(
-        self, group: int, elements: Any, layout: int
-    ) -> tuple[Any, list[Any]]:
-        """Return the key and the ordering token of a collective."""
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            # A graph of TensorFlow 1 has no ordering tokens. All workers build
-            # the same graph, once, so keys may count up.
-            return self._next_instance_key(), []
+    def _begin(self, group: int, elements: Any, layout: int) -> tf.Tensor:
+        """Record that a collective begins; return its key."""
         may_begin = self.progress.begin(group, elements, layout)
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
@@ -288,8 +279,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
                 # assertions wait for another's. Under the lone key, this
                 # collective waits until `watchdog.py` ends it.
                 key = tf.where(may_begin, key, lone_key(self._rank))
-            key = tf.convert_to_tensor(key, tf.int32)
-        return key, [self.progress.token]
+            return tf.convert_to_tensor(key, tf.int32)
 
 
 def _elements(tensor: tf.Tensor) -> Any:

@@ -102,8 +102,7 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
         arguments: The arguments of the replicas. The run starts once they are
             known, so that the end of an iterator is not a failed run.
     """
-    is_legacy = not tf.compat.v1.executing_eagerly_outside_functions()
-    if strategy.extended.workers == 1 or is_legacy or in_xla():
+    if strategy.extended.workers == 1 or in_xla():
         return run()
     if tf.executing_eagerly():
         return _run_eagerly(strategy.extended.channel, run)

@@ -43,7 +43,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     distribute = functools.partial(
         _Parent.experimental_distribute_dataset, strategy, dataset, options
     )
-    if not _is_counted(strategy):
+    if strategy.num_replicas_in_sync == 1:
         return distribute()
     if not is_shared(dataset):
         distributed = distribute()
@@ -158,7 +158,7 @@ def distribute_from_function(
     strategy: Any, dataset_fn: Callable, options: Any
 ) -> Any:
     """Distribute data that each worker creates for itself."""
-    if not _is_counted(strategy):
+    if strategy.num_replicas_in_sync == 1:
         return _Parent.distribute_datasets_from_function(
             strategy, dataset_fn, options
         )
@@ -192,14 +192,6 @@ def _distribute_own(
         strategy, make_with_notes, options
     )
     return look_ahead(distributed, *made)
-
-
-def _is_counted(strategy: Any) -> bool:
-    """Return whether replicas must know each other's rows."""
-    return (
-        strategy.num_replicas_in_sync > 1
-        and tf.compat.v1.executing_eagerly_outside_functions()
-    )
 
 
 def _count(dataset: tf.data.Dataset) -> int:
