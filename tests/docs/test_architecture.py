@@ -26,13 +26,13 @@ LONGEST = 300
 # The optimizer of a flow, and the largest number of lines to read.
 FLOWS = {
     "Lamb": (lambda: tfo.Lamb(0.1), 713),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1955),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1947),
     "SparseLoCo": (
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
-        2145,
+        2137,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 700),
-    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1100),
+    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1092),
 }
 
 
