@@ -246,10 +246,7 @@ def _groups(
         by_low.setdefault(_low_bits(size, count), []).append((i, size, count))
     return [
         *(_BitPerElement((i,), size, n) for i, size, n in by_low.pop(None, [])),
-        *(
-            _EliasFano(low, *zip(*own, strict=True))
-            for low, own in by_low.items()
-        ),
+        *(_EliasFano(low, *zip(*g, strict=True)) for low, g in by_low.items()),
     ]
 
 
