@@ -12,20 +12,6 @@ pytestmark = pytest.mark.slow
 
 # Listed here, since a seed gives another program after a change of the grammar.
 HANDFUL = {
-    "convolution": {
-        "where": "2",
-        "input": "image",
-        "layers": ["Conv2D", "MaxPooling2D"],
-        "source": "tf.data",
-        "optimizer": "Adam",
-        "actions": ["predict"],
-    },
-    "interruption": {
-        "where": "2",
-        "layers": ["Dense"],
-        "optimizer": "AdamW",
-        "interrupt": "batch",
-    },
     "compression": {
         "where": "2",
         "layers": ["Dense"],
