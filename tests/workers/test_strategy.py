@@ -29,9 +29,8 @@ TOLERANCE = 3e-5
 HALF = ["half", "half eager", "half dgc", "half offload"]
 
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
-# Scenarios for two workers, each with different code in the strategy.
-# Combinations need `-m long`.
-REPRESENTATIVE = ["loco", "uneven adam", "custom_loop"]
+# Other tests of workers cover custom loops, compression and rounds.
+REPRESENTATIVE = ["uneven adam"]
 # The workers, the devices of each, and the scenarios.
 GROUPS = [
     pytest.param((2, 1, REPRESENTATIVE), id="2 workers"),
