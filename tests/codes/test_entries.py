@@ -162,7 +162,7 @@ def rounded(code, values, positions=None):
         [(1, False), (1, True), (3, False)],
     ),
 )
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", with_long(CODES, ["bfloat16", "int2"]))
 def test_entries_arrive_as_they_were_rounded(code, rows, graph):
     """Try all densities, with some values that are not finite."""
     rng = np.random.default_rng(0)

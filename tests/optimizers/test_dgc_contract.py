@@ -25,7 +25,7 @@ LOSSLESS = [
     for masking in (True, False)
 ]
 LOSSLESS += [each | {"nesterov": True} for each in LOSSLESS[:2]]
-LONG = [LOSSLESS[i] for i in (1, 3, 4, 5, 6, 7, 8, 10)]
+LONG = [LOSSLESS[i] for i in (0, 1, 3, 4, 5, 6, 7, 8, 10)]
 
 
 @pytest.fixture(

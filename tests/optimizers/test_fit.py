@@ -92,7 +92,9 @@ def test_groups_survive_a_keras_file(case, tmp_path):
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", cases.with_long(["float16", "bfloat16"], ["float16"])
+)
 def test_half_precision_model_is_built_by_its_first_step(case, dtype):
     """Without an `Input`, a model has no weights before or during the trace."""
 

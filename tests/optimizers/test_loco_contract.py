@@ -38,7 +38,14 @@ def lossless(request):
     return {"sync_every": request.param}
 
 
-@pytest.fixture(params=[("AdamW", 1), ("Lamb", 1), ("AdamW", 4)], ids=str)
+@pytest.fixture(
+    params=[
+        ("AdamW", 1),
+        ("AdamW", 4),
+        pytest.param(("Lamb", 1), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def twin(request):
     name, every = request.param
     make = {"AdamW": keras.optimizers.AdamW, "Lamb": tfo.Lamb}[name]

@@ -153,7 +153,7 @@ def worst_of_any_step(strategy, settings, steps=8, eager=False, other=None):
 
 
 @pytest.mark.parametrize(
-    "name", with_long(SETTINGS, ["adam", "sgd", "warm-up"])
+    "name", with_long(SETTINGS, ["adam", "adamw", "sgd", "warm-up"])
 )
 def test_two_replicas_match_reference(mirrored, name):
     assert worst_of_any_step(mirrored, SETTINGS[name]) < 1e-4

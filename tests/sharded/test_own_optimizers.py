@@ -182,7 +182,8 @@ TWICE = {
 
 
 @pytest.mark.parametrize(
-    "name", cases.with_long(TWICE, ["AdamW", "clipped", "Nadam", "AdamOffload"])
+    "name",
+    cases.with_long(TWICE, set(TWICE) - {"clipped together", "Lamb"}),
 )
 def test_a_variable_may_have_two_gradients(mirrored, name):
     """This happens if two losses share an encoder."""
@@ -240,7 +241,7 @@ if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
     )
 
 
-@pytest.mark.parametrize("name", AT_WEIGHTS)
+@pytest.mark.parametrize("name", cases.with_long(AT_WEIGHTS, ["shared Lamb"]))
 def test_variables_built_in_a_step_start_equal_on_all_devices(mirrored, name):
     make = AT_WEIGHTS[name]
     found = stepped(mirrored, make, is_built=False)
@@ -315,7 +316,7 @@ def fitted(strategy, make, first, then):
 
 
 @UNEVEN
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", cases.with_long([True, False], [True]))
 def test_averages_cover_variables_that_steps_move(mirrored, first):
     """Layers are frozen or thawed without a new `compile`."""
     make = functools.partial(tfo.Lamb, 0.1, use_ema=True, ema_momentum=0.5)
@@ -341,7 +342,7 @@ AROUND = {
         pytest.param(name, marks=marks)
         for name, marks in (
             ("LossScaleOptimizer", []),
-            ("MultiOptimizer", cases.needs_groups),
+            ("MultiOptimizer", [cases.needs_groups, pytest.mark.long]),
         )
     ],
 )
