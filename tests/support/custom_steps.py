@@ -215,7 +215,10 @@ class Autoencoder(keras.Model):
 
 
 class Adversaries(keras.Model):
-    """A GAN whose optimizers are built by its first step."""
+    """A GAN whose first step builds its optimizers.
+
+    `call` does not fit the data, which only `train_step` understands.
+    """
 
     def __init__(self):
         super().__init__()
@@ -223,6 +226,9 @@ class Adversaries(keras.Model):
         self.discriminator = dense(1)
         self.d_tracker = keras.metrics.Mean(name="d_loss")
         self.g_tracker = keras.metrics.Mean(name="g_loss")
+
+    def call(self, noise):
+        return self.generator(noise)
 
     def compile(self, d_optimizer, g_optimizer, loss_fn):
         super().compile()

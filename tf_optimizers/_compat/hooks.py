@@ -1,6 +1,8 @@
 """Hooks into models, callbacks and loss scaling of Keras; see `patches.py`."""
 
+import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,8 +29,9 @@ def build_from_specs(
     This lasts until the process ends. Keras itself draws a batch before `fit`
     and `evaluate`, and builds the model from the batch's mean over replicas.
     As a result, a generator loses batches, workers draw different batches in
-    advance, and data that cannot be averaged raise an error. A model without
-    `call` is built by its first step, as without a strategy.
+    advance, and data that cannot be averaged raise an error. If there is no
+    `call`, or it does not fit the data of a custom step, the first step builds
+    the model, as without a strategy.
 
     Args:
         is_for: Called with a strategy; returns whether its models are built
@@ -45,9 +48,22 @@ def build_from_specs(
                 spec = iterator._distributed_dataset.element_spec
                 data_batch = tf.nest.map_structure(_symbol, spec)
                 iterator = None
+            if _has_custom_step(self):
+                with contextlib.suppress(Exception), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    build(self, data_batch=data_batch)
+                return  # If `call` is wrong, the step raises an error.
         build(self, iterator=iterator, data_batch=data_batch)
 
     hook("Model._maybe_symbolic_build", build_without_batch)
+
+
+def _has_custom_step(model: keras.Model) -> bool:
+    return any(
+        name in vars(model)
+        or getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("train_step", "test_step", "predict_step")
+    )
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
