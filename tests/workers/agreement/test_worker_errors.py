@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -87,7 +88,6 @@ def test_last_fault_ends_the_workers(survivors):
         ("failing", FAILED),
         ("drawing", FAILED),
         ("killed", ["Worker 1 was killed by signal 9"]),
-        ("killed, overlap", ["Worker 1 was killed", "must arrive before"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -106,17 +106,16 @@ def test_strategy_created_too_late_is_rejected(monkeypatch):
         tfo.SparseMultiWorkerMirroredStrategy()
 
 
-@pytest.mark.long
-def test_saving_on_one_worker_is_an_error(tmp_path):
-    """The other worker has continued; it ends too, without a launcher."""
+def run_without_launcher(folder, case):
+    """Return the exit codes and the outputs of two workers."""
     with contextlib.ExitStack() as stack:
         addresses = reserve_addresses("127.0.0.1", 2, stack)
         processes = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, PROGRAM, "saves alone"],
+                    [sys.executable, PROGRAM, case],
                     env=environment(addresses, place)
-                    | real_workers.environment(tmp_path),
+                    | real_workers.environment(folder),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -127,7 +126,14 @@ def test_saving_on_one_worker_is_an_error(tmp_path):
         for process in processes:
             stack.callback(process.kill)
         outputs = [p.communicate(timeout=120)[0] for p in processes]
-    assert all(process.returncode for process in processes), outputs
+    return [process.returncode for process in processes], outputs
+
+
+@pytest.mark.long
+def test_saving_on_one_worker_is_an_error(tmp_path):
+    """The other worker has continued; it ends too, without a launcher."""
+    codes, outputs = run_without_launcher(tmp_path, "saves alone")
+    assert all(codes), outputs
     for way in ("save", "save_weights", "checkpoint"):
         error = (
             r"All workers must read `\S+` together\. "
@@ -136,6 +142,15 @@ def test_saving_on_one_worker_is_an_error(tmp_path):
         assert re.search(f"^{way}: {error}", outputs[0], re.M), outputs
     assert "nothing could be saved" in outputs[0]
     assert "trained to the end" not in outputs[1]
+
+
+@pytest.mark.long
+def test_worker_that_dies_before_its_entries_leave_is_an_error(tmp_path):
+    """Between the ends of rounds, the other worker does not wait for it."""
+    codes, outputs = run_without_launcher(tmp_path, "killed, overlap")
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] not in (0, -signal.SIGKILL), outputs[0]
+    assert "trained to the end" not in outputs[0]
 
 
 @pytest.mark.long
