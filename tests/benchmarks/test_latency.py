@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import latency
+import overlap
 import pytest
 import tables
 
@@ -12,6 +13,14 @@ import tables
 def test_round_trips_are_the_added_delay():
     step_ms = {"0": [9.0, 10.0, 50.0], "20": [50.0], "80": [170.0, 170.0]}
     assert latency.round_trips_of(step_ms) == {"20": 2.0, "80": 2.0}
+
+
+def test_hidden_is_the_share_of_the_exchange_that_takes_no_time():
+    seconds = {
+        "waits": {"none": [4.0, 5.0], "link": [10.0, 11.0]},
+        "overlaps": {"none": [5.0, 5.0], "link": [5.0, 8.0]},
+    }
+    assert overlap.hidden(seconds) == [1.0, 0.5]
 
 
 @pytest.mark.long
