@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import types
 
 import pytest
@@ -79,6 +80,24 @@ def test_batches_that_a_backup_has_seen_are_no_training():
     found = soak.measure(run, 3.5, None)
     assert found["resumed"] == 11 - 3.5
     assert found["steps_lost"] == 1
+
+
+def test_trial_that_leaves_a_process_fails(monkeypatch, tmp_path):
+    """Processes that pile up would take the memory of later trials."""
+    left = []
+
+    def leave(folder, **_):
+        left.append(subprocess.Popen(["tail", "-f", "/dev/null"], cwd=folder))
+        raise TimeoutError("no training")
+
+    monkeypatch.setattr(soak.training, "Training", leave)
+    check_gone = soak.check_gone
+    monkeypatch.setattr(soak, "check_gone", lambda f: check_gone(f, 0.1))
+    trial = soak.attempt("chief killed", 31, None)
+    left[0].kill()
+    left[0].wait()
+    assert not trial["passed"]
+    assert "Still running: ['tail" in trial["error"]
 
 
 def test_table_in_docs_is_that_of_the_trials():

@@ -11,6 +11,7 @@ import time
 from faults import network, training
 from faults.cases import CASES as LOCAL
 from faults.cases import DAMAGED, ERROR, GOES_ON, RESUMES, STANDING_BY
+from launcher import processes_with
 
 CASES = {**LOCAL, **STANDING_BY, **network.CASES}
 # From the training's 200 steps: after a backup, with steps left.
@@ -44,7 +45,8 @@ def attempt(name, step, expected, **kwargs):
     try:
         found = _attempt(name, step, expected, **kwargs)
         return {"case": name, "step": step, **found}
-    except TimeoutError as error:  # It hangs.
+    # It hangs, or leaves processes.
+    except (TimeoutError, ChildProcessError) as error:
         return {
             "case": name,
             "step": step,
@@ -63,6 +65,7 @@ def _attempt(name, step, expected, **kwargs):
         folder = pathlib.Path(
             stack.enter_context(tempfile.TemporaryDirectory())
         )
+        stack.callback(check_gone, folder)
         if name == "disk full":
             stack.enter_context(small_disk(folder / "backup"))
         run = stack.enter_context(contextlib.closing(make(folder, **kwargs)))
@@ -77,6 +80,18 @@ def _attempt(name, step, expected, **kwargs):
             "passed": passed,
             **({} if passed else {"error": run.text()[-5000:]}),
         }
+
+
+def check_gone(folder, seconds=20):
+    """Raise if processes of a training still run after some seconds.
+
+    They would take the memory of the next trials.
+    """
+    until = time.time() + seconds
+    while left := processes_with(str(folder)):
+        if time.time() > until:
+            raise ChildProcessError(f"Still running: {left}.")
+        time.sleep(0.05)
 
 
 def measure(run, since, expected):

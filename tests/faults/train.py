@@ -54,6 +54,7 @@ class Events(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
         self.file = (FOLDER / f"events-{PLACE}").open("a", buffering=1)
+        self.steps = 0
 
     def write(self, event, **more):
         line = {
@@ -65,10 +66,12 @@ class Events(keras.callbacks.Callback):
         self.file.write(json.dumps(line | more) + "\n")
 
     def on_train_begin(self, logs=None):
+        self.steps = int(self.model.optimizer.iterations.numpy())
         self.write("begin")
 
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(PAUSE)
+        if self.model.optimizer.iterations.numpy() > self.steps:
+            time.sleep(PAUSE)  # Not after a batch that was only skipped.
         self.write("step")
 
     def on_train_end(self, logs=None):
