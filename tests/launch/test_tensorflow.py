@@ -77,14 +77,34 @@ def test_operations_use_the_threads_of_the_variable(launch, write, environment):
 
 
 ASKED = f"""
-import multiprocessing
+import multiprocessing, threading
 import keras, numpy as np, tensorflow as tf
 import tf_optimizers as tfo
 
-signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
-strategy = tfo.SparseMultiWorkerMirroredStrategy()
-os.kill(os.getpid(), signal.SIGTERM)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
+forked = multiprocessing.get_context("fork")
+
+def create():
+    global strategy
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+
+def end_a_child():
+    child = forked.Process(target=time.sleep, args=({LONG},), daemon=True)
+    child.start()
+    child.terminate()
+    child.join(10)
+    print("child", child.exitcode, flush=True)
+    child.kill()
+
+if index == 0:
+    signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+    create()
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+else:  # Only the main thread can restore the handler, as under Ray.
+    thread = threading.Thread(target=create)
+    thread.start()
+    thread.join()
+    end_a_child()
 
 class Data(keras.utils.PyDataset):
     def __len__(self):
@@ -101,13 +121,7 @@ with strategy.scope():
 backup = tfo.callbacks.BackupAndRestore("backup")
 data = Data(workers=1, use_multiprocessing=True)
 model.fit(data, verbose=0, callbacks=[backup])
-forked = multiprocessing.get_context("fork")
-child = forked.Process(target=time.sleep, args=({LONG},), daemon=True)
-child.start()
-child.terminate()
-child.join(20)
-print("child", child.exitcode, flush=True)
-child.kill()
+end_a_child()
 if index == 1:
     # Python waits for such a one, which it asks to end.
     forked.Process(target=time.sleep, args=({LONG},), daemon=True).start()
@@ -133,8 +147,8 @@ def test_workers_and_their_children_end_on_request(launch, write):
         *("--workers", "2", "--grace-period", "100", write(INDEX, ASKED))
     )
     assert run.returncode == 3, run.stderr.decode(errors="replace")
-    for index in range(2):
-        assert lines_of(run.stdout, index)[:2] == [b"handled", b"child -15"]
+    assert lines_of(run.stdout, 0)[:2] == [b"handled", b"child -15"]
+    assert lines_of(run.stdout, 1)[:2] == [b"child -15", b"child -15"]
     failed = float(lines_of(run.stdout, 1)[-1])
     assert began < failed
     assert time.monotonic() - failed < 50

@@ -28,6 +28,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.forks import restore_in_forks
 from tf_optimizers.replicas import ReplicaGroup
 
 # The exit code of a process that SIGTERM ended, also used by TensorFlow.
@@ -40,7 +41,6 @@ _WAITING_SECONDS = 60.0
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
-_forking = threading.local()
 
 
 class Preemption:
@@ -221,26 +221,12 @@ def _caller_of(name: str) -> Any:
     return frame.f_code
 
 
-def _block_in_fork() -> None:
-    """Block SIGTERM until a child has restored the handler.
-
-    Otherwise, a child that gets the signal at once writes to the pipe that it
-    shares with this process, and the run ends.
-    """
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-
-
-def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
-
-
 def _release_in_child() -> None:
     global _running
     if _running is not None and _running._is_catching:
         _running.release()
         signal.set_wakeup_fd(-1)
     _running = None
-    _unblock()
 
 
 def _end_at_exit() -> None:
@@ -249,9 +235,7 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-os.register_at_fork(
-    before=_block_in_fork,
-    after_in_parent=_unblock,
-    after_in_child=_release_in_child,
-)
+# Otherwise, a child that gets SIGTERM at once writes to the pipe that it shares
+# with this process, and the run ends.
+restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

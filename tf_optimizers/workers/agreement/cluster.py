@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_optimizers.forks import restore_in_forks
 from tf_optimizers.workers._compat.coordination import (
     has_tensorflow_started,
     joined_cluster,
@@ -87,7 +88,7 @@ def restore_sigterm() -> None:
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
     else:  # Only the main thread can set handlers; a fork has no other thread.
-        os.register_at_fork(after_in_child=_restore_handler)
+        restore_in_forks(_restore_handler)
 
 
 def _restore_handler() -> None:
