@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from tf_optimizers.launch.__main__ import make_parser, split
@@ -41,19 +42,27 @@ def place(monkeypatch, text):
     return cluster, resolver.task_type, resolver.task_id
 
 
-def test_tf_config_is_taken(monkeypatch):
+def test_tf_config_is_taken(monkeypatch, run_block):
     addresses = ["host0:12345", "host1:12345"]
     expected = {"worker": addresses}, "worker", 1
-    assert place(monkeypatch, block("TF_CONFIG")) == expected
+    (text,) = run_block("TF_CONFIG")
+    found = place(monkeypatch, text.removeprefix("[worker 1] "))
+    assert found == expected
 
 
 def test_tf_config_of_a_tfjob_is_taken(monkeypatch):
-    config = json.loads(block("TF_CONFIG")) | {"environment": "cloud"}
+    text = re.search(r"'(.*)'", block("TF_CONFIG"), re.S).group(1)
+    config = json.loads(text) | {"environment": "cloud"}
     config["cluster"]["chief"] = ["host2:12345"]
     assert place(monkeypatch, json.dumps(config))[1:] == ("worker", 1)
 
 
-def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
+@pytest.fixture
+def run_block(tmp_path):
+    """Return a function that runs a block; return the lines on stdout.
+
+    `train.py` prints `TF_CONFIG`.
+    """
     # A link to Python would not find its environment's packages.
     python = f'exec {sys.executable} "$@"'
     programs = {"srun": SRUN, "scontrol": 'echo "$@"', "python": python}
@@ -61,20 +70,27 @@ def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, tmp_path):
         (tmp_path / name).write_text(f"#!/bin/bash\nset -eu\n{text}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "train.py").write_text(
-        "import os; print(os.environ['TF_CONFIG'])"
+        "import os; print(os.environ['TF_CONFIG'].replace('\\n', ''))"
     )
-    output = subprocess.run(
-        ["bash", "-c", block("slurm")],
-        cwd=tmp_path,
-        env=os.environ
-        | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"},
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    ).stdout
+    path = f"{tmp_path}:{os.environ['PATH']}"
+
+    def run(name):
+        return subprocess.run(
+            ["bash", "-c", block(name)],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path, "SLURM_JOB_ID": "4711"},
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        ).stdout.splitlines()
+
+    return run
+
+
+def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, run_block):
     addresses = ["node2:12345", "node10:12345"]
-    *lines, requeued = output.splitlines()
+    *lines, requeued = run_block("slurm")
     assert requeued == "requeue 4711"
     for index, text in enumerate(lines):
         text = text.removeprefix(f"[worker {index}] ")
