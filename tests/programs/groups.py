@@ -1,5 +1,6 @@
 """Groups of processes that stay alive, and run many programs."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -7,6 +8,7 @@ import pathlib
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +103,7 @@ class Group:
                 stderr=subprocess.STDOUT,
                 env=_environment(),
                 cwd=self._folder,
+                start_new_session=True,
             )
 
     def _wait(self, number, until):
@@ -145,6 +148,9 @@ class Group:
         except subprocess.TimeoutExpired:
             self._process.kill()  # Its watchdog ends the workers.
             self._process.wait()
+        # Pools that a program has not closed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,20 +1,40 @@
-"""Groups report the end of the processes that have just ended."""
+"""Groups of processes end, and report how they ended."""
+
+import os
+import time
+
+import pytest
 
 from . import groups
 
-_WORKER = """import pathlib, sys, time
+_WORKER = """import pathlib, subprocess, sys, time
 
 folder = pathlib.Path(sys.argv[1])
 while not (folder / "0.json").exists():
     time.sleep(0.01)
-sys.exit((folder / "0.py").read_text())
+exec((folder / "0.py").read_text())
 """
 
 
-def test_last_words_are_of_the_last_processes(tmp_path, monkeypatch):
+@pytest.fixture
+def group(tmp_path, monkeypatch):
     monkeypatch.setattr(groups, "WORKER", tmp_path / "worker.py")
     groups.WORKER.write_text(_WORKER)
-    group = groups.Group("1")
+    return groups.Group("1")
+
+
+def test_last_words_are_of_the_last_processes(group):
     for text in ("first", "second"):
-        assert group.run(text, limit=60) == [None]
+        assert group.run(f"sys.exit({text!r})", limit=60) == [None]
         assert group.last_words() == f"exit code 1\n{text}"
+
+
+def test_processes_that_a_program_started_end_with_the_group(group, tmp_path):
+    """A pool may not have been closed."""
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    command = f"sleep 20 > {held}"
+    group.run(f"subprocess.Popen({command!r}, shell=True)", limit=60)
+    started = time.monotonic()
+    held.read_text()  # Until no process can write to it.
+    assert time.monotonic() - started < 10
