@@ -11,6 +11,9 @@ from .reasons import known, tolerance
 FINE = ("agreed", "refused", "skipped")
 HOUSE = re.compile(r"\bmust\b|\bneeds?\b|\bcannot\b|\btakes (no|one)\b")
 HOUSE_END = re.compile(r" Received\b|[.:] ")
+# How much larger than the effect of a rounding error in the data a difference
+# may be: a step makes many rounding errors.
+MANY = 10
 HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
 # For checks in a running graph, TensorFlow raises its own class.
 IN_GRAPH = re.compile(r"assertion failed: \[All workers must .* Received: ")
@@ -41,13 +44,15 @@ def kind_of(outcome):
     return outcome.signature if "error" in outcome.kind else outcome.kind
 
 
-def judge(program, reference, results):
+def judge(program, reference, results, nudged=()):
     """Return the outcome of a program.
 
     Args:
         program: The program.
         reference: The result of one process.
         results: The results of all workers; None for missing ones.
+        nudged: Results of one process whose data have rounding errors. What
+            these change as much as workers do is not compared.
     """
     if reference is None or reference["error"]:
         error = reference["error"] if reference else {"traceback": "crashed"}
@@ -69,6 +74,14 @@ def judge(program, reference, results):
     if overflows_elsewhere(program, reference, results[0]):
         return Outcome("skipped", "The rows of a sum decide what overflows.")
     if found := differences(program, reference, results[0]):
+        found = {
+            key: value
+            for key, value in found.items()
+            if not is_unstable(key, results[0], reference, nudged)
+        }
+        if not found:
+            text = "Rounding errors in the data change it as much."
+            return Outcome("skipped", text, "rounding")
         text = "\n".join(f"{key}: {value}" for key, value in found.items())
         return Outcome("differs", text, " ".join(sorted(map(essence, found))))
     return Outcome("agreed")
@@ -87,6 +100,27 @@ def overflows_elsewhere(program, reference, result):
         and program["scale"] != "huge"
         and len(scales) == len(others)
         and scales != others
+    )
+
+
+def is_unstable(key, result, reference, nudged):
+    """Return whether rounding errors in the data change a value as much."""
+    one, expected, *others = (
+        _flat(each["seen"]).get(key) for each in (result, reference, *nudged)
+    )
+    if not _are_comparable(one, expected):
+        return False
+    changes = [
+        _by(each, expected) for each in others if _are_comparable(each, one)
+    ]
+    return _by(one, expected) <= MANY * max(changes, default=0.0)
+
+
+def _are_comparable(one, other):
+    """Return whether two values are numbers of one shape."""
+    arrays = [np.asarray(each) for each in (one, other)]
+    return np.shape(one) == np.shape(other) and not any(
+        array.dtype.kind in "USO" for array in arrays
     )
 
 
@@ -261,11 +295,12 @@ def _close(one, other, limit):
 
 
 def _by(one, other):
-    if one.size == 0:
-        return 0.0
-    return float(
-        np.max(np.abs(one.astype("float64") - other.astype("float64")))
-    )
+    """Return the largest difference; it is infinite where only one is NaN."""
+    one, other = (np.asarray(each).astype("float64") for each in (one, other))
+    with np.errstate(invalid="ignore"):
+        by = np.abs(one - other)
+    by = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, by)
+    return float(np.max(np.nan_to_num(by, nan=np.inf), initial=0.0))
 
 
 def _flat(value, name=""):

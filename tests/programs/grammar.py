@@ -305,6 +305,8 @@ STRATEGIES = {
     "elsewhere": "tf.distribute.get_strategy()",
 }
 OURS = "tfo.SparseMultiWorkerMirroredStrategy()"
+# The largest relative rounding error of float32.
+ROUNDING = 2.0**-23
 
 
 def choose(rng, weights):
@@ -477,8 +479,20 @@ def indent(text, by=4):
     return textwrap.indent(text, " " * by)
 
 
-def script(program, ideal=False):
-    """Return the script of a program."""
+def script(program, ideal=False, nudge=0):
+    """Return the script of a program.
+
+    With a `nudge`, data and learning rate have rounding errors, drawn with this
+    seed.
+    """
+    if nudge:
+        program = {**program, "nudge": nudge}
+    text = script_of(program, ideal)
+    # Without our strategy, overlapping is an error.
+    return text.replace("overlap=True", "overlap=False") if ideal else text
+
+
+def script_of(program, ideal):
     if ideal and program["optimizer"] == "ScheduleFreeAdamW":
         # In a graph, it reads a momentum that has already changed. Eagerly, and
         # under any strategy, it reads the earlier one.
@@ -563,6 +577,7 @@ def data_text(program):
         ),
         VOCABULARY if program["vocabulary"] == "set" else "",
         TASKS[program["task"]][0],
+        nudge_text(program),
     ]
     if program["style"] == "two inputs":
         lines.append(
@@ -576,6 +591,21 @@ def data_text(program):
     if program["weights"] == "zeros":
         lines.append('w = (np.arange(rows) % 3 > 0).astype("float32")')
     return "\n".join(line for line in lines if line)
+
+
+def nudge_text(program):
+    """Return the text that adds rounding errors to data, if wanted."""
+    if "nudge" not in program:
+        return ""
+    lines = [f"nudges = np.random.default_rng({program['nudge']})"]
+    for name, is_real in {
+        "x": program["input"] != "tokens",
+        "y": program["task"] == "regression",
+    }.items():
+        if is_real:
+            signs = f"nudges.choice([-1, 1], {name}.shape)"
+            lines.append(f"{name} *= 1 + {ROUNDING} * {signs}")
+    return "\n".join(lines)
 
 
 # Words, numbered in the order of a set.
@@ -824,6 +854,8 @@ def optimizer_text(program):
     """Return the expression of an optimizer."""
     # Sums over rows would diverge, and magnify rounding errors.
     rate = "0.01" if program["loss"] in SUMS else "0.1"
+    if "nudge" in program:
+        rate += f" * (1 + {2 * ROUNDING})"
     if program["rate"] == "schedule":
         rate = f"keras.optimizers.schedules.ExponentialDecay({rate}, 3, 0.7)"
     rate = "0.0" if is_rateless(program) else rate

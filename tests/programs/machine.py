@@ -22,6 +22,8 @@ AHEAD = 16
 # Results of one process may vary: Keras's `steps_per_execution` reads weights
 # while it assigns them. Workers must agree with one of these runs.
 REFERENCES = 6
+# Runs of one process that show what rounding errors change.
+NUDGES = 3
 
 
 class Machine:
@@ -103,6 +105,12 @@ class Machine:
                 break
             reference = self._reference_of(program)
             outcome = judge(program, reference, results)
+        if outcome.kind == "differs":
+            nudged = [
+                self._reference_of(program, nudge)
+                for nudge in range(1, NUDGES + 1)
+            ]
+            outcome = judge(program, reference, results, nudged)
         if None in results:
             outcome.detail += "\n" + group.last_words()
         if outcome.failed and not was_clean and not in_new_group:
@@ -113,10 +121,10 @@ class Machine:
         )
         return outcome
 
-    def _reference_of(self, program):
+    def _reference_of(self, program, nudge=0):
         """Return the result of a program in one process."""
         with self.reference() as one:
-            script = grammar.script(program, ideal=True)
+            script = grammar.script(program, ideal=True, nudge=nudge)
             return one.run(script, self._limit)[0]
 
     def confirm(self, program, outcome):

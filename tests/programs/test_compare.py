@@ -35,9 +35,9 @@ def error(text=RULE, kind="ValueError", ours=True):
     }
 
 
-def kind(results, reference=None, **features):
+def kind(results, reference=None, nudged=(), **features):
     program = grammar.program_of({"where": "2", **features})
-    return judge(program, reference or result(), results).kind
+    return judge(program, reference or result(), results, nudged).kind
 
 
 def test_equal_results_agree():
@@ -51,6 +51,21 @@ def test_equal_results_agree():
 def test_other_results_differ(changed):
     other = result(**changed)
     assert kind([other, other]) == "differs"
+
+
+def test_what_rounding_errors_change_as_much_is_not_compared():
+    other = result(weight=1.01)
+    both = result(weight=1.01, loss=0.501)
+    small, large = result(weight=1.0 + 1e-6), result(weight=0.995)
+    assert kind([other, other], nudged=[small, small]) == "differs"
+    assert kind([other, other], nudged=[small, large]) == "skipped"
+    assert kind([both, both], nudged=[small, large]) == "differs"
+    none = result(weight=np.nan)
+    assert kind([none, none], nudged=[small, large]) == "differs"
+    assert kind([none, none], nudged=[small, none]) == "skipped"
+    del none["seen"]["weights 2"]
+    assert kind([none, none], nudged=[none, large]) == "differs"
+    assert kind([other, other], nudged=[none]) == "differs"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_same_seed_makes_the_same_program():
 
 def test_every_program_can_be_written_down_and_made_plain():
     for _, program in itertools.islice(programs_of(itertools.count()), 300):
-        for ideal in (False, True):
-            compile(grammar.script(program, ideal), "script.py", "exec")
+        for ideal, nudge in ((False, 0), (True, 0), (True, 1)):
+            text = grammar.script(program, ideal, nudge)
+            compile(text, "script.py", "exec")
         plain = grammar.plain(program, grammar.unlike_plain(program))
         assert grammar.broken(plain) is None
