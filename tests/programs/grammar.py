@@ -34,9 +34,11 @@ from .models import (
 )
 from .own import IDEAL_OF_OURS, JOINED, RETURNED, STEPS, with_step
 from .rules import (
+    COMPARED,
     FILES,
     OF_COMPRESSION,
     OF_LOOPS,
+    OWN_METRICS,
     RATELESS,
     RULES,
     SHUFFLED,
@@ -138,7 +140,7 @@ FEATURES = {
     "optimizer": {"SGD": 4} | dict.fromkeys(list(OPTIMIZERS)[1:], 1),
     "wrapper": {
         **{"none": 12} | dict.fromkeys(list(WRAPPERS)[1:], 1),
-        **{"ShardedState": 4},
+        **{"ShardedState": 4, "LossScale": 3},
     },
     "rate": {"constant": 6, "schedule": 1},
     "clip": {"none": 10, "clipnorm": 1, "global_clipnorm": 1, "clipvalue": 1},
@@ -211,6 +213,38 @@ CALLBACKS = {
     "Drawing": "Drawing()",
     "BackupAndRestore": 'tfo.callbacks.BackupAndRestore("backup")',
 }
+# Data of other kinds than the first `fit` has.
+KINDS = {
+    "arrays": "",
+    "a dataset": (
+        "others = tf.data.Dataset.from_tensor_slices(({columns}))"
+        ".batch({batch})\n"
+    ),
+    "a dataset without length": (
+        "others = tf.data.Dataset.from_tensor_slices(({columns}))"
+        ".batch({batch})\n"
+        "others = others.filter(lambda *batch: True)\n"
+    ),
+    "a PyDataset": """class Others(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-rows // {batch})
+
+    def __getitem__(self, index):
+        return tf.nest.map_structure(
+            lambda part: part[index * {batch} :][:{batch}], ({columns})
+        )
+
+
+""",
+    "a generator": """def others():
+    for start in range(0, rows, {batch}):
+        yield tf.nest.map_structure(
+            lambda part: part[start : start + {batch}], ({columns})
+        )
+
+
+""",
+}
 ACTIONS = {
     "evaluate": "{evaluate}",
     "predict": "{predict}",
@@ -240,6 +274,7 @@ ACTIONS = {
         ")\n{note}"
     ),
     "fit": "{fit}",
+    **{f"fit {kind}": "{others}" for kind in KINDS},
     "freeze": "model.layers[0].trainable = False\n{fit}",
     "thaw": "model.layers[0].trainable = True\n{fit}",
     "freeze, compile": ("model.layers[0].trainable = False\n{compile}\n{fit}"),
@@ -443,6 +478,7 @@ def _draw(rng):
     if program["script"] == "conservation":
         kept = (*OF_COMPRESSION, "scales", "wrapper", "epochs", "batches")
         kept = ("where", "batch", "script", *kept)
+        program["wrapper"] = rng.choice(["none", *COMPARED])
         return program_of({name: program[name] for name in kept})
     if program["script"] == "Keras":
         program = plain(program, OF_LOOPS)
@@ -1303,9 +1339,33 @@ def action_text(program, action, ideal):
         own=own_batch(program, action),
         predict=predict_text(program),
         fit=noted_fit(program),
+        others=others_text(program, action.removeprefix("fit ")),
         note=NOTE,
         compile=scoped_compile(program),
     )
+
+
+def others_text(program, kind):
+    """Return a `fit`, and an `evaluate`, on data of another kind."""
+    if kind not in KINDS:
+        return ""
+    names = columns(program)
+    text = KINDS[kind].format(columns=", ".join(names), batch=program["batch"])
+    data = {"a PyDataset": "Others()", "a generator": "others()"}
+    arguments = data.get(kind, "others")
+    if kind == "arrays":
+        arguments = f"x, y, batch_size={program['batch']}"
+        arguments += ", sample_weight=w" * (len(names) == 3)
+    text += (
+        f"history = model.fit({arguments}, shuffle=False, verbose=0)\n"
+        'seen[f"fit {len(seen)}"] = history.history\n'
+    )
+    if program["custom"] not in OWN_METRICS:
+        text += (
+            'seen[f"fit {len(seen)} evaluate"] = model.evaluate(\n'
+            f"    {arguments}, return_dict=True, verbose=0\n)\n"
+        )
+    return text + NOTE
 
 
 def scoped_compile(program):

@@ -1,5 +1,7 @@
 """The text of custom loops, and of tests of conservation."""
 
+from .rules import LOCAL
+
 # Ways to pass a batch to `strategy.run`: the step's parameters, and the call.
 ARGS = {
     "in order": ("{names}", "args=({names},)"),
@@ -143,7 +145,7 @@ def loop_text(program, names, ideal):
     loop = _IN_GRAPH if program["loop"] == "graph" else _IN_PYTHON
     noted = _EACH if program["shared as"] == "dataset" else _SUMS
     loop = loop.format(epochs=program["epochs"], noted=noted)
-    if program["wrapper"] == "SparseLoCo of 4":
+    if program["wrapper"] in LOCAL:
         loop += "\noptimizer.synchronize()"
     return f"{step}\n\n\n{shared}\n{loop}"
 
@@ -182,7 +184,7 @@ for _ in range({steps}):
     train([tf.constant(gradient) for gradient in gradients])
     for total, gradient in zip(totals, gradients):
         total += replicas * (replicas + 1) / 2 * gradient.astype("float64")
-held = [
+{synchronize}held = [
     np.array(slot) for slot in optimizer.variables if "residual" in slot.path
 ]
 for i, (variable, rest, total) in enumerate(zip(variables, held, totals)):
@@ -214,6 +216,9 @@ _CONSERVING = {
         '        value_dtype="{dtype}",\n    )'
     ),
 }
+_CONSERVING["SparseLoCo overlapping"] = _CONSERVING["SparseLoCo"].replace(
+    "sparsity=", "sync_every=2, overlap=True,\n        sparsity="
+)
 
 
 def exchange_text(program):
@@ -223,7 +228,9 @@ def exchange_text(program):
 
 def conservation_text(program):
     """Return a script that checks the conservation of gradients."""
-    compressor = "DGC" if program["wrapper"] == "none" else "SparseLoCo"
+    wrapper = program["wrapper"]
+    compressor = "DGC" if wrapper == "none" else wrapper
+    synchronize = "optimizer.synchronize()\n" if wrapper in LOCAL else ""
     shapes = "(12, 10), (7,), (64,), (30, 5), (3, 4, 5), (1,)"
     return _CONSERVATION.format(
         exchange=exchange_text(program),
@@ -231,6 +238,7 @@ def conservation_text(program):
         scales=SCALES[program["scales"]],
         shapes=shapes,
         steps=4 * program["epochs"],
+        synchronize=synchronize,
         optimizer=_CONSERVING[compressor].format(
             dtype=program["wire"],
             sparsity={1: 0.5, 2: 0.75, 3: 0.9, 4: 0.95}[program["batches"]],

@@ -253,6 +253,10 @@ WRAPPERS = {
         "min_compress_size=1{more}\n)"
     ),
 }
+WRAPPERS["SparseLoCo overlapping"] = (
+    "tfo.SparseLoCo(\n    {inner}, sync_every=2, sparsity=(0.5,), "
+    "min_compress_size=1,\n    overlap=True{more}\n)"
+)
 WRAPPERS["ShardedState"] = "tfo.ShardedState({inner}{more})"
 # Everything is sent at the end; gradients of a linear loss are constant.
 OPTIMIZERS["DGC to the end"] = (
@@ -262,6 +266,10 @@ OPTIMIZERS["DGC to the end"] = (
 WRAPPERS["SparseLoCo to the end"] = (
     "tfo.SparseLoCo(\n    {inner}, sparsity=(0.75,), min_compress_size=1, "
     "rampdown_begin_step=2{more}\n)"
+)
+WRAPPERS["SparseLoCo overlapping to the end"] = (
+    "tfo.SparseLoCo(\n    {inner}, sync_every=2, sparsity=(0.75,), "
+    "min_compress_size=1,\n    rampdown_begin_step=2, overlap=True{more}\n)"
 )
 # Classes with a custom step or loss.
 CUSTOM = {

@@ -4,8 +4,14 @@ Each reason has a condition on programs, and the results that are not compared
 then, by the beginnings of their names, or "replicas".
 """
 
-from .groups import PLACES
-from .rules import REFITTED, SHUFFLED, STATEFUL, version_of
+from .rules import (
+    LOCAL,
+    REFITTED,
+    SHUFFLED,
+    STATEFUL,
+    replicas_of,
+    version_of,
+)
 
 # The version of nightly builds comes first.
 KERAS = version_of("keras-nightly", "keras")
@@ -17,11 +23,6 @@ EVERYTHING = (
 )
 
 
-def replicas_of(program):
-    workers, devices = PLACES[program["where"]]
-    return 1 if program["where"] == "elsewhere" else workers * devices
-
-
 def is_uneven(program):
     """Return whether some replica has fewer rows than another."""
     replicas = replicas_of(program)
@@ -31,7 +32,7 @@ def is_uneven(program):
 REASONS = {
     "Compression defers a part of each gradient.": (
         lambda p: (
-            p["optimizer"] == "DGC" or p["wrapper"].startswith("SparseLoCo")
+            p["optimizer"] == "DGC" or p["wrapper"] in ("SparseLoCo", *LOCAL)
         ),
         EVERYTHING,
     ),
@@ -40,10 +41,7 @@ REASONS = {
         ("fit", "logs"),
     ),
     "Between synchronizations replicas have weights of their own.": (
-        lambda p: (
-            p["wrapper"] == "SparseLoCo of 4"
-            and "train_on_batch" in p["actions"]
-        ),
+        lambda p: p["wrapper"] in LOCAL and "train_on_batch" in p["actions"],
         ("replicas",),
     ),
     "Keras's own optimizers clip each replica's gradient before the sum.": (

@@ -8,13 +8,16 @@ all values except some.
 
 import importlib.metadata
 
+from .groups import PLACES
 from .models import BODIES, LOSSES
 
 OWN_LOSS = {"guide", "result", "compute_loss", "per row", "unlisted"}
-OWN_STEP = {"train_step", "SAM", "guide", "result", "unlisted"}
+OWN_METRICS = {"guide", "result", "unlisted"}
+OWN_STEP = {"train_step", "SAM", *OWN_METRICS}
 FILES = {"TFRecords", "text"}
 GENERATORS = {"generator", "from_generator"}
 BOTH = {"two inputs", "two outputs"}
+OURS = {"Lamb", "LANS", "AdamOffload", "DGC", "DGC dense", "DGC to the end"}
 ADAPTED = {"Lamb", "LANS", "KerasLamb", "Adafactor"}
 PARTS = {"gan", "parts", "no call", "scalar"}
 HALVES = {"bfloat16", "float16"}
@@ -31,6 +34,10 @@ SHUFFLED = {
     *("shuffle", "before", "in map", "in flat_map", "random filter"),
     *("two", "np.random", "in interleave", "in files"),
 }
+# Wrappers that take local steps between synchronizations.
+LOCAL = {"SparseLoCo of 4", "SparseLoCo overlapping"}
+# Wrappers whose sent and kept amounts can be compared.
+COMPARED = ("SparseLoCo", "SparseLoCo overlapping")
 # Losses that are sums over rows.
 SUMS = {"sum", "none"}
 # These also have the rate 0, since their batches have other rows.
@@ -55,6 +62,11 @@ PLAIN = {
     ),
     *("alike", "any", "def", "Keras's", "metrics", "AUTO", "by one", False),
     *("mse", "SGD", "arrays"),
+}
+# Actions that call `fit` on data of another kind.
+OF_OTHER_KINDS = {
+    *("fit arrays", "fit a dataset", "fit a dataset without length"),
+    *("fit a PyDataset", "fit a generator"),
 }
 # Features of custom loops only, and of tests of conservation only.
 OF_LOOPS = ("args", "mean", "apply", "loop", "shared as", "built")
@@ -150,6 +162,21 @@ def fits(program):
     )
 
 
+def replicas_of(program):
+    workers, devices = PLACES[program["where"]]
+    return 1 if program["where"] == "elsewhere" else workers * devices
+
+
+def may_lack_rows(program):
+    """Return whether some replica may have no rows of a batch."""
+    others, batch = replicas_of(program) - 1, program["batch"]
+    rest = (batch * program["batches"] + program["rest"]) % batch
+    return others > 0 and (
+        program["shared as"] == "its own"
+        or any(n <= others * -(-n // (others + 1)) for n in (batch, rest) if n)
+    )
+
+
 def is_mean(program):
     """Return whether the loss of an epoch is a mean over its rows."""
     return (
@@ -188,7 +215,7 @@ RULES = [
         **dict.fromkeys(*[("callbacks", "interrupt", "actions")], PLAIN),
         **dict.fromkeys(*[("emptied", "policy", "vocabulary")], PLAIN),
         **dict.fromkeys(*[("fetched", "branches")], PLAIN),
-        wrapper={"none", "SparseLoCo"},
+        wrapper={"none", *COMPARED},
         where=but("mirrored", "elsewhere"),
     ),
     only(
@@ -197,7 +224,8 @@ RULES = [
         **dict.fromkeys(
             *[("steps", "validation", "callbacks", "interrupt")], PLAIN
         ),
-        **dict.fromkeys(*[("metrics", "custom", "family", "made")], PLAIN),
+        **dict.fromkeys(*[("metrics", "custom", "family")], PLAIN),
+        made={"inside", "optimizer outside"},
         eagerly={False},
         distributed={False},
         **dict.fromkeys(
@@ -256,6 +284,17 @@ RULES = [
         "only whole shares have a static shape",
     ),
     only("loop", {"eager"}, "devices take turns", where=but("2x2")),
+    never(
+        lambda p: (
+            p["script"] == "loop"
+            and may_lack_rows(p)
+            and has_layer(
+                *(p, "Conv"),
+                *(("LSTM", "GlobalMax") if p["loop"] == "eager" else ()),
+            )
+        ),
+        "these layers do not accept a batch without rows",
+    ),
     only(
         *("apply", {"in two calls", "two losses"}, "two steps"),
         accumulate={1},
@@ -328,7 +367,7 @@ RULES = [
         looked_at={"not"},
         family={"layers"},
         callbacks=but(*SAVED_RATES, "EarlyStopping"),
-        actions={"count", "evaluate", "fit"},
+        actions={"count", "evaluate", "fit", *OF_OTHER_KINDS},
     ),
     never(
         lambda p: (
@@ -351,7 +390,7 @@ RULES = [
         interrupt={"none"},
         where=but("mirrored"),
         optimizer=but(*ADAPTED, "DGC", "DGC to the end"),
-        wrapper=but("SparseLoCo", "SparseLoCo of 4"),
+        wrapper=but("SparseLoCo", *LOCAL),
     ),
     only("fetched", but("by one"), "a PyDataset's", source={"PyDataset"}),
     only(
@@ -432,6 +471,18 @@ RULES = [
     never(
         lambda p: OF_ITS_OWN & set(p["actions"][:-1]),
         "it ends the script",
+    ),
+    only(
+        *("actions", OF_OTHER_KINDS, "workers agree on a set's order"),
+        vocabulary={"none"},
+    ),
+    never(
+        lambda p: any(
+            {"freeze", "thaw"} & set(p["actions"][:place])
+            for place, action in enumerate(p["actions"])
+            if action in OF_OTHER_KINDS
+        ),
+        "Keras trains what it did, until it traces again",
     ),
     only(
         *("actions", {"orders", "count"}, "of datasets"),
@@ -537,7 +588,7 @@ RULES = [
         steps={"none", "fewer"},
         family={"layers"},
         actions=but("set rate", "train_on_batch"),
-        callbacks=but(*SAVED_RATES),
+        callbacks=but(*SAVED_RATES, "EarlyStopping"),
     ),
     only(
         *("shuffle", SHUFFLED, "an average, or an epoch's part, has an order"),
@@ -722,11 +773,7 @@ RULES = [
         weights={"none"},
     ),
     only(
-        *(
-            "custom",
-            {"guide", "result", "unlisted"},
-            "the step has its own metrics",
-        ),
+        *("custom", OWN_METRICS, "the step has its own metrics"),
         metrics=PLAIN,
         precision=but("mixed_float16", "float64"),
         validation={"none"},
@@ -823,9 +870,13 @@ RULES = [
         for name, value in (
             ("optimizer", "DGC to the end"),
             ("wrapper", "SparseLoCo to the end"),
+            ("wrapper", "SparseLoCo overlapping to the end"),
         )
     ),
-    only("wrapper", {"SparseLoCo to the end"}, "linear", optimizer={"SGD"}),
+    only(
+        *("wrapper", {f"{name} to the end" for name in COMPARED}, "linear"),
+        optimizer={"SGD"},
+    ),
     only(
         *("optimizer", {"DGC", "DGC dense", "DGC to the end"}, "refused"),
         wrapper={"none", "LossScale"},
@@ -890,7 +941,7 @@ RULES = [
     ),
     only(
         *("optimizer", {"ScheduleFreeAdamW"}, "eager, it differs in Keras"),
-        where=but("1"),
+        where=but("1", "elsewhere"),
     ),
     only(
         *("optimizer", {"ScheduleFreeAdamW"}, "strategies build it earlier"),
@@ -934,7 +985,7 @@ RULES = [
         average={"none"},
         accumulate={1},
     ),
-    only("wrapper", {"SparseLoCo of 4"}, "refused", average={"none"}),
+    only("wrapper", LOCAL, "refused", average={"none"}),
     # Actions.
     only(
         *("interrupt", but("none"), "other callbacks see other batches"),
@@ -977,13 +1028,30 @@ RULES = [
         pipeline=but("drop_remainder"),
         shuffle={"none"},  # Keras draws a batch first, and shuffles continue.
         input=but("tokens"),
-        layers=but("masked LSTM"),
+        layers=but("masked LSTM", "Centre", "Codebook"),
         validation={"none"},
-        wrapper=but("LossScale"),
         actions=but(
             *("predict", "predict one row", "predict others"),
             *("predict_on_batch", "train_on_batch", "test_on_batch"),
             *("count", "orders", "state", "saved"),
+            *("fit a PyDataset", "fit a generator"),
         ),
+    ),
+    never(
+        lambda p: (
+            p["where"] == "mirrored"
+            and p["wrapper"] == "LossScale"
+            and p["script"] == "Keras"
+        ),
+        "TensorFlow's strategy does not do that",
+    ),
+    never(
+        lambda p: (
+            p["where"] == "mirrored"
+            and p["built"] == "by the first step"
+            and p["loop"] != "eager"
+            and (p["optimizer"] not in OURS or p["wrapper"] == "LossScale")
+        ),
+        "there, only our optimizers can be built in a graph",
     ),
 ]
