@@ -210,6 +210,7 @@ def test_different_seeds_are_an_error_that_names_them(results):
         assert expected in messages["shuffle"]
         remedy = "shuffle on the same line on all workers"
         assert remedy in messages["branches"]
+        assert "`keras.utils.set_random_seed` before" in messages["shuffle"]
 
 
 @pytest.mark.long
