@@ -152,17 +152,24 @@ def steps_of(run):
     return int(tf.convert_to_tensor(run.optimizer.iterations))
 
 
-def trained(strategy, **kwargs):
-    run = dgc.Run(strategy, start(), sparsity=(0.75,), **kwargs)
+@pytest.fixture(scope="module", params=[True, False])
+def rule(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trained(mirrored, rule):
+    """Return a run of three steps."""
+    settings = {"sparsity": (0.75,), "rate_in_momentum": rule}
+    run = dgc.Run(mirrored, start(), **settings)
     for step in range(3):
         run.step(gradients_of(step))
     return run
 
 
-@pytest.mark.parametrize("rule", [True, False])
-def test_store_of_the_other_rule_is_rejected(mirrored, rule):
+def test_store_of_the_other_rule_is_rejected(mirrored, trained, rule):
     store = {}
-    trained(mirrored, rate_in_momentum=rule).optimizer.save_own_variables(store)
+    trained.optimizer.save_own_variables(store)
     own = dgc.Run(mirrored, start(), rate_in_momentum=rule)
     own.optimizer.load_own_variables(store)
     assert steps_of(own) == 3
@@ -176,12 +183,12 @@ def test_store_of_the_other_rule_is_rejected(mirrored, rule):
     assert steps_of(other) == 0
 
 
-@pytest.mark.parametrize("rule", [True, False])
-def test_checkpoint_of_the_other_rule_is_rejected(mirrored, rule, tmp_path):
+def test_checkpoint_of_the_other_rule_is_rejected(
+    mirrored, trained, rule, tmp_path
+):
     """The error comes before anything is restored, even without a build."""
-    run = trained(mirrored, rate_in_momentum=rule)
     checkpoint = tf.train.Checkpoint(
-        weight=run.variables[0].value, optimizer=run.optimizer
+        weight=trained.variables[0].value, optimizer=trained.optimizer
     )
     path = checkpoint.write(tmp_path / "c")
     own = dgc.Run(mirrored, start(), rate_in_momentum=rule)
@@ -189,7 +196,7 @@ def test_checkpoint_of_the_other_rule_is_rejected(mirrored, rule, tmp_path):
         path
     ).assert_existing_objects_matched()
     for actual, expected in zip(
-        own.memory("momentum"), run.memory("momentum"), strict=True
+        own.memory("momentum"), trained.memory("momentum"), strict=True
     ):
         np.testing.assert_allclose(sum(actual), sum(expected), rtol=1e-6)
     other = dgc.Run(mirrored, start(), rate_in_momentum=not rule)
@@ -218,6 +225,7 @@ def model_of(rule):
             0.1, min_compress_size=1, sparsity=(0.5,), rate_in_momentum=rule
         ),
         "mse",
+        run_eagerly=True,
     )
     model.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
     return model
