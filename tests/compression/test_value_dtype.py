@@ -1,5 +1,7 @@
 """Values with fewer bytes, or few bits: rounding loses nothing."""
 
+import functools
+
 import dgc
 import keras
 import numpy as np
@@ -51,16 +53,19 @@ def test_not_finite_values_arrive_unchanged(dtype):
     np.testing.assert_array_equal(rounded(values, dtype), values)
 
 
+ZEROS = {"w": np.zeros(4, "float32")}
+
+
+@functools.cache
+def traced(strategy, dtype, **kwargs):
+    settings = {"sparsity": (0.5,), "value_dtype": dtype} | kwargs
+    return dgc.Run(strategy, ZEROS, 1.0, **settings)
+
+
 def single(mirrored, gradient, dtype, **kwargs):
     """Return a run after a step with a gradient on the first replica only."""
-    run = dgc.Run(
-        mirrored,
-        {"w": np.zeros(len(gradient))},
-        1.0,
-        sparsity=(0.5,),
-        value_dtype=dtype,
-        **kwargs,
-    )
+    run = traced(mirrored, dtype, **kwargs)
+    run.restart(ZEROS, 1.0)
     gradient = np.array(gradient, "float32")
     run.step([[gradient], [np.zeros_like(gradient)]])
     return run
@@ -155,7 +160,7 @@ def test_sums_over_replicas_are_in_float32(mirrored):
     assert run.weights()[0] == [-2049]  # Not a float16 number.
 
 
-@pytest.mark.parametrize("dtype", with_long(CODES, ["float16", *FEW]))
+@pytest.mark.parametrize("dtype", with_long(CODES, set(CODES) - {"bfloat16"}))
 def test_nothing_is_lost_next_to_variables_of_other_scales(mirrored, dtype):
     """Exchanges are dense or gathered, and complete at the end."""
     steps = dgc.balances_of_scales(mirrored, value_dtype=dtype, **dgc.STAGES)
