@@ -520,7 +520,7 @@ def step_alone(model):
 
     with strategy.scope():
         model.optimizer.build(variables)
-    tf.function(lambda: strategy.run(replica))()
+    strategy.run(replica)
 
 
 # A validation calls `evaluate`.
@@ -535,17 +535,6 @@ def test_evaluate_and_predict_synchronize(mirrored, read):
     getattr(model, read)(*arguments, verbose=0, callbacks=[look])
     assert list(look.seen.values()) == [[True]]
     assert model.optimizer.is_synchronized
-
-
-@pytest.mark.long  # An optimizer without an owner is found, too.
-def test_optimizer_of_a_train_step_synchronizes_too(mirrored):
-    model = make_model(mirrored)
-    step_alone(model)
-    model.own = model.optimizer
-    with mirrored.scope():
-        model.compile("sgd", "mse")
-    model.predict(X, verbose=0)
-    assert model.own.is_synchronized
 
 
 class Pair(keras.Model):
@@ -662,12 +651,10 @@ def test_local_weights_are_rejected_by_the_optimizer(mirrored, tmp_path):
         keras.saving.save_model(model, tmp_path / "a.keras")
 
 
+@pytest.mark.long  # test_fit.py tests modes; above are eager and traced rounds.
 @pytest.mark.parametrize(
     "kwargs",
-    with_long(
-        [{"run_eagerly": True}, {"steps_per_execution": 3}],
-        [{"run_eagerly": True}],
-    ),
+    [{"run_eagerly": True}, {"steps_per_execution": 3}],
     ids=lambda kwargs: next(iter(kwargs)),
 )
 def test_modes_of_fit_agree(mirrored, kwargs):
