@@ -41,7 +41,7 @@ LONG = ["lamb", "lans", "loco", "keras-adam", "rounds", "adam_offload"]
             pytest.param(name, "two", 4, 9, 1, marks=pytest.mark.long)
             for name in LONG
         ),
-        ("lamb", "one", 4, 5, 2),
+        pytest.param("lamb", "one", 4, 5, 2, marks=pytest.mark.long),
         *(
             pytest.param("dgc", "one", freq, step, 1, marks=pytest.mark.long)
             for freq, step in [(4, 14), ("epoch", 8), (6, 6)]
@@ -515,7 +515,7 @@ def test_weights_may_be_called_like_parts_of_an_optimizer(
 
 
 def test_second_fit_starts_at_its_first_epoch(tmp_path):
-    model = make_model(OPTIMIZERS["lamb"])
+    model = make_sgd()
     interrupt(model, tmp_path, 7)
     assert epochs_of(fit(model, tmp_path)) == [1, 2]
     assert epochs_of(fit(model, tmp_path, epochs=1)) == [0]
