@@ -130,13 +130,6 @@ def test_two_replicas_equal_one(case, mirrored, kwargs):
     assert_two_replicas_equal_one(mirrored, lambda: case.make(**kwargs))
 
 
-@pytest.mark.long  # Replicas that skip an overflow are a short test.
-def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
-    assert_two_replicas_equal_one(
-        mirrored, lambda: keras.optimizers.LossScaleOptimizer(case.make())
-    )
-
-
 @pytest.fixture
 def before_any_patch():
     """Undo what earlier tests replaced in `LossScaleOptimizer`."""
