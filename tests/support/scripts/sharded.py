@@ -128,7 +128,7 @@ def trained(strategy, name, wrap):
         # Under `mixed_float16`, Keras wraps it in a `LossScaleOptimizer`.
         model.compile(wrap(MAKE[name]()), "mse")
     # The last batch has a different size on each worker.
-    model.fit(X[:15], Y[:15], batch_size=8, epochs=10, verbose=0)
+    model.fit(X[:15], Y[:15], batch_size=8, epochs=5, verbose=0)
     return model
 
 
