@@ -7,6 +7,7 @@ import sys
 
 import cases
 import pytest
+from real_workers import quick_python
 
 from tf_optimizers._compat import patches
 from tf_optimizers._compat.patches import PATCHES
@@ -58,6 +59,7 @@ def test_one_replica_does_without_them(which):
     """Delete all or each of them: only features that need a name may raise."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, which, *sorted({*NAMES} - NEEDED)],
+        env=quick_python(),
         capture_output=True,
         text=True,
         timeout=200,

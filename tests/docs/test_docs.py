@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import tables
+from real_workers import quick_python
 
 import tf_optimizers as tfo
 from tf_optimizers import callbacks, schedules
@@ -50,6 +51,7 @@ def test_readme_code_runs_and_learns(code):
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
+        env=quick_python(),
         check=True,
         timeout=300,
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import yaml
+from real_workers import quick_python
 from test_pages import PAGES as OPTIMIZERS
 
 import tf_optimizers as tfo
@@ -135,6 +136,7 @@ def test_code_of_the_pages_runs(tmp_path):
     subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
+        env=quick_python(),
         check=True,
         timeout=300,
     )

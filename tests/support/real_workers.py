@@ -114,6 +114,11 @@ def results(*args, **kwargs):
     return outcome.results
 
 
+def quick_python():
+    """Return an environment in which Keras is imported in half of the time."""
+    return os.environ | {"PYTHONPATH": python_path(PACKAGE, SUPPORT)}
+
+
 def report(result):
     """Write a worker's result for the test."""
     place = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
