@@ -64,7 +64,8 @@ def expected(mirrored, devices, which):
 
 
 def test_transport_never_changes_the_mathematics(transports, which, expected):
-    ways = ["weights", "loco", "rounds"] + ["eager"] * (which == "all")
+    ways = ["weights", "rounds"]
+    ways += ["eager", "loco"] if which == "all" else []
     for kind, results in transports.items():
         for result in results:
             for way in ways:
@@ -111,7 +112,7 @@ def test_many_entries_are_sent_densely(transports, devices, expected):
 
 def test_workers_agree_to_the_bit(transports):
     for kind, (first, *others) in transports.items():
-        for way in ("weights", "loco", "rounds", "half"):
+        for way in {"weights", "loco", "rounds", "half"} & set(first):
             assert [other[way] for other in others] == [first[way]], kind
 
 

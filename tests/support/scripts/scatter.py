@@ -56,18 +56,18 @@ def few(strategy):
     """Return results with float32 values."""
     return {
         "few steps": transport.balance(strategy, STEPS),
-        "loco": transport.balance(
-            strategy, 2 * STEPS, **transport.PLAIN, sync_every=2
-        ),
         "bytes": transport.count_bytes(strategy),
         "drain": drain(strategy),
         "not finite": transport.not_finite(strategy),
     }
 
 
-def rounded(strategy):
-    """Return results with values of other dtypes."""
+def others(strategy):
+    """Return results with values of other dtypes, and with local steps."""
     return {
+        "loco": transport.balance(
+            strategy, 2 * STEPS, **transport.PLAIN, sync_every=2
+        ),
         "many steps": transport.balance(
             strategy, value_dtype="float16", momentum_masking=False
         ),
@@ -94,7 +94,7 @@ def main():
     Compressor.exchange_kind = "sharded"
     found |= few(strategy) | {"scales": scales(strategy, dtypes)}
     if is_all:
-        found |= rounded(strategy)
+        found |= others(strategy)
     report(found)
 
 

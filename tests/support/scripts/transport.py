@@ -103,7 +103,6 @@ def train_all(strategy, drawn=None, which="all"):
         "weights": train(strategy, drawn=drawn),
         # So many entries that they are sent as a dense tensor.
         "most": train(strategy, 20, drawn, **most),
-        "loco": train(strategy, 40, drawn, **ADAM),
         "rounds": train(strategy, 40, drawn, **ADAM, sync_every=4),
         "half": {
             dtype: train(strategy, 20, drawn, value_dtype=dtype)
@@ -112,6 +111,7 @@ def train_all(strategy, drawn=None, which="all"):
     }
     if which == "all":
         found["eager"] = train(strategy, 6, drawn, eager=True)
+        found["loco"] = train(strategy, 40, drawn, **ADAM)
     return found
 
 
@@ -306,7 +306,6 @@ def observe(kind, which):
             for dtype in NOT_FINITE[which]
         },
         "new_threads": count_threads() - threads,
-        "collectives": count_collectives(strategy),
     }
     if kind == "sparse":
         # TensorFlow's own strategy packs tensors of one dtype only.
@@ -314,6 +313,7 @@ def observe(kind, which):
         result["logs"] = reduce_scalars(strategy)
         result["statistics"] = average_statistics(strategy)
         result["bytes"] = count_bytes(strategy)
+        result["collectives"] = result["bytes"]["collectives"]
         inner = around(keras.optimizers.SGD)
         result["bytes outside of rounds"] = count_bytes(
             strategy, make=inner, sync_every=4
@@ -321,12 +321,14 @@ def observe(kind, which):
         result["bytes of most"] = count_bytes(strategy, sparsity=MOST)
         result["bytes of few bits"] = {
             dtype: count_bytes(strategy, value_dtype=dtype)
-            for dtype in ("int4", "int2")
+            for dtype in DTYPES[which]
+            if dtype.startswith("int")
         }
         if which == "all" and len(strategy.extended.worker_devices) == 1:
             result["hosted"] = train(strategy, 10, **HOSTED)
             result["unhosted"] = train(strategy, 10, **ADAM)
     else:
+        result["collectives"] = count_collectives(strategy)
         result["collectives of most"] = count_collectives(
             strategy, sparsity=MOST
         )
