@@ -12,12 +12,6 @@ pytestmark = pytest.mark.slow
 
 # Listed here, since a seed gives another program after a change of the grammar.
 HANDFUL = {
-    "compression": {
-        "where": "2",
-        "layers": ["Dense"],
-        "optimizer": "DGC",
-        "actions": ["save, load"],
-    },
     "loop": {
         "where": "2",
         "script": "loop",
