@@ -180,15 +180,10 @@ except Interruption:
 
 
 def test_signal_after_an_error_in_fit_ends_the_process(tmp_path):
-    folder = os.path.dirname(__file__)
     run = subprocess.run(
         [sys.executable, "-c", AFTER_AN_ERROR, str(tmp_path)],
-        env=os.environ
-        | {
-            "PYTHONPATH": real_workers.python_path(
-                real_workers.PACKAGE, real_workers.SUPPORT, folder
-            )
-        },
+        cwd=os.path.dirname(__file__),
+        env=real_workers.quick_python(),
         timeout=300,
     )
     assert run.returncode == -signal.SIGTERM

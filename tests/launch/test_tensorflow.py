@@ -4,6 +4,7 @@ import time
 
 import pytest
 from launcher import INDEX, LONG, lines_of
+from real_workers import quick_python
 
 from tf_optimizers.launch import group
 
@@ -140,8 +141,9 @@ finally:
 """
 
 
-def test_workers_and_their_children_end_on_request(launch, write):
+def test_workers_and_their_children_end_on_request(launch, write, environment):
     """TensorFlow's server handles SIGTERM, and forks inherit the handler."""
+    environment.setenv("PYTHONPATH", quick_python()["PYTHONPATH"])
     began = time.monotonic()
     run = launch(
         *("--workers", "2", "--grace-period", "100", write(INDEX, ASKED))
