@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import with_long
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
@@ -81,7 +82,7 @@ def test_there_is_no_residual_once_all_is_sent(mirrored, dtype, masking, rule):
         np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("masking", with_long([True, False], [True]))
 def test_sent_and_unsent_entries_sum_to_the_accumulated(mirrored, masking):
     zeros = dgc.zeros(SHAPES)
     # Two stages up and one down; each is traced.

@@ -119,13 +119,13 @@ def test_metric_variable_that_is_no_sum_is_named(ours):
         model = custom_steps.dense(2)
         metrics = [
             *(keras.metrics.AUC(), keras.metrics.MeanIoU(2)),
-            *(keras.metrics.R2Score(), "accuracy", "mae"),
+            keras.metrics.R2Score(),
         ]
         model.compile("sgd", "mse", metrics=metrics)
         model.test_on_batch(
             custom_steps.X, abs(custom_steps.Y) > 1
         )  # There is no warning.
-        model.compile("sgd", "mse", metrics=[Keeps(), *metrics[-2:]])
+        model.compile("sgd", "mse", metrics=[Keeps(), "mae"])
     with pytest.warns(UserWarning, match="must be a sum over rows") as warned:
         model.test_on_batch(custom_steps.X, custom_steps.Y)
     (message,) = {str(each.message) for each in warned}
@@ -372,7 +372,7 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", cases.with_long(DTYPES, DTYPES[1:-2]))
+@pytest.mark.parametrize("dtype", cases.with_long(DTYPES, DTYPES[1:-1]))
 def test_values_of_any_dtype_are_joined(ours, dtype):
     """One replica has two rows, the other one."""
     numbers = tf.constant([[0, 1], [2, 3], [100, 0]])
