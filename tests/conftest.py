@@ -12,16 +12,19 @@ pytest.register_assert_rewrite("contract", "dgc")
 # First, files of half a minute or more: those whose workers need two processors
 # alternate with those that mostly wait. Then other slow files.
 LONGEST = [
-    *("test_resume", "test_guide", "test_worker_errors", "test_strategy"),
-    *("test_tensorflow", "test_programs", "test_preemption", "test_ending"),
-    *("test_gradient_compression", "test_images"),
-    *("test_transport", "test_output", "test_environment", "test_faults"),
-    *("test_local_steps", "test_dgc_momentum", "test_replicas"),
-    *("test_backup", "test_additions", "test_notebooks", "test_contract"),
-    *("test_offload_placement", "test_sparse_loco", "test_look_ahead"),
-    *("test_sharded_state", "test_custom_steps", "test_sharded_exchange"),
-    *("test_rate_in_momentum", "test_exclusions", "test_dgc_contract"),
-    "test_docs",
+    *("test_resume", "test_guide", "test_worker_errors", "test_transport"),
+    *("test_tensorflow", "test_look_ahead", "test_preemption", "test_ending"),
+    *("test_programs", "test_sharded_state", "test_gradient_compression"),
+    *("test_sharded_exchange", "test_images", "test_strategy", "test_output"),
+    *("test_local_steps", "test_environment", "test_faults"),
+    *("test_contract", "test_dgc_momentum", "test_custom_steps", "test_backup"),
+    *("test_sparse_loco", "test_offload_placement", "test_replicas"),
+    *("test_own_optimizers", "test_demo", "test_notebooks", "test_additions"),
+    *("test_rate_in_momentum", "test_dgc_contract", "test_archive"),
+    # These have few tests, but are not fast.
+    *("test_overlap", "test_named_steps", "test_uneven_batches"),
+    *("test_common_state", "test_loops", "test_architecture", "test_pages"),
+    *("test_public_pages", "test_patches", "test_exclusions", "test_docs"),
 ]
 
 
