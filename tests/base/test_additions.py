@@ -34,7 +34,7 @@ def assert_replicas_agree(found):
 
 
 IN_ONE = [n + kind for n in additions.OURS for kind in ("", additions.DENSE)]
-REPRESENTATIVE = ["lamb", "dgc", "loco of 4 steps"]
+REPRESENTATIVE = ["lamb", "dgc"]
 
 
 @pytest.mark.parametrize(

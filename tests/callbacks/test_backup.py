@@ -77,6 +77,7 @@ def test_resumed_training_equals_an_uninterrupted_one(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long  # test_local_steps.py ends a restored round before a trace.
 def test_round_that_no_step_has_been_traced_of_is_resumed(tmp_path, strategies):
     """The backup follows an epoch's last batch, and a synchronization.
 

@@ -211,6 +211,7 @@ def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
     assert waiting[early + EVERY - 1 :] == [0.0] * (13 - early - EVERY)
 
 
+@pytest.mark.long  # Traced steps of different layers are tested below.
 def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
     """It has its own rounds, as if two losses took turns."""
     names = list(SHAPES)

@@ -29,8 +29,8 @@ INNER = {
     and name not in WRAPPERS + ABSOLUTE
 } | {"tfo.Lamb": tfo.Lamb, "tfo.LANS": tfo.LANS}
 HOSTED = {"tfo.AdamOffload": tfo.AdamOffload}
-# One has slots of other shapes than the variable's, one is ours.
-KINDS = ("Adafactor", "Muon", "tfo.LANS")
+# One with slots of other shapes than the variable's, and one of ours.
+KINDS = ("Adafactor", "tfo.LANS")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:SparseLoCo saves traffic:UserWarning"

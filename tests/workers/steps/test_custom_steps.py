@@ -25,7 +25,7 @@ TOLERANCE = 2e-6
 LONG = [
     *("guide, steps", "guide, accumulated", "loss", "rows", "sum", "function"),
     *("synchronized, no reduction", "numbers", "metrics, eager"),
-    *("no reduction", "no reduction, eager", "several optimizers"),
+    *("metrics", "no reduction", "no reduction, eager", "several optimizers"),
     *("guide, floats", "guide, eager", "compute_loss", "function within"),
     *("guide, ours", "average of TensorFlow", "distillation", "total", "VAE"),
 ]
