@@ -31,9 +31,12 @@ HALF = ["half", "half eager", "half dgc", "half offload"]
 OFFLOADED = ["adam_offload", "accumulated offload", "half offload"]
 # Other tests of workers cover custom loops, compression and rounds.
 REPRESENTATIVE = ["uneven adam"]
+# `tox -e oldest` tries these, too.
+USUAL = ["sgd", "loco", "custom_loop"]
 # The workers, the devices of each, and the scenarios.
 GROUPS = [
     pytest.param((2, 1, REPRESENTATIVE), id="2 workers"),
+    pytest.param((2, 1, USUAL), id="2 workers, usual", marks=pytest.mark.long),
     pytest.param(
         (1, 1, ["half", "compiled", "dgc"]),
         id="1 worker",
@@ -43,7 +46,11 @@ GROUPS = [
         (
             2,
             1,
-            [name for name in training.SCENARIOS if name not in REPRESENTATIVE],
+            [
+                name
+                for name in training.SCENARIOS
+                if name not in REPRESENTATIVE + USUAL
+            ],
         ),
         id="2 workers, the rest",
         marks=pytest.mark.long,
