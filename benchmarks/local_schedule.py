@@ -59,6 +59,7 @@ class Candidate(NamedTuple):
     shape: str = "flat"  # "early" or "late": the quarter that sends more.
     residual_decay: float = 1.0
     fewer: int = BUDGET
+    ahead: float = 0.0  # Multiplies e_i; see `Simulation.train`.
 
     @property
     def name(self) -> str:
@@ -68,6 +69,8 @@ class Candidate(NamedTuple):
             parts.append(self.shape)
         if self.residual_decay < 1:
             parts.append(f"decay {self.residual_decay:g}")
+        if self.ahead:
+            parts.append(f"ahead {self.ahead:g}")
         return ", ".join(parts)
 
     def arguments(self, steps: int) -> dict[str, Any]:
@@ -76,6 +79,8 @@ class Candidate(NamedTuple):
         own = {name: getattr(self, name) for name in names}
         if self.residual_decay < 1:
             own["residual_decay"] = self.residual_decay
+        if self.ahead:
+            own["ahead"] = self.ahead
         low, high = 0.0, 1.0
         while high - low > 1e-4:
             share = (low + high) / 2
@@ -151,6 +156,11 @@ def candidates() -> list[Candidate]:
 
 
 OUTER_RATE = 1.4  # What the search has found.
+# Rounds in which workers begin with their unsent movement, with two seeds.
+AHEAD = (
+    *(Candidate(every, ahead=1.0) for every in ROUNDS),
+    Candidate(8, OUTER_RATE, ahead=1.0),
+)
 # More bytes, fewer bytes and int2, with one seed.
 COMPARED = (
     Candidate(30, OUTER_RATE, fewer=500),
@@ -281,6 +291,7 @@ def compare(bench: Bench, name: str, seeds: int) -> None:
         own = stages_of_dgc(STEPS, every)
         tried[f"every {every} steps, stages of DGC"] = own, 1
     if name == SEARCHED:
+        tried |= {each.name: (each.arguments(STEPS), 2) for each in AHEAD}
         tried |= {each.name: (each.arguments(STEPS), 1) for each in COMPARED}
         for rate in (1.0, OUTER_RATE):
             own = {"sync_every": 30, "sparsity": (0.0,)}

@@ -56,7 +56,9 @@ class Simulation:
             weights: Initial weights.
             batches: The batches of all steps.
             rate: Peak of the learning rate, as in `WarmupThenDecay`.
-            **settings: Arguments of `tfo.SparseLoCo`.
+            **settings: Arguments of `tfo.SparseLoCo`. Also `ahead`: in a round,
+                worker i begins from w - ahead e_i instead of w, but takes the
+                first gradient at w. Defaults to `0.0`.
         """
         every = settings.get("sync_every", 1)
         exchange = Exchange(self.workers, settings)
@@ -65,18 +67,20 @@ class Simulation:
         start = [np.array(weight) for weight in weights]
         zeros = [tf.zeros([self.workers, *weight.shape]) for weight in weights]
         state = zeros, zeros
+        begun = [np.stack([weight] * self.workers) for weight in start]
         for first in range(0, len(batches), every):
             x, y = map(
                 np.stack, zip(*batches[first : first + every], strict=True)
             )
             own, *state = self._local_steps(
                 [tf.stack([weight] * self.workers) for weight in start],
+                list(map(tf.constant, begun)),
                 *state,
                 tf.constant(first, tf.int64),
                 tf.constant(rates[first : first + every]),
                 *(tf.constant(x), tf.constant(y)),
             )
-            start = exchange(start, own, first + every - 1)
+            start, begun = exchange(start, begun, own, first + every - 1)
         self.model.set_weights(start)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -96,6 +100,7 @@ class Simulation:
 
     def _take_local_steps(
         self,
+        common: Tensors,
         weights: Tensors,
         means: Tensors,
         squares: Tensors,
@@ -107,6 +112,8 @@ class Simulation:
         """Take the steps of a round; tensors have an axis of workers first.
 
         Args:
+            common: The common weights, for each worker. The first gradients
+                are taken at them.
             weights: Weights of all workers.
             means: AdamW's means of gradients.
             squares: AdamW's means of squared gradients.
@@ -119,7 +126,11 @@ class Simulation:
         def step(
             i: tf.Tensor, weights: Tensors, means: Tensors, squares: Tensors
         ) -> tuple:
-            gradients = self._gradients(weights, x[i], y[i])
+            seen = [
+                tf.where(i == 0, one, other)
+                for one, other in zip(common, weights, strict=True)
+            ]
+            gradients = self._gradients(seen, x[i], y[i])
             t = tf.cast(first + tf.cast(i, tf.int64) + 1, tf.float32)
             rate = rates[i]
             alpha = rate * tf.sqrt(1 - BETA_2**t) / (1 - BETA_1**t)
@@ -184,18 +195,24 @@ class Exchange:
         self._code = CODES[settings.get("value_dtype", "float32")]
         self._rate = settings.get("outer_learning_rate", 1.0)
         self._decay = settings.get("residual_decay", 1.0)
+        self._ahead = np.float32(settings.get("ahead", 0.0))
         self._workers = workers
         # Rounding takes many small operations.
         self._round = tf.function(self._rounded, autograph=False)
         self._residuals: list[np.ndarray] = []
 
     def __call__(
-        self, start: list[np.ndarray], own: Tensors, step: int
-    ) -> list[np.ndarray]:
-        """Return the common weights after a round.
+        self,
+        start: list[np.ndarray],
+        begun: list[np.ndarray],
+        own: Tensors,
+        step: int,
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the common weights after a round, and those of all workers.
 
         Args:
             start: The common weights before it.
+            begun: The weights of all workers before their local steps.
             own: The weights of all workers after their local steps.
             step: The step that exchanges.
         """
@@ -204,7 +221,7 @@ class Exchange:
             ((before - after.numpy()) / self._workers).reshape(
                 self._workers, -1
             )
-            for before, after in zip(start, own, strict=True)
+            for before, after in zip(begun, own, strict=True)
         ]
         if not self._residuals:
             self._residuals = [np.zeros_like(each) for each in moved]
@@ -218,9 +235,13 @@ class Exchange:
             totals = [residual.sum(0) for residual in self._residuals]
             for residual in self._residuals:
                 residual[:] = 0
-        return [
+        common = [
             before - np.float32(self._rate) * total.reshape(before.shape)
             for before, total in zip(start, totals, strict=True)
+        ]
+        return common, [
+            weight - self._ahead * residual.reshape(-1, *weight.shape)
+            for weight, residual in zip(common, self._residuals, strict=True)
         ]
 
     def _send(self, sparsity: float) -> list[np.ndarray]:

@@ -79,6 +79,19 @@ def test_simulation_takes_the_steps_of_the_package(mirrored):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+def test_workers_may_begin_a_round_ahead():
+    """With all of their unsent movement, their mean is not held back."""
+    settings = {"sparsity": (0.5,), "ahead": 2.0}
+    exchange = local_simulation.Exchange(2, settings)
+    common, begun = [np.zeros(4, "float32")], [np.zeros((2, 4), "float32")]
+    for step in range(3):
+        own = begun[0] + np.random.default_rng(step).normal(size=(2, 4))
+        own = tf.constant(own, tf.float32)
+        common, begun = exchange(common, begun, [own], step)
+        np.testing.assert_allclose(begun[0].mean(0), own.numpy().mean(0), 1e-5)
+        assert np.abs(begun[0] - common[0]).max() > 0.1
+
+
 @pytest.mark.parametrize("shape", ["flat", "early", "late"])
 @pytest.mark.parametrize("every", local_schedule.ROUNDS)
 def test_candidates_send_as_many_bytes_as_they_say(every, shape):
