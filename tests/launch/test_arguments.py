@@ -25,6 +25,7 @@ COUNT = "must be an integer of at least 1. Received: {}."
 SECONDS = "must be a finite number of seconds >= 0. Received: {}."
 HOST = "must be an address of this machine. Received: {}"
 FILE = "the script must be a file. Received: {}"
+MODULE = "the module must be one that `python -m` can run from this folder. "
 NOTHING = "a script or `-m module` must follow the options. Received: {}."
 START = "`--workers` or `--cluster` must be given. Received: neither."
 BAD = {
@@ -60,6 +61,12 @@ BAD = {
     "--workers 2 --host a..b good.py": HOST.format("a..b"),
     "--workers 2 missing.py": FILE.format("missing.py, which does not exist"),
     "--workers 2 package": FILE.format("package, which is a folder"),
+    "--workers 2 -m missing": MODULE + "Received: -m missing.",
+    "--workers 2 -m package.missing": MODULE + "Received: -m package.missing.",
+    "--workers 2 -m package": MODULE + "Received: -m package.",
+    "--workers 2 -m good.py": MODULE + "Received: -m good.py.",
+    "--workers 2 -m .good": MODULE + "Received: -m .good.",
+    "--workers 2 -m good..x": MODULE + "Received: -m good..x.",
     "--workers 2 --work 3 good.py": "unrecognized arguments: --work 3",
     "--workers 2 --max-restarts -1 good.py": COUNT.replace("1.", "0.").format(
         -1
@@ -86,12 +93,13 @@ def test_bad_input_is_rejected_before_anything_starts(launch, write, line):
     assert not Path(good).with_name("started").exists()
 
 
-def test_module_is_run_as_python_runs_it(launch, write):
+def test_package_and_module_that_can_run_are_not_rejected(launch, write):
+    write("raise ImportError('Only where it runs.')", name="bad/__init__.py")
+    write("", name="bad/__main__.py")
     write("print('main')", name="good/__main__.py")
+    assert b"ImportError" in launch("--workers", "1", "-m", "bad").stderr
     run = launch("--workers", "1", "-m", "good")
     assert lines_of(run.stdout, 0) == [b"main"]
-    run = launch("--workers", "1", "-m", "missing")
-    assert b"No module named missing" in run.stderr and run.returncode == 1
 
 
 def test_cluster_that_exists_is_not_overridden(launch, write, environment):
