@@ -296,8 +296,16 @@ def test_apply_outside_of_a_replica_is_rejected(case, mirrored):
     with mirrored.scope():
         variables = cases.make_variables()
         optimizer = case.make()
-        with pytest.raises(RuntimeError, match="`strategy.run`"):
+        with pytest.raises(RuntimeError, match="under `strategy.scope"):
             optimizer.apply(cases.make_gradients(0), variables)
+    before = [variable.numpy() for variable in variables]
+    for _ in ("not built", "built"):
+        with pytest.raises(RuntimeError, match="outside of `strategy.run`"):
+            optimizer.apply(cases.make_gradients(0), variables)
+        with mirrored.scope():
+            optimizer.build(variables)
+    for value, variable in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
 
 
 @pytest.mark.long
