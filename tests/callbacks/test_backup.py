@@ -442,7 +442,7 @@ def test_backup_of_an_old_version_is_rejected(tmp_path):
     text = json.dumps(content)
     digest = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps({"sha256": digest, "content": text}))
-    with pytest.raises(RuntimeError, match=r"is of tf_optimizers 0\.1, "):
+    with pytest.raises(RuntimeError, match=r"format of tf_optimizers 0\.1, "):
         fit(model, tmp_path, name="mine")
     assert path.exists()
 

@@ -185,8 +185,8 @@ def agree_on_overflow() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # `apply` builds the optimizer, which may call this function, and then looks
-    # this method up.
+    # Keras looks `_tf_apply` up after it has built the optimizer, so this is in
+    # time even if `build` calls it.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 

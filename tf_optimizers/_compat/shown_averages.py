@@ -19,10 +19,10 @@ def averages_of(optimizer: Any) -> list[Any]:
 
 
 def show_averages(optimizer: Any, inner: Any) -> None:
-    """Let `SwapEMAWeights` find an optimizer's averages on the one it wraps.
+    """Let `SwapEMAWeights` find an optimizer's averages.
 
-    The callback reads the averages of an `inner_optimizer`, if there is one, as
-    in a `LossScaleOptimizer`.
+    The callback reads them from the `inner_optimizer`, if there is one, as in a
+    `LossScaleOptimizer`. So `inner` shows the averages of `optimizer`.
     """
     # Not `setattr`: Keras tracks assigned attributes.
     object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))

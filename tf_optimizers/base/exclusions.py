@@ -97,7 +97,8 @@ class Exclusions:
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
             {variable_key(optimizer, v): _description(v) for v in variables},
         )
-        # In `strategy.run`, the first replica builds before the next one calls.
+        # In `strategy.run`, each replica calls this, and the first one also
+        # builds the optimizer before the next call.
         if optimizer.built and found != self:
             raise RuntimeError(
                 "`exclude_from_weight_decay()` must be called before the "
@@ -251,7 +252,8 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Return paths without the model's name, if all begin with it."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # If only the name of a variable follows, the first name is a layer's.
+    # In `dense/kernel`, the first name is a layer's: at least two names follow
+    # a model's.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 

@@ -172,7 +172,7 @@ def read_positions(
 
 
 class _BitPerElement(NamedTuple):
-    """A tensor that is encoded with a bit per element."""
+    """A tensor that is encoded with one bit per element."""
 
     members: tuple[int]
     size: int

@@ -107,11 +107,12 @@ def choose_exchange(
 ) -> GatheredExchange | ShardedExchange:
     """Return the cheaper exchange for the entries of some variables.
 
-    `GatheredExchange` sends each replica's K entries to all others, so its cost
-    grows with N. `ShardedExchange` sends each of the others K / N entries, and
-    then K / N sums, so its cost does not. But it takes two messages instead of
-    one, and leaves smaller sums for later, so it must save half of the bytes.
-    With M = 32,768 bytes for a message, it is chosen if
+    With `GatheredExchange`, a replica sends its K entries to each of N - 1
+    replicas, so the cost grows with N. With `ShardedExchange`, it sends K / N
+    entries to each, and then K / N sums, so the cost does not grow. But this
+    takes two messages instead of one, and small sums stay in the residual, so
+    it must halve the bytes. With M = 32,768 bytes for a message, shards are
+    chosen if
 
         (all entries) + M > 2 (entries for one replica + its sums + 2 M)
 

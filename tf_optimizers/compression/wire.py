@@ -98,7 +98,7 @@ class Wire(NamedTuple):
         return flat if self.devices == 1 else flat[-count:]
 
     def entry_bits(self, size: int, count: int) -> int:
-        """Return the bits that a replica sends of `count` selected entries."""
+        """Return the bits that a replica sends for `count` selected entries."""
         count = self._portion(count)
         if self.is_packed:
             return packed_bits(size, count, self.value_dtype)

@@ -173,7 +173,7 @@ class Direction:
 
 
 class End(asyncio.Protocol):
-    """One end of a connection; the other end sends the bytes it receives."""
+    """One end of a connection; bytes that it receives go to the other end."""
 
     other: "End"
     transport: Any = None  # None until connected.

@@ -28,7 +28,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.steps = keras.Variable(1.0, trainable=False)
 
     def set(self, peak: float, steps: int) -> None:
-        """Choose the highest rate and the number of steps of a run."""
+        """Set the highest rate and the number of steps of a run."""
         self.peak.assign(peak)
         self.steps.assign(steps)
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Worker
 
-# A function of an attempt's number, the stack that will end its workers, and
-# whether they stand by.
+# Starts the workers of an attempt, given its number, the stack that ends the
+# workers, and whether they stand by.
 Start = Callable[[int, ExitStack, bool], list[Worker]]
 
 

@@ -167,10 +167,10 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise ValueError(
-                "Layers must leave their weights to the optimizer if replicas "
-                "take local steps. Received: `"
+                "Layers must not assign their weights if replicas take local "
+                "steps. Received: `"
                 f"{type(layer).__name__}` '{layer.name}', which divides its "
-                "kernel in every step by a norm of the replica. "
+                "kernel by a norm that differs between replicas. "
                 "Pass `sync_every=1` to `SparseLoCo`, or leave the layer out."
             )
 

@@ -161,7 +161,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers agree; let all of them shuffle by one seed."""
+        """Raise unless workers agree; let all of them shuffle with one seed."""
         if self.extended.workers == 1:
             return
         statement = {

@@ -156,7 +156,7 @@ class WorkerReplicas(ReplicaGroup):
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return the statements of all workers; call it outside of replicas."""
+        """Return all workers' statements; call it outside of `strategy.run`."""
         return gather_statements(
             self._strategy, subject, statement, hint or START_THE_SAME
         )

@@ -99,7 +99,8 @@ class Folder:
         content = json.loads(text)
         if "name" not in content:
             raise DamagedError(
-                f"{path.name} is of tf_optimizers 0.1, which has another format"
+                f"{path.name} has the format of tf_optimizers 0.1, which this "
+                "version cannot read"
             )
         return content
 

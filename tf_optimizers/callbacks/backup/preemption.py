@@ -70,7 +70,7 @@ class Preemption:
         """Catch SIGTERM from now on, and look for requests of other workers."""
         global _running
         if _running is not None:
-            _running.end()  # Its `fit` ended with an exception.
+            _running.end()  # An exception ended the previous `fit`.
         _running = self
         is_main = threading.current_thread() is threading.main_thread()
         is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -83,7 +83,7 @@ class State:
         ]
 
     def accept_infinite(self) -> None:
-        """Accept inf wherever it is now, as in a mask or a running minimum."""
+        """Accept inf in variables that hold it now, such as a mask."""
         self._may_be_infinite = {
             i
             for i, variable in enumerate(self.sections["lasting"])

@@ -35,7 +35,7 @@ from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 
-PACE = 8  # Steps until the remaining seconds are shown.
+PACE = 8  # The remaining seconds are shown every 8 steps.
 
 
 def main(task_path: str) -> None:

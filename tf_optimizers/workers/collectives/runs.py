@@ -1,14 +1,14 @@
 """Tracks runs of steps, and calls functions in the background.
 
 A step that fails on one worker may leave it between two collectives, or with
-some weights already updated. Other workers wait, or have continued. They must
-not exchange values with the next step of that worker, so every run records its
-start and its end.
+some weights already updated. The other workers wait for it or have gone on,
+and must not exchange values with its next step. So every run records its start
+and its end.
 
 Workers exchange some notes while a step runs. Inside a `tf.function`,
-TensorFlow does that by itself, as no other operation waits for the result. In
-eager mode, a background thread does it. The next call waits for the thread, so
-that all workers make their calls in the same order.
+TensorFlow runs that exchange in parallel, as no other operation needs the
+result. In eager mode, a background thread makes the call. The next call waits
+for the thread, so that all workers make their calls in the same order.
 """
 
 import multiprocessing.pool

@@ -88,8 +88,8 @@ class AheadDataset(DistributedDatasetsFromFunction):
         raise ValueError(
             "`class_weight` and `map` need data that are not distributed yet. "
             "Received: a distributed dataset. Pass the `tf.data.Dataset` "
-            "itself to `fit`, which distributes it; or weights as the third "
-            "part of each batch."
+            "itself to `fit`, which distributes it; or yield batches with "
+            "weights as the third part."
         )
 
     def _iterate(self, datasets: Any) -> AheadIterator:

@@ -233,7 +233,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class LackingSpec(CountedSpec):
-    """The type of a `Counted` of fixed size whose parts may be padding."""
+    """The type of a `Counted` of fixed size; some parts may be padding."""
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:

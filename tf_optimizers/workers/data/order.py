@@ -128,7 +128,7 @@ def generators_of_host() -> list[int]:
 
 
 def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
-    """Shuffle by the first worker's seed, unless the user has set one."""
+    """Shuffle with the first worker's seed, unless the user has set one."""
     _shuffle_seed.set(proposals[0][0])
     align_generators([digests for _, *digests in proposals])
 

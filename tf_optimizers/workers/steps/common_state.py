@@ -208,8 +208,8 @@ class CommonState:
                 for v in new
             )
             warnings.warn(
-                "Variables that steps assign must be floating-point to become "
-                f"their mean over replicas. Received: {shown}, with different "
+                "Variables that steps assign must be floating-point, so that "
+                f"replicas can average them. Received: {shown}, with different "
                 "values on different replicas, so each worker saves its own. "
                 "Make it float32; or assign a value that is the same on all "
                 "replicas, such as `tf.distribute.get_replica_context()."

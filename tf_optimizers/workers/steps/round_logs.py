@@ -81,7 +81,7 @@ class Reduction:
         self._strategy, self._model, self._round = strategy, model, current
 
     def by(self, reduce_op: Any) -> Callable[[Any], Any]:
-        """Return a function that reduces one vector of each replica."""
+        """Return a function that reduces one vector per replica."""
         reduce = functools.partial(
             self._strategy.extended.reduce_in_parallel, reduce_op
         )

@@ -119,8 +119,8 @@ class Loop:
         """Return the replica's rows of a batch, and the rows of all replicas.
 
         Args:
-            rows: The number of the batch's rows on the replica. The first batch
-                with this number is used.
+            rows: The number of rows on the replica. It identifies the batch: if
+                several match, the first one.
 
         Returns:
             A pair of int32 scalars, or None if they are not known here.
