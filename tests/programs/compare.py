@@ -160,7 +160,7 @@ def rule_of(text):
 
 
 def is_in_house_form(error):
-    """Return whether our code raised an error, and it states a rule."""
+    """Return whether our code raised an error that states a rule."""
     stated = HOUSE.search(error["text"]) is not None
     if error["class"] == "InvalidArgumentError":
         in_graph = IN_GRAPH.search(error["text"]) is not None

@@ -229,7 +229,7 @@ def test_unknown_numbers_of_batches_end_together(long_results):
     """Workers without rows wait for the others."""
     first, second = (result["counts"] for result in long_results)
     assert [first["epochs"], second["epochs"]] == [
-        [[*range(6), 4, 4]] * 2,  # The first row of the last batch stands in.
+        [[*range(6), 4, 4]] * 2,  # Padding repeats row 4.
         [[*range(10)]] * 2,
     ]
     assert first["evaluate"] == second["evaluate"] > 0

@@ -87,10 +87,10 @@ def train_function(strategy):
 
 
 def own_lengths(strategy):
-    """Return the rows of batches: on this worker, and on all.
+    """Return each batch's rows: on this worker's replicas, and in total.
 
-    Each worker has its own data, which are drawn eagerly and in a function.
-    The data end at different steps, which no worker knows in advance.
+    Each worker has its own data, drawn once eagerly and once in a function.
+    They end at different steps, and no worker knows its own in advance.
     """
 
     def make(context):

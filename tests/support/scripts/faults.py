@@ -169,7 +169,7 @@ def draw_on(strategy):
 
 
 def train(case):
-    """Train, with the fault of a case."""
+    """Train with the fault that a case names."""
     wrong = case if IS_WRONG else None
     strategy = tfo.SparseMultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(

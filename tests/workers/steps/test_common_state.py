@@ -66,7 +66,7 @@ def test_state_of_rows_is_that_of_one_process_after_an_epoch(ours, kind):
 
 
 def test_statistics_are_common_when_read(ours, tmp_path):
-    """This includes custom steps; a file has the state of predictions."""
+    """Custom steps count too, and files have the values of `predict`."""
     with ours.scope():
         model = state.compiled(
             keras.layers.BatchNormalization(), keras.layers.Dense(2)
