@@ -109,7 +109,7 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
 # Largest number of elements in a block. The sums of a block stay in the cache,
 # and a block is enough work for all threads.
 _BLOCK = 1 << 20
-# XLA adds _ROWS vectors of _LANES elements by vector instructions, in an
+# XLA adds _ROWS vectors of _LANES elements with vector instructions, in an
 # unrolled loop.
 _LANES = 16
 _ROWS = 8

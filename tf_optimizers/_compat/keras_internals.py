@@ -226,7 +226,7 @@ def add_replica_variable(
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
     """Let the `fit` that is starting begin at an epoch."""
     # Keras reads this after `on_train_begin`, for its own `BackupAndRestore`.
-    # It is too late to pass the argument `initial_epoch`.
+    # `fit` has already been called, so `initial_epoch` can no longer be passed.
     model._initial_epoch = epoch
 
 

@@ -39,7 +39,7 @@ class Place(NamedTuple):
     given: str = ""
 
     def addresses(self, workers: int, port: int) -> list[str]:
-        """Return host:port of all workers, `workers` for every launcher."""
+        """Return host:port of all workers; each launcher starts `workers`."""
         found: list[str] = []
         before: dict[str, int] = {}
         for each in self.hosts:

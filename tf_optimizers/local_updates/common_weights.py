@@ -80,7 +80,7 @@ class EnoughRounds(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Warn if the run is too short, if its length is known."""
+        """Warn if the run is known to be too short."""
         batches = self.params.get("steps")
         if batches is None or self._is_checked:
             return

@@ -133,8 +133,8 @@ def check_averaged(sync_every: int, use_ema: bool) -> None:
     if sync_every > 1 and use_ema:
         raise ValueError(
             "`use_ema` needs the same weights on all replicas in every step. "
-            f"Received: use_ema=True, sync_every={sync_every}. Leave it out, "
-            "or pass `sync_every=1`."
+            f"Received: use_ema=True, sync_every={sync_every}. Leave "
+            "`use_ema` out, or pass `sync_every=1`."
         )
 
 

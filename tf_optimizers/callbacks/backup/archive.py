@@ -202,8 +202,8 @@ class Archive:
         except OSError as error:
             warnings.warn(
                 "Backups must be deletable when a run ends. Received: "
-                f"{error}. Delete those in {str(self._folder.path)!r} before "
-                "you start it again.",
+                f"{error}. Delete the backups in {str(self._folder.path)!r} "
+                "before you start the run again.",
                 stacklevel=3,
             )
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from tf_optimizers.replicas import as_bytes
 
-# Errors of `fsync` that mean lost data. Other errors mean that a network file
-# system has no `fsync`, often for folders.
+# Errors of `fsync` that mean lost data. Other errors mean that the file system,
+# such as one on a network, does not support it, or not for folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 # The suffix of an array's name if its rows of zeros were left out.
 _ROWS_SUFFIX = ".rows"

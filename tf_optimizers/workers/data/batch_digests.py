@@ -30,9 +30,9 @@ _PATIENCE = 64
 class Comparison(enum.IntEnum):
     """What must be the same in the batches that workers draw."""
 
-    NOT = 0  # Nothing: each worker has its own data.
+    NOT = 0  # Nothing, since each worker has its own data.
     SOME = 1  # The rows: random augmentation may differ.
-    ALL = 2  # Everything.
+    ALL = 2  # All components of a batch.
 
 
 class Verdict(enum.IntEnum):

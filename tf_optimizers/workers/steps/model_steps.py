@@ -134,7 +134,7 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # By output number: a metric, and the place among its results.
+        # By output number: a metric, and the index among its results.
         self._found: dict[int, tuple[Any, int]] = {}
         # By output number: the name and shape of a float array.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}

@@ -73,7 +73,7 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Scale TensorFlow's mean over a global batch as in one process."""
+    """Return TensorFlow's average, scaled so that steps equal one process."""
     share = replica.share
     if share is None:
         if global_batch_size is None and _is_replica_of_ours():
@@ -163,7 +163,7 @@ def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
 def _moments(
     original: Callable, layer: Any, inputs: tf.Tensor, *args: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return a batch's mean and variance, or the moving ones without rows."""
+    """Return a batch's mean and variance; if it is empty, the moving ones."""
     if not _is_replica_of_ours():
         return original(layer, inputs, *args)
     has_rows = tf.size(inputs) > 0
