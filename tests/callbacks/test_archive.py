@@ -260,7 +260,7 @@ def test_folder_that_cannot_be_synced_takes_backups(
 
 
 def test_worker_that_cannot_write_raises_before_training(tmp_path, monkeypatch):
-    """This includes workers other than the first, which writes most."""
+    """The rule holds for every worker, not only for the first."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")
     monkeypatch.setattr(ReplicaGroup, "worker", 1)
     monkeypatch.setattr(

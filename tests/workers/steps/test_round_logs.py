@@ -33,7 +33,7 @@ def test_reduced_logs_live_as_long_as_the_function_that_reduces_them(ours):
     gc.collect()
     assert len(round_logs._kept[model]) == 1
     assert logs(1.0, ends=True) == 2.0
-    # The last sum, until an optimizer that the step does not use is noticed.
+    # Without a round that ends, it repeats the last sum until that is too old.
     assert [logs(2.0) for _ in range(4)] == [2.0, 2.0, 2.0, 4.0]
     new_epoch = round_logs.NewEpoch()
     new_epoch.set_model(model)
