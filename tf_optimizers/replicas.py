@@ -143,7 +143,7 @@ class ReplicaGroup:
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return the statements of all workers; call it outside of replicas.
+        """Return all workers' statements; call it outside of `strategy.run`.
 
         All workers must make the same calls in the same order.
 

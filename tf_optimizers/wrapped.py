@@ -215,7 +215,7 @@ class LocalRound(NamedTuple):
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
-    """Return the optimizers' current round; call it outside of replicas.
+    """Return the optimizers' current round, outside of `strategy.run`.
 
     If they have different rounds, the first to end ends this one.
 

@@ -92,8 +92,8 @@ def check_under(
 ) -> None:
     """Raise if an inner optimizer cannot run under a strategy.
 
-    Called again after `build`: a callable of `MultiOptimizer` has then chosen
-    its optimizers.
+    It is called again after `build`, when a callable passed to `MultiOptimizer`
+    has chosen the optimizers.
     """
     count = 0
     if variables:

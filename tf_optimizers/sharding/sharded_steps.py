@@ -32,7 +32,7 @@ _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum of a gradient over replicas, for a piece that this one owns."""
+    """The sum of a gradient over replicas, for a piece that is owned here."""
 
     piece: Piece
     group: int  # The index of the gradient.
@@ -225,7 +225,7 @@ class ShardedSteps:
                     master.assign(new)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
-        """Set variables to their averages, outside of replicas.
+        """Set variables to their averages, outside of `strategy.run`.
 
         Keras passes the variables that are trainable now, even if the optimizer
         does not know them. A step that was traced earlier still updates

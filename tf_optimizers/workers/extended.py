@@ -284,7 +284,7 @@ class SparseExtended(VariablesExtended):
         )
 
     def notes_later(self, shape: tuple[int, ...]) -> GatherLater:
-        """Return the gather of notes of a shape, always the same object."""
+        """Return the gather for notes of a shape, the same object each time."""
         if shape not in self._notes:
             self._notes[shape] = self.gather_later("notes", shape, tf.int32)
         return self._notes[shape]

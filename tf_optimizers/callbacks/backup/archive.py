@@ -174,7 +174,7 @@ class Archive:
             set_global_seed(own[0])
 
     def delete(self) -> bool:
-        """Delete all backups, unless a variable is not finite.
+        """Delete all backups if all variables are finite.
 
         Returns whether they were deleted. When all workers have called this,
         none of them needs the backups any more.

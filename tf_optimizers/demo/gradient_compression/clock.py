@@ -58,7 +58,7 @@ def _round_trips(row: Row, measured: Link) -> float:
 
 
 def clock(row: Row, link: Link | None = None) -> np.ndarray:
-    """Return the seconds until each mark; with `link`, from the model."""
+    """Return the seconds until each mark: measured, or modelled for `link`."""
     if link is None:
         return np.cumsum(row["seconds"])
     trips = row["round_trips"] * link.round_trip

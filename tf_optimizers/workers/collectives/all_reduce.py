@@ -1,4 +1,4 @@
-"""Reduces and gathers values of replicas; one message has all sparse ones.
+"""Reduces and gathers values of replicas; sparse ones share one message.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows

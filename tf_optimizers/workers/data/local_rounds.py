@@ -55,7 +55,7 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
 
 
 def round_of_fit() -> LocalRound | None:
-    """Return the round of the next step of `fit`; call it outside of replicas.
+    """Return the round of the next step of `fit`, outside of `strategy.run`.
 
     Returns:
         None outside of `fit`, and if every step may exchange.

@@ -63,7 +63,7 @@ class AheadIterator(DistributedIterator):
         replica = tf.distribute.get_replica_context()
         if tf.distribute.has_strategy() and replica is not None:
             raise ValueError(
-                "A batch must be drawn outside of replicas. Received: "
+                "A batch must be drawn outside of `strategy.run`. Received: "
                 "`next(iterator)` in a function that `strategy.run` calls. "
                 "Pass the batch to `strategy.run`."
             )

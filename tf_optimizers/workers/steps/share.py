@@ -207,7 +207,7 @@ def trace_with_rows(
     """Trace a function for parts with one more row, without running it.
 
     Args:
-        function: Called with the batch, outside of replicas.
+        function: Called with the batch, outside of `strategy.run`.
         batch: The parts of all replicas of this worker.
         rows: The number of rows of every part.
     """
