@@ -43,14 +43,23 @@ class Travel:
         group = replicas_of()
         rank = group.rank % len(group.devices)
 
-        def begin(choice: Choice) -> None:
+        def begin(choice: Choice) -> tf.Tensor:
             with tf.control_dependencies([self._call.wait(rank)]):
                 effects = effects_of(lambda: self._begin_next_round(choice))
             with tf.control_dependencies(effects):
-                self._call.start(rank, self._optimizer.iterations)
+                return tf.constant(True)
+
+        def send() -> None:
+            self._call.start(rank, self._optimizer.iterations)
 
         for choice, is_due in due:
-            tf.cond(is_due, functools.partial(begin, choice), lambda: None)
+            begun = tf.cond(
+                *(is_due, functools.partial(begin, choice)),
+                lambda: tf.constant(False),
+            )
+            # The replicas of a process share the queue of calls. A branch that
+            # also had collectives would wait for that of another replica.
+            tf.cond(begun, send, lambda: None)
 
     def _begin_next_round(self, choice: Choice) -> None:
         """Add the changes of weights to residuals; let the next round begin."""

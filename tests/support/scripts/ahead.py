@@ -296,6 +296,32 @@ def local_rounds(strategy):
     return found
 
 
+def overlapping_loop(strategy):
+    """Return the digest of weights after a loop whose entries travel."""
+    with strategy.scope():
+        model = training.make_model()
+        optimizer = tfo.SparseLoCo(
+            *(keras.optimizers.SGD(0.1), 2),
+            sparsity=(0.9,),
+            min_compress_size=1,
+            overlap=True,
+        )
+        optimizer.build(model.trainable_weights)
+    weights = model.trainable_weights
+
+    def step():
+        context = tf.distribute.get_replica_context()
+        share = 1.0 + tf.cast(context.replica_id_in_sync_group, "float32")
+        optimizer.apply([share * tf.ones(w.shape) for w in weights], weights)
+
+    train = tf.function(lambda: strategy.run(step))
+    for _ in range(5):
+        train()
+    optimizer.synchronize()
+    values = b"".join(w.tobytes() for w in model.get_weights())
+    return hashlib.sha256(values).hexdigest()
+
+
 TRAININGS = {"several steps": several_steps, "endless": endless}
 OTHERS = {
     "train function": train_function,
@@ -306,6 +332,7 @@ OTHERS = {
     "asks for the spec": asks_for_the_spec,
     "dropped": dropped,
     "local rounds": local_rounds,
+    "overlapping loop": overlapping_loop,
 }
 
 

@@ -194,6 +194,13 @@ def test_rounds_give_the_results_of_exchanging_steps(workers):
 
 
 @pytest.mark.slow
+def test_entries_travel_in_a_custom_loop(workers):
+    """With two devices a worker, the second step waited forever."""
+    (first, second), _ = workers
+    assert first["overlapping loop"] == second["overlapping loop"]
+
+
+@pytest.mark.slow
 def test_logs_between_rounds_are_the_last_that_workers_share(workers):
     results, _ = workers
     for result in results:
