@@ -68,6 +68,11 @@ OF_OTHER_KINDS = {
     *("fit arrays", "fit a dataset", "fit a dataset without length"),
     *("fit a PyDataset", "fit a generator"),
 }
+# Data of unknown length.
+UNKNOWN = {
+    *("filter", "flat_map", "unbatch", "interleave"),
+    "fit a dataset without length",
+}
 # Features of custom loops only, and of tests of conservation only.
 OF_LOOPS = ("args", "mean", "apply", "loop", "shared as", "built")
 OF_COMPRESSION = ("wire", "exchange")
@@ -284,6 +289,10 @@ RULES = [
         "only whole shares have a static shape",
     ),
     only("loop", {"eager"}, "devices take turns", where=but("2x2")),
+    never(
+        lambda p: p["emptied"] != "none" and has_layer(p, "Conv"),
+        "their gradients are random without rows, in one process too",
+    ),
     never(
         lambda p: (
             p["script"] == "loop"
@@ -1044,6 +1053,16 @@ RULES = [
             and p["script"] == "Keras"
         ),
         "TensorFlow's strategy does not do that",
+    ),
+    never(
+        lambda p: (
+            p["where"] == "mirrored"
+            and UNKNOWN & {*p["pipeline"], *p["actions"]}
+            and p["optimizer"] not in OURS
+            and (p["optimizer"] != "SGD" or p["rate"] == "schedule")
+            and p["wrapper"] in ("none", "LossScale")
+        ),
+        "there, Keras's optimizers step once more at the end of the data",
     ),
     never(
         lambda p: (
