@@ -118,8 +118,7 @@ COMPRESSING = {
     ),
 }
 ALL = OPTIMIZERS | COMPRESSING
-# For short tests: state on the host, and residuals.
-FEW = ("tfo.AdamOffload", "SparseLoCo")
+FEW = ("tfo.AdamOffload",)  # For short tests.
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 6, (16, 2))
@@ -188,7 +187,7 @@ def adapted():
     return {
         "dtypes": sorted({weight.dtype for weight in model.weights}),
         "loss": losses.history["loss"],
-        "predictions": model.predict(x, verbose=0).tolist(),
+        "weights": [weight.tolist() for weight in model.get_weights()],
     }
 
 

@@ -82,7 +82,8 @@ def make_or_restore_model(folder):
     return compiled_model()
 
 
-def run_training(epochs):
+def run_training(epochs, **kwargs):
+    """Return a model, whose training continues from a checkpoint if any."""
     strategy = Strategy()
     folder = FOLDER / f"worker-{worker_of(strategy)}"
     folder.mkdir(exist_ok=True)
@@ -92,20 +93,17 @@ def run_training(epochs):
     start = int(model.optimizer.iterations.numpy())
     path = folder / f"after-{start}-{{epoch}}.keras"
     callback = keras.callbacks.ModelCheckpoint(path, save_freq="epoch")
-    history = model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
-    return {"start": start, "loss": history.history["loss"]}
+    kwargs |= {"callbacks": [callback], "verbose": 0}
+    history = model.fit(train, epochs=epochs, **kwargs)
+    return model, {"start": start, "loss": history.history["loss"]}
 
 
 def guide():
-    strategy = Strategy()
-    with strategy.scope():
-        model = compiled_model()
     train, validation, test = digits()
-    history = model.fit(train, epochs=2, validation_data=validation, verbose=0)
+    model, first = run_training(epochs=2, validation_data=validation)
     result = {
-        "loss": history.history["loss"],
         "evaluate": model.evaluate(test, verbose=0),
-        "runs": [run_training(epochs=2), run_training(epochs=1)],
+        "runs": [first, run_training(epochs=1)[1]],
     }
     # The first model continues under the first strategy.
     model.fit(train, verbose=0)
@@ -406,7 +404,7 @@ def order():
     numbers = tf.data.Dataset.range(3)
     epochs["flat_map"] = seen(model, numbers.flat_map(shuffled_file).batch(6))
     parallel = numbers.interleave(shuffled_file, 3, num_parallel_calls=2)
-    epochs["interleave"] = seen(model, parallel.batch(6), 2)
+    epochs["interleave"] = seen(model, parallel.batch(6))
     draw_alone(strategy)
     epochs["PyDataset"] = seen(model, Shuffled(), shuffle=True)
     batches = iter(np.split(np.concatenate([ROWS, ROWS[::-1]]), 16))
@@ -841,31 +839,31 @@ def trained_on_batches():
     }
 
 
-def passed_apart(worker):
-    """Return the errors of batches that differ between workers."""
+def passed_apart(worker, modes):
+    """Return the errors of batches that differ between workers, by mode."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     own = ROWS[worker : worker + 6]
-    messages = []
-    for run_eagerly in (False, True):
+    found = []
+    for run_eagerly in modes:
         model.compile("sgd", "mse", run_eagerly=run_eagerly)
         start = as_lists(model.get_weights())
-        messages += [
+        messages = [
             error_of_graph(lambda: model.train_on_batch(own, own)),
             error_of_graph(lambda: model.test_on_batch(own[:1], own[:1])),
             error_of_graph(lambda: model.predict_on_batch(own[:1])),
             error_of_graph(lambda: model.predict_on_batch(ROWS[worker:6])),
         ]
-        messages.append(as_lists(model.get_weights()) != start)
+        found.append([*messages, as_lists(model.get_weights()) != start])
         # Rows may be augmented: equal labels show that they are the same.
         model.train_on_batch(own, ROWS[:6])
         model.predict_on_batch(ROWS[:6])
-    return messages
+    return found
 
 
-def batches():
+def batches(modes=(False,)):
     strategy = Strategy()
     with strategy.scope():
-        apart = passed_apart(worker_of(strategy))
+        apart = passed_apart(worker_of(strategy), modes)
         return trained_on_batches() | {"apart": apart}
 
 
@@ -1002,6 +1000,7 @@ PARTS = {
     )
 } | {
     "every looked": lambda: looked(names=None),
+    "every batches": lambda: batches(modes=(False, True)),
     "every models": lambda: dtypes.models(dtypes.ALL),
     "every empty": lambda: dtypes.empty(dtypes.EMPTY),
     "every callbacks": lambda: keras_tools.callbacks(keras_tools.OPTIMIZERS),
