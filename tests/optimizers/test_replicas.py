@@ -130,6 +130,13 @@ def test_two_replicas_equal_one(case, mirrored, kwargs):
     assert_two_replicas_equal_one(mirrored, lambda: case.make(**kwargs))
 
 
+@pytest.mark.long  # Replicas that skip an overflow are a short test.
+def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
+    assert_two_replicas_equal_one(
+        mirrored, lambda: keras.optimizers.LossScaleOptimizer(case.make())
+    )
+
+
 @pytest.fixture
 def before_any_patch():
     """Undo what earlier tests replaced in `LossScaleOptimizer`."""
@@ -296,11 +303,11 @@ def test_apply_outside_of_a_replica_is_rejected(case, mirrored):
     with mirrored.scope():
         variables = cases.make_variables()
         optimizer = case.make()
-        with pytest.raises(RuntimeError, match="under `strategy.scope"):
+        with pytest.raises(RuntimeError, match="must run in `strategy.run`"):
             optimizer.apply(cases.make_gradients(0), variables)
     before = [variable.numpy() for variable in variables]
     for _ in ("not built", "built"):
-        with pytest.raises(RuntimeError, match="outside of `strategy.run`"):
+        with pytest.raises(RuntimeError, match="must run in `strategy.run`"):
             optimizer.apply(cases.make_gradients(0), variables)
         with mirrored.scope():
             optimizer.build(variables)

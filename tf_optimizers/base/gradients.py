@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient, backend_variable
+from tf_optimizers._compat import Gradient
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.kernels import (
     compiled,
@@ -94,26 +94,13 @@ def check_not_empty(gradients: Sequence[Any]) -> None:
         )
 
 
-def check_replica_context(variables: Sequence[Any]) -> None:
+def check_replica_context(replicas: int) -> None:
     """Raise if called outside of `strategy.run`, with several replicas."""
-    if tf.distribute.in_cross_replica_context():
-        place = "under `strategy.scope()`"
-    elif not tf.distribute.has_strategy() and any(map(_is_mirrored, variables)):
-        place = "outside of `strategy.run`, for variables of several replicas"
-    else:
-        return
-    raise RuntimeError(
-        "`apply` must be called in a replica context. Received a call "
-        f"{place}. Call it in a function that is passed to `strategy.run`."
-    )
-
-
-def _is_mirrored(variable: Any) -> bool:
-    value = backend_variable(variable)
-    return (
-        isinstance(value, tf.distribute.DistributedValues)
-        and value.distribute_strategy.num_replicas_in_sync > 1
-    )
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync < replicas:
+        raise RuntimeError(
+            "`apply` must run in `strategy.run`. Received a call outside of it."
+        )
 
 
 def check_gradients(

@@ -180,6 +180,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
+        check_replica_context(strategy_of(self).num_replicas_in_sync)
         # When a dataset of unknown length ends, no gradient is computed, and
         # nothing may change, not even `iterations`. So the update depends on
         # the last gradient.
@@ -189,8 +190,6 @@ class Optimizer(keras.optimizers.Optimizer):
             trainable_variables = built_variables(self)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        check_replica_context(trainable_variables or ())
-        if trainable_variables is not None:
             check_gradients(grads, trainable_variables)
             grads = self._cast(grads, trainable_variables)
             if not self.built:
