@@ -130,7 +130,7 @@ class ReplicaGroup:
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
         """Return a call that runs a function in a thread while steps run.
 
-        A step calls `start(local rank, integer)` of the result, and a later
+        A step calls `start(local rank, numbers)` of the result, and a later
         step `wait(local rank)`. All replicas must start the call. Only for
         groups with `exchanges_later`.
         """

@@ -411,7 +411,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             self._store(variables, weights)
             due = rounds.due(variables, rounds.count())
             if self._travel is not None:
-                self._travel.start(due)
+                self._travel.start(due, variables)
             else:
                 self._end_round(rounds, due, variables)
             return

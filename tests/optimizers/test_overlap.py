@@ -188,6 +188,26 @@ def test_entries_on_their_way_do_not_change_a_loaded_state(ours, tmp_path):
             )
 
 
+def test_constraint_holds_without_a_gradient_in_the_last_step(ours):
+    with ours.scope():
+        weights, other = keras.Variable([1.0, 1.0]), keras.Variable([1.0])
+        weights.constraint = keras.constraints.NonNeg()
+        optimizer = tfo.SparseLoCo(
+            keras.optimizers.SGD(1.0),
+            sync_every=2,
+            sparsity=(0.5,),
+            min_compress_size=2,
+            overlap=True,
+        )
+        optimizer.build([weights, other])
+    # A worker's gradient is twice its share.
+    for gradients in ([[0.25, 0.0], [0.5, 0.0]], [[0.25, 0.0], [0.0, 0.0]]):
+        dgc.apply_own(ours, optimizer, weights, tf.constant(gradients))
+        dgc.apply_own(ours, optimizer, other, tf.zeros([2, 1]))
+    # Without the constraint, the first replica would be at -0.25.
+    np.testing.assert_array_equal(copies(ours, weights), [[0, 1], [0.25, 1]])
+
+
 class Stop(keras.callbacks.Callback):
     """Raises an error, or ends the training, after some batches."""
 

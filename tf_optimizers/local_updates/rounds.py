@@ -70,7 +70,7 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
-        self._bases = [start for _, start in self._starts]
+        self._commons = self._bases = [start for _, start in self._starts]
         if overlaps:
             self._bases = [
                 optimizer.add_variable_from_reference(start, "base_weight")
@@ -78,13 +78,10 @@ class Rounds:
             ]
         # Which variables have moved in this round. This is not saved, so after
         # a restart, all count as moved.
-        self._moved, self._travelling = (
-            tf.Variable(
-                tf.zeros([len(self._starts)], tf.int64),
-                trainable=False,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-            for _ in range(2)
+        self._moved = tf.Variable(
+            tf.zeros([len(self._starts)], tf.int64),
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
         self._functions: dict[Hashable, Callable] = {}
 
@@ -112,8 +109,7 @@ class Rounds:
         """
 
         def keep() -> None:
-            starts = [start for _, start in self._starts]
-            kept = [*starts, *self._bases] if self._overlaps else starts
+            kept = self._commons + (self._bases if self._overlaps else [])
             for start, weight in zip(kept, itertools.cycle(weights)):
                 own_component(start).assign(weight)
 
@@ -174,16 +170,12 @@ class Rounds:
         moved.assign(tf.zeros_like(moved))
         return pseudo_gradients
 
-    def kept(
-        self, choice: Choice
-    ) -> tuple[list[tf.Variable], list[tf.Variable]]:
+    def kept(self, choice: Choice) -> list[list[tf.Variable]]:
         """Return common weights, and those from which local steps began."""
-        starts = [start for _, start in self._starts]
-        commons, bases = (
+        return [
             list(map(own_component, itertools.compress(each, choice)))
-            for each in (starts, self._bases)
-        )
-        return commons, bases
+            for each in (self._commons, self._bases)
+        ]
 
     def go_on(
         self,
@@ -198,8 +190,6 @@ class Rounds:
             with tf.device(common.device):
                 weight.assign(common - distance)
                 base.assign(weight)
-        travelling = own_component(self._travelling)
-        travelling.assign(tf.cast(choice, travelling.dtype))
 
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
         """Apply the constraints of chosen variables that were not stepped.
@@ -231,21 +221,9 @@ class Rounds:
                 self._starts, moved.numpy(), strict=True
             )
         )
-        self._call((sparse, choice), run, functools.partial(end, choice))
+        self.call((sparse, choice), run, functools.partial(end, choice))
 
-    def travel(
-        self,
-        run: Callable,
-        exchange: Callable[[Choice, tf.Tensor], None],
-        sparse: Hashable,
-        updates: tf.Tensor,
-    ) -> None:
-        """Call `exchange` on every replica, for the round that ended last."""
-        choice = tuple(components(self._travelling)[0].numpy() > 0)
-        function = functools.partial(exchange, choice)
-        self._call((sparse, choice, "travel"), run, function, updates)
-
-    def _call(
+    def call(
         self, key: Hashable, run: Callable, function: Callable, *args: tf.Tensor
     ) -> None:
         """Call a function on every replica, traced once for each key."""

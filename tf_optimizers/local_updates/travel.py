@@ -28,16 +28,22 @@ class Travel:
         self._optimizer, self._rounds = optimizer, rounds
         self._strategy = strategy_of(optimizer)
         self._call = replicas_of(self._strategy).later(self._exchange)
+        self._choices: list[Choice] = []
 
     def finish(self) -> None:
         """Wait until all entries have arrived; call it between steps."""
         self._call.wait_for_all()
 
-    def start(self, due: Sequence[tuple[Choice, tf.Tensor]]) -> None:
+    def start(
+        self,
+        due: Sequence[tuple[Choice, tf.Tensor]],
+        stepped: Sequence[tf.Variable],
+    ) -> None:
         """If a round is over, start to send its entries; called in a step.
 
         Args:
             due: Choices of variables, and whether each is due.
+            stepped: The variables of the step.
         """
         self._optimizer._compressor.allocate()
         group = replicas_of()
@@ -45,12 +51,18 @@ class Travel:
 
         def begin(choice: Choice) -> tf.Tensor:
             with tf.control_dependencies([self._call.wait(rank)]):
-                effects = effects_of(lambda: self._begin_next_round(choice))
+                effects = effects_of(
+                    lambda: self._begin_next_round(choice, stepped)
+                )
             with tf.control_dependencies(effects):
                 return tf.constant(True)
 
-        def send() -> None:
-            self._call.start(rank, self._optimizer.iterations)
+        def send(choice: Choice) -> None:
+            if choice not in self._choices:
+                self._choices.append(choice)
+            place = tf.constant(self._choices.index(choice), tf.int64)
+            updates = tf.cast(self._optimizer.iterations, tf.int64)
+            self._call.start(rank, tf.stack([updates, place]))
 
         for choice, is_due in due:
             begun = tf.cond(
@@ -59,9 +71,11 @@ class Travel:
             )
             # The replicas of a process share the queue of calls. A branch that
             # also had collectives would wait for that of another replica.
-            tf.cond(begun, send, lambda: None)
+            tf.cond(begun, functools.partial(send, choice), lambda: None)
 
-    def _begin_next_round(self, choice: Choice) -> None:
+    def _begin_next_round(
+        self, choice: Choice, stepped: Sequence[tf.Variable]
+    ) -> None:
         """Add the changes of weights to residuals; let the next round begin."""
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)
@@ -76,6 +90,7 @@ class Travel:
                 ahead[i] = compressor.wire.replicas * residual.read_value()
         rounds.go_on(weights, choice, ahead)
         optimizer._store(variables, weights)
+        rounds.constrain(stepped, choice)
 
     def _parts(
         self, variables: Sequence[tf.Variable]
@@ -87,18 +102,25 @@ class Travel:
         others = [i for i in range(len(indices)) if i not in chosen]
         return indices, chosen, others
 
-    def _exchange(self, updates: tf.Tensor) -> None:
-        """Exchange the entries of the round that ended after `updates`."""
+    def _exchange(self, argument: tf.Tensor) -> None:
+        """Exchange a choice of entries of a round that is over.
+
+        Args:
+            argument: The number of updates before, and of the choice.
+        """
+        updates, place = tf.unstack(argument)
+        choice = self._choices[int(place)]
         # Our strategy's own `run` would record this as a step.
         run = functools.partial(tf.distribute.Strategy.run, self._strategy)
 
-        def exchange(choice: Choice, updates: tf.Tensor) -> None:
+        def exchange(updates: tf.Tensor) -> None:
             send = functools.partial(self._send, choice, updates)
             with replicas_of().on_later_channel():
                 self._optimizer._compressor.at_stage(updates, [], send)
 
+        key = self._optimizer._sparse, choice, "travel"
         with self._strategy.scope():
-            self._rounds.travel(run, exchange, self._optimizer._sparse, updates)
+            self._rounds.call(key, run, exchange, updates)
 
     def _send(
         self, choice: Choice, updates: tf.Tensor, sparsity: float | None, _: Any

@@ -191,16 +191,20 @@ class SparseExtended(VariablesExtended):
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
         # Not in the side channel: at its end, a step reduces its scalars there.
-        return summarize(self._gather(self._input_channel, notes), before)
+        return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
         """Stack the notes of all workers, each once per replica of the worker.
 
         They travel in the main channel, since the step waits for the result.
         """
-        return self._gather(self.channel, [note] * len(self.worker_devices))
+        return self.gather_copies(
+            self.channel, [note] * len(self.worker_devices)
+        )
 
-    def _gather(self, channel: Any, copies: Sequence[tf.Tensor]) -> tf.Tensor:
+    def gather_copies(
+        self, channel: Any, copies: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
         """Stack small tensors of all replicas; `copies` are this worker's."""
 
         def gather(rank: int) -> tf.Tensor:
@@ -269,29 +273,12 @@ class SparseExtended(VariablesExtended):
             threads[purpose] = Later(self, channel)
         return threads
 
-    def gather_later(
-        self, purpose: str, shape: Sequence[int], dtype: tf.DType
-    ) -> GatherLater:
-        """Return a gather of "logs" or "notes" while the next steps run."""
-        later = self.later[purpose]
-        return GatherLater(
-            later,
-            functools.partial(self._gather, later.channel),
-            shape,
-            dtype,
-            len(self.worker_devices),
-            self.replicas,
-        )
-
-    def notes_later(self, shape: tuple[int, ...]) -> GatherLater:
-        """Return the gather for notes of a shape, the same object each time."""
-        if shape not in self._notes:
-            self._notes[shape] = self.gather_later("notes", shape, tf.int32)
-        return self._notes[shape]
-
     @functools.cached_property
-    def _notes(self) -> dict[tuple[int, ...], GatherLater]:
-        return {}
+    def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
+        """Returns the gather of notes of a shape, always the same object."""
+        return functools.cache(
+            lambda shape: GatherLater(self, "notes", shape, tf.int32)
+        )
 
     @functools.cached_property
     def current(self) -> Current:

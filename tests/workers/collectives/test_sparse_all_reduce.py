@@ -263,7 +263,7 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
         )
     )
     ahead = tf.function(
-        lambda: extended._gather(extended._input_channel, [large] * 2)
+        lambda: extended.gather_copies(extended._input_channel, [large] * 2)
     )
     assert hints_in(parallel) == hints_in(ahead) == {"ring"}
 

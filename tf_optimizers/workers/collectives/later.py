@@ -40,7 +40,9 @@ class Later:
         self.channel = channel
         self._calls: list[weakref.ref[Call]] = []
         with tf.init_scope(), tf.device("CPU:0"):
-            self._started = _queue([tf.int64, tf.int64])
+            self._started = tf.queue.FIFOQueue(
+                _QUEUE_SIZE, [tf.int64, tf.int64]
+            )
         thread, started, calls = (
             BackgroundCall(owner),
             self._started,
@@ -64,7 +66,7 @@ class Call:
 
     Args:
         function: Called in the thread once all replicas have started it, with
-            the integer that one of them has passed.
+            the int64 tensor that one of them has passed.
         started: The queue of the thread.
         number: The number of this call in the thread.
         replicas: The number of replicas that start it.
@@ -79,7 +81,10 @@ class Call:
     ) -> None:
         self._function, self._started, self._number = function, started, number
         with tf.init_scope(), tf.device("CPU:0"):
-            self._ended = [_queue([tf.string]) for _ in range(replicas)]
+            self._ended = [
+                tf.queue.FIFOQueue(_QUEUE_SIZE, [tf.string])
+                for _ in range(replicas)
+            ]
             self._is_on = [
                 plain_variable(False, trainable=False) for _ in range(replicas)
             ]
@@ -155,36 +160,28 @@ class GatherLater:
     """Gathers a small tensor of each replica while the next steps run.
 
     Args:
-        later: The thread.
-        gather: Called with tensors of this process's replicas; stacks those of
-            all replicas.
+        extended: The `SparseExtended` of the strategy.
+        purpose: A key of `extended.later`.
         shape: The shape of a tensor.
         dtype: Its dtype.
-        local: The number of replicas in this process.
-        replicas: The number of all replicas.
     """
 
     def __init__(
-        self,
-        later: Later,
-        gather: Callable[[Sequence[tf.Tensor]], tf.Tensor],
-        shape: Sequence[int],
-        dtype: tf.DType,
-        local: int,
-        replicas: int,
+        self, extended: Any, purpose: str, shape: Sequence[int], dtype: tf.DType
     ) -> None:
+        later = extended.later[purpose]
         with tf.init_scope(), tf.device("CPU:0"):
             self._sent = [
                 plain_variable(tf.zeros(shape, dtype), trainable=False)
-                for _ in range(local)
+                for _ in extended.worker_devices
             ]
             self._arrived = plain_variable(
-                tf.zeros([replicas, *shape], dtype), trainable=False
+                tf.zeros([extended.replicas, *shape], dtype), trainable=False
             )
 
         def exchange() -> None:
             parts = [sent.read_value() for sent in self._sent]
-            self._arrived.assign(gather(parts))
+            self._arrived.assign(extended.gather_copies(later.channel, parts))
 
         run = tf.function(exchange, autograph=False)
         self._call = later.call(lambda _: run())

@@ -14,6 +14,7 @@ from tf_optimizers._compat.tensorflow_internals import (
     add_to_graphs,
     plain_variable,
 )
+from tf_optimizers.workers.collectives.later import GatherLater
 from tf_optimizers.wrapped import LocalRound, only_local_steppers
 
 _NEVER = tf.int32.max  # The number of steps before any has reduced values.
@@ -99,9 +100,9 @@ class Reduction:
         own = self._strategy.experimental_local_results(value)
         first, gather = own[0], cast(Any, None)
         if current.overlaps and first.dtype.is_floating:
-            gather = self._strategy.extended.gather_later(
-                "logs", [first.shape.num_elements() + 1], first.dtype
-            )
+            shape = [first.shape.num_elements() + 1]
+            extended = self._strategy.extended
+            gather = GatherLater(extended, "logs", shape, first.dtype)
         kept = _Kept(first, gather)
         add_to_graphs("reduced_logs", kept)
         _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
