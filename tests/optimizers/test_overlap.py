@@ -230,12 +230,13 @@ def test_interrupted_fit_goes_on_with_what_travels(ours):
         model = make_model(ours, batch_norm=True, overlap=True)
         if interrupts:
             with pytest.raises(InterruptedError):
-                model.fit(data, verbose=0, callbacks=[Stop(5, True)])
+                stop = [Stop(5, True)]
+                model.fit(data, shuffle=False, verbose=0, callbacks=stop)
         else:
             for x, y in data.take(5):
                 model.train_on_batch(x, y)
         assert not model.optimizer.is_synchronized
-        model.fit(data, verbose=0)
+        model.fit(data, shuffle=False, verbose=0)
         assert model.optimizer.is_synchronized
         weights.append(model.get_weights())
     np.testing.assert_equal(*weights)
