@@ -114,7 +114,7 @@ def run_without_launcher(folder, case):
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, PROGRAM, case],
-                    env=environment(addresses, place)
+                    env=environment(addresses, place, 2)
                     | real_workers.environment(folder),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
