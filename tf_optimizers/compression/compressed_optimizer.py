@@ -20,8 +20,8 @@ from tf_optimizers.compression.traffic import traffic_summary
 class CompressedOptimizer(Optimizer):
     """An optimizer whose replicas send the largest entries, and keep the rest.
 
-    A subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
-    every compressed variable, and `_dense_update` for every other one.
+    A subclass's `_update` calls `_send`. `_send` calls `_accumulate_residual`
+    for every compressed variable, and `_dense_update` for every other variable.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -60,7 +60,7 @@ class CompressedOptimizer(Optimizer):
         self._compressor = compressor
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the accumulators and the residuals of variables."""
+        """Create the gradient accumulators and the residuals of variables."""
         if self.built:
             return
         super().build(variables)
@@ -71,19 +71,22 @@ class CompressedOptimizer(Optimizer):
         self._add_state(variables)
 
     def _add_state(self, variables: Sequence[Any]) -> None:
-        """Create the state, and add variables to `_compressor`."""
+        """Create the optimizer's state, and add variables to `_compressor`."""
         raise NotImplementedError
 
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
-        """Add a worker's gradient of a variable to its residual."""
+        """Add this worker's gradient to the residual of the variable."""
         raise NotImplementedError
 
     def _dense_update(
         self, index: int, total: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return the update for the sum of all replicas' gradients."""
+        """Return the update of a variable whose gradients are sent whole.
+
+        `total` is the sum of the gradients of all replicas.
+        """
         raise NotImplementedError
 
     def _weights(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
@@ -98,7 +101,7 @@ class CompressedOptimizer(Optimizer):
         rate: tf.Tensor,
         received_rate: Any,
     ) -> None:
-        """Exchange gradients, and apply the sums over replicas.
+        """Exchange gradients, and update variables by the sums over replicas.
 
         Args:
             variables: The variables of the gradients.
@@ -131,11 +134,12 @@ class CompressedOptimizer(Optimizer):
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
     ) -> None:
-        """Subtract a received sum from a variable, or from its component.
+        """Subtract `learning_rate` times a received sum from a variable.
 
         Args:
             gradient: Dense, or `tf.IndexedSlices` of the flattened variable.
-            variable: A variable that the optimizer was built with.
+            variable: A variable that the optimizer was built with, or this
+                replica's component of such a variable.
             learning_rate: Scalar that multiplies the sum.
         """
         variable = backend_variable(variable)
@@ -148,11 +152,11 @@ class CompressedOptimizer(Optimizer):
         """Return the bytes that one replica sends in a step with an exchange.
 
         Each byte counts once, when the replica contributes it. A ring of N
-        devices then forwards entries N - 1 times. It sums dense tensors, and
-        forwards them 2 (N - 1) / N times.
+        devices then forwards entries N - 1 times. For a dense tensor, the ring
+        computes the sum, and forwards the bytes 2 (N - 1) / N times.
         For sparse gradients, `DGCMomentum` returns the bytes of its last step,
-        whatever `step` is; before the first step, those of dense gradients.
-        `SparseLoCo` makes sparse gradients dense.
+        whatever `step` is. Before the first step, it returns the bytes of dense
+        gradients. `SparseLoCo` makes sparse gradients dense.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.

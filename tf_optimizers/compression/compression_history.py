@@ -33,15 +33,15 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # The step that starts to send loaded residuals, if the cool-down is
-        # already over.
+        # The first step that sends loaded residuals, if these are loaded after
+        # the cool-down.
         self._late: int | None = None
 
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
-        """Find nonzero residuals of a loaded state, before the first step.
+        """Before the first step, find the nonzero residuals of a loaded state.
 
-        They must be sent even if the gradient of their variable has since
-        become sparse, or if the cool-down is over.
+        These residuals must be sent even if the gradients of their variables
+        have become sparse, or if the cool-down is over.
         """
         if self._is_begun:
             return
@@ -57,15 +57,16 @@ class CompressionHistory:
     def _nonzero(self, residuals: Mapping[int, Residual]) -> list[int]:
         """Return the indices of residuals that are not 0 on some replica.
 
-        Under TensorFlow's strategies, this process's replicas are enough:
-        loading divides a sum evenly among all replicas.
+        Under TensorFlow's strategies, only the replicas of this process are
+        checked. This is enough, because loading divides the sum of a residual
+        evenly among all replicas.
         """
         own = [i for i, each in residuals.items() if each.is_nonzero()]
         every = replicas_of(self._strategy).agree("the residuals to send", own)
         return sorted(set(itertools.chain(*every)))
 
     def stage(self, updates: Any) -> tf.Tensor:
-        """Return the index of the stage after some updates."""
+        """Return the index of the schedule's stage after `updates` updates."""
         step = tf.cast(updates, tf.int64)
         schedule = self._schedule
         stage = schedule.stage(step)
@@ -85,8 +86,8 @@ class CompressionHistory:
     ) -> list[Gradient]:
         """Make sparse gradients dense if their variable has been compressed.
 
-        The residual of such a variable differs between replicas, so updates of
-        single rows would differ as well.
+        The residual of such a variable differs between replicas. So updates of
+        single rows would also differ.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient
@@ -103,7 +104,8 @@ class CompressionHistory:
         Args:
             indices: Indices of the variables that a step compresses.
             paths: Paths of all variables.
-            is_all: Whether the step exchanges all variables, not only these.
+            is_all: Whether the step exchanges all variables, not only those in
+                `indices`.
         """
         if len(set(indices)) < len(indices):
             twice = max(indices, key=indices.count)

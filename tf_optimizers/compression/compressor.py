@@ -9,8 +9,8 @@ update of all ─── compressed? ── yes: as received; remove sent ──�
                       └───────── no: the optimizer computes it ───┘
                                      from the sum
 
-At sparsity 0 nothing is selected or rounded: all of v is sent as a dense
-tensor.
+Here v is the variable's residual. At sparsity 0, nothing is selected or
+rounded: all of v is sent as a dense tensor.
 """
 
 import functools
@@ -65,7 +65,7 @@ class Compressor:
             rows. If not, the optimizer makes them dense. Defaults to `True`.
     """
 
-    # "gathered" or "sharded" forces that kind; see `choose_exchange`.
+    # "gathered" or "sharded" forces that exchange; see `choose_exchange`.
     exchange_kind: str | None = None
 
     def __init__(
@@ -87,7 +87,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for a strategy's variables, which `add` takes later."""
+        """Prepare for a strategy; afterwards, call `add` for each variable."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
@@ -107,11 +107,12 @@ class Compressor:
         Args:
             optimizer: The optimizer of the variable.
             variable: The variable.
-            momentum: The variable's u, one per replica. Defaults to `None`.
-            masking: Whether u becomes 0 wherever v is sent. If not, a step that
-                sends all of v also sums u and gives every replica an N-th of
-                the sum, since u must be equal on all replicas once gradients
-                are dense again. Defaults to `True`.
+            momentum: The variable's momentum u, which differs between
+                replicas. Defaults to `None`.
+            masking: Whether u becomes 0 wherever entries of v are sent. If not,
+                a step that sends all of v also sums u, and gives every replica
+                an N-th of the sum: once gradients are dense again, u must be
+                equal on all replicas. Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -129,11 +130,11 @@ class Compressor:
 
     @property
     def residuals(self) -> list[keras.Variable]:
-        """The v of every variable that has one."""
+        """The residuals of all variables."""
         return [residual.variable for residual in self._residuals.values()]
 
     def own_residual(self, index: int) -> tf.Variable:
-        """Return this replica's v of the variable at an index."""
+        """Return this replica's residual of the variable at `index`."""
         return own_component(self._residuals[index].variable)
 
     @property
@@ -151,9 +152,9 @@ class Compressor:
         variables: Sequence[tf.Variable],
         sends_all: bool = False,
     ) -> list[Gradient]:
-        """Prepare for a step, and return its gradients.
+        """Prepare for a step; return its gradients, some of them made dense.
 
-        If `sends_all`, the step exchanges all variables, not only these.
+        If `sends_all`, the step exchanges all variables, not only `variables`.
 
         Raises:
             ValueError: If a variable would be sent twice, or missed by the
@@ -198,7 +199,7 @@ class Compressor:
         function: Callable,
         is_due: tf.Tensor | None = None,
     ) -> None:
-        """Call `function(sparsity, gradients)` at the stage of this step.
+        """Call `function(sparsity, gradients)` with the sparsity of this step.
 
         The function is traced once per stage of the schedule. It may exchange
         values and change variables. Call `prepare` first.
@@ -235,7 +236,8 @@ class Compressor:
                 all.
             compressed: Indices of the variables whose residuals are sent.
             others: Gradients that are sent whole.
-            rate: Scalar that residuals scale with: the learning rate, or 1.
+            rate: Scalar to which residuals are proportional: the learning rate,
+                or 1.
 
         Returns:
             The sums over all replicas, first of the compressed variables, then
@@ -267,8 +269,8 @@ class Compressor:
     ) -> list[Gradient]:
         """Send whole residuals, and set them to 0.
 
-        Nothing is selected or rounded. Without masking, momentums are summed as
-        well, and every replica keeps an N-th of the sum.
+        Nothing is selected or rounded. Momentums without masking are summed
+        too, and every replica keeps an N-th of each sum.
         """
         residuals = [self._residuals[i] for i in compressed]
         unmasked = [
@@ -319,7 +321,8 @@ class Compressor:
     def mean_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the mean gradients over this worker's part of the batch.
 
-        Keras has divided the loss by the number of all replicas.
+        Keras has divided the loss by the number of all replicas, so the sum is
+        multiplied by the number of workers.
         """
         workers = self.wire.replicas // self.wire.devices
         if workers == 1:

@@ -1,10 +1,11 @@
 """Sums selected entries by a gather, and chooses the cheaper exchange.
 
-Replicas gather entries, or sum them as a dense tensor. In a ring of N replicas,
-each passes on the entries of all others, N - 1 times S bytes. Summing a dense
-tensor of D bytes costs each replica 2 D (N - 1) / N, regardless of zeros. So
-entries are sent as a dense tensor if N S > 2 D. All replicas know the same N, S
-and D, so they make the same choice.
+Replicas gather entries, or sum them as a dense tensor. Each replica has S bytes
+of entries, or D bytes as a dense tensor. In a ring of N replicas, a gather
+costs each replica (N - 1) S bytes, because it passes on the entries of all
+others. A sum costs each replica 2 D (N - 1) / N bytes, even if most elements
+are 0. So entries are sent as a dense tensor if N S > 2 D. All replicas know the
+same N, S and D, so they make the same choice.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class GatheredExchange(Exchange):
     @property
     def bytes_for_one(self) -> float:
         """The bytes that a replica receives from each other replica."""
-        # Dense tensors count half: they are summed without sorting.
+        # A dense tensor counts for half: its sum needs no sorting.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
@@ -91,11 +92,11 @@ class GatheredExchange(Exchange):
         return Entries(values, positions, size)
 
 
-# Sharding must divide the bytes by this factor to be worth it.
+# A sharded exchange must divide the bytes by at least this factor.
 _LEAST_SAVING = 2
-# A message counts as 32 KiB: it was measured to take 2.5 ms, in which 100
-# Mbit/s carry 32 KiB. This counts per receiving replica; `ROUND_BYTES` in
-# message.py counts a whole round, as four of these.
+# The cost of a message to one replica, in bytes. A message was measured to take
+# 2.5 ms, in which a network of 100 Mbit/s carries 32 KiB. `ROUND_BYTES` in
+# message.py is the cost of a whole round, four times as much.
 _MESSAGE_BYTES = 1 << 15
 
 
@@ -108,11 +109,11 @@ def choose_exchange(
     """Return the cheaper exchange for the entries of some variables.
 
     With `GatheredExchange`, a replica sends its K entries to each of N - 1
-    replicas, so the cost grows with N. With `ShardedExchange`, it sends K / N
-    entries to each, and then K / N sums, so the cost does not grow. But this
-    takes two messages instead of one, and small sums stay in the residual, so
-    it must halve the bytes. With M = 32,768 bytes for a message, shards are
-    chosen if
+    replicas, so the cost grows with N. With `ShardedExchange`, a replica sends
+    K / N entries to each, and then K / N sums, so the cost does not grow. But
+    shards take two messages instead of one, and small sums stay in the
+    residual. So shards must halve the bytes. With M = 32,768 bytes for a
+    message, shards are chosen if
 
         (all entries) + M > 2 (entries for one replica + its sums + 2 M)
 

@@ -16,13 +16,14 @@ from tf_optimizers.kernels import assign, compiled, on_gpu, read
 
 
 class Residual:
-    """The residual v of one variable; every replica has its own.
+    """The residual v of one variable, with a separate value on every replica.
 
-    Replicas of a worker that share a residual hold equal fractions of it.
+    If the replicas of a worker share v, each holds an equal fraction.
 
     Args:
-        variable: v. Until `allocate` it has no memory, and reads as zeros.
-        wire: How its entries are sent.
+        variable: The variable v. Until `allocate`, it has no memory and reads
+            as zeros.
+        wire: How entries of v are sent.
         masked: A variable, such as u, that is set to 0 wherever entries of v
             are sent. Defaults to `None`.
     """
@@ -92,10 +93,10 @@ class Residual:
     ) -> None:
         """Subtract sent values from v, and set the masked variable to 0 there.
 
-        Rounding errors stay in v, unless they are not finite.
+        Finite rounding errors stay in v; others become 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
-        # Change v after all reads of it, so that TensorFlow needs no copy.
+        # Change v after all reads of v, so that TensorFlow needs no copy.
         with tf.control_dependencies([selection.values]):
             self._call(
                 *(clear, *selection[:2], sent, unit), *self._masked_handles()
@@ -124,8 +125,8 @@ def _select(
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
-    # Each device of a worker holds a fraction of v, and one of them sends the
-    # whole entry.
+    # Each device of a worker holds a fraction of v, but a single device sends
+    # the whole entry.
     values = devices * values / unit
     return values, tf.cast(found, position_dtype(v.shape[0]))
 
@@ -200,8 +201,8 @@ def _set(
 ) -> None:
     """Set entries of a flattened variable; drop positions beyond its end.
 
-    After one of TensorFlow's `ResourceScatterNd...` ops, every read would copy
-    the variable.
+    TensorFlow's `ResourceScatterNd...` ops are not used: after such an op,
+    every read would copy the variable.
     """
     flat = tf.reshape(read(handle, like), [-1])
     flat = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], values)

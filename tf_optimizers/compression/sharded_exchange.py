@@ -1,4 +1,4 @@
-"""Sums entries by shards, and sends on only the largest sums.
+"""Sums entries by shards, and sends only the largest sums to all replicas.
 
     replica 0                            replica 1
     entries of shard 0 | of shard 1      of shard 0 | of shard 1
@@ -9,8 +9,8 @@
         └──────────────────── all-gather ────────────────┘
 
 The bytes do not grow with the number of replicas. A replica sends each shard
-its largest entries, up to the shard's capacity. It removes from v and u the
-entries that fitted and whose sums came back; all others stay there.
+the largest of the shard's entries, up to its capacity. An entry is removed from
+v and u if it fitted and its sum came back. All other entries stay in v and u.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 class ShardedExchange(Exchange):
-    """Each replica sums a shard of all entries, and sends on the largest sums.
+    """Each replica sums the entries of a shard, and sends the largest sums.
 
     An entry counts as sent if it fitted into its shard, and its sum came back.
     """
@@ -68,7 +68,7 @@ class ShardedExchange(Exchange):
         """Return the bytes that a replica sends of each variable."""
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
-        # Rows hold entries of all variables: divide the bytes in proportion.
+        # A row holds entries of all variables: divide its bytes in proportion.
         ends = [
             total * end // sum(self.counts)
             for end in itertools.accumulate(self.counts, initial=0)
@@ -106,7 +106,7 @@ class ShardedExchange(Exchange):
             [tf.reshape(part.values, [replicas, -1]) for part in sums], 1
         )
         every = shards.every_address(sums)
-        # A sum of 0 fills a gap: no replica sent an entry for it.
+        # A sum of 0 only fills a slot: no replica has sent an entry for it.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))
@@ -126,8 +126,8 @@ class ShardedExchange(Exchange):
     ) -> tuple[Entries, tf.Tensor]:
         """Return this replica's entries, and the selected values as received.
 
-        The devices of a worker share the residual, so each rounds the entries
-        of all of them. An entry that does not fit becomes 0.
+        The devices of a worker share a residual, so each device rounds the
+        entries of all devices. The value of an entry that does not fit is 0.
         """
         order = rising(addresses)
         inner = tf.gather(addresses, order)
@@ -139,12 +139,12 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        # A row joins all variables. They share no scale.
+        # A row holds entries of all variables, but these share no scale.
         ends = tuple(self.shards.first_groups[1:].tolist())
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))
         arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
-        # Entries without a slot refer to the 0 after all slots.
+        # An entry without a slot takes the 0 after the last slot.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
         return Entries(
             *(self._own_rows(rounded), self._own_rows(groups), span),

@@ -2,7 +2,8 @@
 
 Each group of N consecutive positions has one position for each of N shards.
 Groups are numbered across all tensors. Every group rotates the shards, so that
-a regular pattern (a dead column) does not end up in one shard. With 3 shards:
+a regular pattern, such as a dead column, does not end up in one shard. With 3
+shards:
 
     position    0  1  2    3  4  5    6  7  8    9
     group          0          1          2       3
@@ -90,12 +91,12 @@ class Shards(NamedTuple):
 
         Args:
             received: Entries of the shard from all replicas; their positions
-                are groups. Several may have the same group.
+                are groups. Several entries may have the same group.
 
         Returns:
             The largest sums of each tensor. Their positions are groups, counted
-            from the tensor's first one. If there are too few sums, zeros at
-            position -1 come first.
+            from the tensor's first group. If there are too few sums, zeros
+            at position -1 come first.
         """
         values = tf.cast(received.values, tf.float32)
         sums, groups = _sums(values, received.positions)
@@ -152,7 +153,7 @@ def slots_of(
 
     The largest entries of a bin fill its last slots, in their original order.
     NaN counts as larger than infinity. Zeros, and entries that do not fit, get
-    the slot beyond the last one.
+    the number after the last slot.
 
     Args:
         values: float32 [n].
@@ -180,7 +181,7 @@ def slots_of(
 
 
 def fill(slots: tf.Tensor, values: tf.Tensor, count: int) -> tf.Tensor:
-    """Return `count` slots filled with their values, or with zeros."""
+    """Return the values of `count` slots; an empty slot has the value 0."""
     return tf.scatter_nd(slots[:, tf.newaxis], values, [count + 1])[:count]
 
 

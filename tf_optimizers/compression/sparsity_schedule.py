@@ -12,10 +12,11 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 # The warm-up of arXiv:1712.01887.
 PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # The settings of `for_steps`, found by benchmarks/accuracy.py. The stage 0.75
-# would send most of a run's bytes; without it, the others can be longer.
+# would send most of a run's bytes. Without it, other stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
 # `SparseLoCo` decays residuals in runs that do not reach this stage. Found by
-# benchmarks/loco_accuracy.py in 96 to 256 steps. Longer runs need all updates.
+# benchmarks/loco_accuracy.py in runs of 96 to 256 steps. Longer runs need the
+# updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 # The settings of `SparseLoCo` with local steps, found by
 # benchmarks/local_schedule.py: the steps in which a replica sends every entry
@@ -38,10 +39,11 @@ class SparsitySchedule:
         s >= d + e            dense
 
     In the cool-down, the stages before the last one come in reverse order, each
-    with the same length, and one more step sends all residuals. A single stage
-    lasts until that step. Without d, there is no cool-down.
-    If replicas exchange only every `sync_every` steps, the stage of 0 has
-    `sync_every` steps, so that one exchange falls into it.
+    with the same length. Then one more step sends all residuals. If `sparsity`
+    has a single stage, that stage lasts until this step. Without d, there is no
+    cool-down.
+    If replicas exchange only every `sync_every` steps, sparsity 0 lasts for
+    `sync_every` steps, so that these contain one exchange.
 
     Args:
         sparsity: Sequence of floats in [0, 1), not decreasing.
@@ -86,14 +88,14 @@ class SparsitySchedule:
     stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
-        """Return the index in `stages` at a step, an int or a tensor."""
+        """Return the index in `stages` at `step`; both are ints or tensors."""
         if not tf.is_tensor(step):
             return self._order[bisect.bisect(self._starts, step) - 1]
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)
         return tf.gather(self._order, tf.math.count_nonzero(begun) - 1)
 
     def is_over(self, step: int) -> bool:
-        """Return whether a step is after the cool-down, if there is one."""
+        """Return whether there is a cool-down that ends before `step`."""
         has_end = self.rampdown_begin_step is not None
         return has_end and step >= self._starts[-1]
 
@@ -108,7 +110,10 @@ class SparsitySchedule:
         }
 
     def _warm_up(self) -> Iterator[tuple[int, float | None]]:
-        """Yield the start of each stage; the last of equal starts counts."""
+        """Yield the start and the sparsity of each stage.
+
+        If several stages have the same start, only the last one counts.
+        """
         begin, count = self.rampup_begin_step, len(self.sparsity)
         if begin:
             yield 0, None
@@ -151,8 +156,8 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    At the highest sparsity, a replica still sends every entry twice, on
-    average. Rarer updates would be stale.
+    Even at the highest sparsity, a replica sends every entry twice in `steps`
+    steps, on average. Rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
@@ -203,7 +208,8 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
 def sent_count(size: int, sparsity: float) -> int:
     """Return how many of `size` entries are sent, at least one.
 
-    The sparsity counts as a decimal: 0.999 of 1,000,000 leaves 1,000, not 999.
+    The sparsity counts as a decimal number: at 0.999, exactly 1,000 of
+    1,000,000 entries are sent, not 999.
     """
     return max(1, int(size * (1 - Fraction(str(sparsity)))))
 

@@ -9,7 +9,7 @@
 The sample only affects the number of candidates, and so the time; the result is
 exact. A small k needs no sample, since the k largest maxima show which blocks
 to search. A large k needs no blocks. On a GPU, sorting is fast and waiting for
-the number of candidates is slow, so the largest maxima always decide.
+the number of candidates is slow, so no sample is used.
 Magnitudes are compared as the bits of |x|, which have the order of the values,
 with NaN above infinity: a NaN is always selected.
 """
@@ -20,14 +20,14 @@ import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# The expected number of the k largest entries in the sample. Its standard
-# deviation is about its square root. The threshold is four deviations lower, so
-# it rarely leaves fewer than k candidates. If it does, a second search among
-# all entries gives the exact result.
+# The expected number of the k largest entries in the sample. The standard
+# deviation is about the square root of this number. The threshold is four
+# deviations lower, so it rarely leaves fewer than k candidates. If it does, a
+# second search among all entries gives the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
-# The largest stride. A smaller one samples more elements, for fewer needless
-# candidates. A candidate costs as much as sampling 4 elements.
+# The largest stride. A smaller stride samples more elements, and finds fewer
+# needless candidates. A candidate costs as much as sampling 4 elements.
 _STRIDE = 128
 
 # Entries per block, one cache line. Searching a block takes as long as skipping
@@ -84,7 +84,7 @@ def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
     """Return the positions by sorting the maxima of blocks.
 
     The k largest entries lie in the k blocks with the largest maxima: each of
-    these has an entry that is at least as large as all in the other blocks.
+    these blocks has an entry that no entry of another block exceeds.
     """
     rows = tf.reshape(
         tf.pad(values, [[0, -values.shape[0] % _BLOCK]]), [-1, _BLOCK]
@@ -101,7 +101,7 @@ def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
 
 
 def _sorted(positions: tf.Tensor) -> tf.Tensor:
-    """Sort like `tf.sort`, with half of the operations."""
+    """Return the same as `tf.sort`, with half of the operations."""
     return -tf.math.top_k(-positions, positions.shape[0]).values
 
 
@@ -117,7 +117,7 @@ def _find(values: tf.Tensor, threshold: tf.Tensor | int) -> tf.Tensor:
 
 
 def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Do the same as `_find`, faster if few magnitudes reach the threshold."""
+    """Return the same as `_find`; faster if few entries reach the threshold."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
     maxima = compiled(_row_maxima, rows, False)(rows)
@@ -160,7 +160,7 @@ def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
 def _stride(size: int, k: int) -> int:
     """Return the distance between samples.
 
-    It has no factor in common with the number of elements, so that all rows and
+    The distance has no factor in common with `size`, so that all rows and
     columns are sampled evenly, even if some are 0.
     """
     stride = min(k // _LARGEST_IN_SAMPLE, _STRIDE)

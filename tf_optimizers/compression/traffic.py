@@ -50,9 +50,10 @@ def _row(dense: int, sent: int) -> dict[str, float]:
 class SentRows:
     """Counts the bytes of gradients that are `tf.IndexedSlices`.
 
-    Tracing a step shows which gradients are sparse; running it shows how many
-    rows they have. Once sparse, a gradient always counts as sparse. Only the
-    rows of a process's first replica are counted.
+    Tracing a step shows which gradients are sparse. Running the step shows how
+    many rows these gradients have. Once a gradient is sparse, later gradients
+    of the variable count as sparse too. Only the rows of a process's first
+    replica are counted.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -82,7 +83,7 @@ class SentRows:
         return tf.size(gradient, tf.int64) * gradient.dtype.size
 
     def is_sparse(self, index: int, gradient: Gradient) -> bool:
-        """Return whether a gradient is sparse, or an earlier one was."""
+        """Return whether a variable's gradient is or has been sparse."""
         return isinstance(gradient, tf.IndexedSlices) or index in self._bytes
 
     def __contains__(self, index: int) -> bool:

@@ -1,7 +1,8 @@
 """Describes how entries are sent, and counts their bytes.
 
-The devices of a worker share one residual; each holds an equal fraction. They
-sum their gradients before compression, and each sends a portion of the entries:
+The devices of a worker share one residual, and each device holds an equal
+fraction. The devices sum their gradients before compression. Then each device
+sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
         k entries of the same v           k entries
@@ -51,7 +52,7 @@ class Wire(NamedTuple):
 
     @property
     def carrier_dtype(self) -> tf.DType:
-        """The dtype of values where TensorFlow gathers them.
+        """The dtype in which TensorFlow gathers values that are not packed.
 
         TensorFlow cannot gather bfloat16, and has no codes of a few bits.
         """
@@ -62,8 +63,9 @@ class Wire(NamedTuple):
         """Return the unit of values that are proportional to `rate`, or None.
 
         The unit is the largest power of two up to the rate, or 1 if there is
-        none. Dividing by it is exact, and all replicas compute the same unit.
-        Only half-precision values need one: they would vanish at a low rate.
+        none. Division by the unit is exact, and all replicas compute the same
+        unit. Only half-precision values need a unit: at a low rate, they would
+        become 0.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None
@@ -119,7 +121,7 @@ class Wire(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The entries of one residual to send, by increasing position.
+    """The selected entries of one residual, by increasing position.
 
     Args:
         values: float32 [k], divided by the unit; sums over the worker's
@@ -139,9 +141,10 @@ class Exchange:
 
     Subclasses define:
         sum(selections, others): Sums selected entries, and other gradients.
-            Returns the sent values of each selection, float32 [k], 0 where
-            nothing was sent; and the sums of the entries, dense or as
-            `tf.IndexedSlices` of flattened variables, then of the others.
+            Returns two lists. The first has the sent values of each selection,
+            float32 [k], 0 where nothing was sent. The second has the sums of
+            the entries, dense or as `tf.IndexedSlices` of flattened variables,
+            followed by the sums of the other gradients.
         sent_bytes(): Returns the bytes that a replica sends of each variable.
 
     Args:

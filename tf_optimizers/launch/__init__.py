@@ -10,8 +10,8 @@ cluster, start one launcher on every machine:
 
     python -m tf_optimizers.launch --cluster auto train.py --epochs 3
 
-All arguments after the script are the script's. The launcher also starts a
-module, and it runs in a notebook, in a cell below `%%writefile train.py`:
+The script gets all arguments after its name. The launcher also starts a module.
+In a notebook, write the command in a cell below `%%writefile train.py`:
 
     python -m tf_optimizers.launch --workers 2 -m package.train --epochs 3
     !python -m tf_optimizers.launch --workers 2 train.py --epochs 3
@@ -21,18 +21,18 @@ Options:
         `--cluster`, and 1 with it.
     --cluster PLATFORM: `auto`, `kubernetes`, `sagemaker`, `slurm`, `tf-config`
         or `vertex`. Reads the addresses of all machines and the index of this
-        one from the variables that the platform sets, and prints them.
+        machine from the variables that the platform sets, and prints them.
         `auto` finds the platform. Incomplete variables are an error.
     --machines K: int >= 1. Launchers in the cluster. Required in an indexed Job
-        of Kubernetes, which has no variable for it.
+        of Kubernetes, which has no variable for their number.
     --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
         of every machine; further workers have the following ones, unless the
         platform sets the ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
         `CUDA_VISIBLE_DEVICES`; 0 hides them all. By default, the workers of a
         machine divide its GPUs. It is an error if a machine has GPUs, but
-        fewer GPUs than workers. If `CUDA_VISIBLE_DEVICES` is set, it stays as
-        it is.
+        fewer GPUs than workers. If `CUDA_VISIBLE_DEVICES` is set, the default
+        leaves it as it is.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which leaves TensorFlow as it is. With more,
         TensorFlow is imported and configured before the script starts.
@@ -42,8 +42,8 @@ Options:
         on all interfaces, without encryption or a password: on an open
         network, close its ports with a firewall.
     --grace-period SECONDS: number >= 0. Time between the request to end and
-        SIGKILL. By default 30, which leaves time for a backup, and 10 after a
-        worker has failed, when there is nothing to back up.
+        SIGKILL. By default 30, which leaves time for a backup. After a worker
+        has failed, no backup can be made, and the default is 10.
     --max-restarts K: int >= 0. How often to restart all workers of this
         machine when one fails. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last
@@ -54,11 +54,11 @@ Options:
         the first restart. It doubles with every restart, up to 60, to give
         the cause time to pass. Defaults to `1`.
     --standby SECONDS: number >= 0. After this time, a second process starts for
-        each worker. It imports TensorFlow and Keras, and runs the script only
-        at a restart, which then takes less time. Variables that the script
-        sets in `os.environ` before its imports can be too late: set them
-        before the launcher starts. Requires `--max-restarts`. By default, no
-        process waits.
+        each worker. The second process imports TensorFlow and Keras, and waits.
+        At a restart it runs the script, so a restart takes less time. Variables
+        that the script sets in `os.environ` before its imports can be too late:
+        set them before the launcher starts. Requires `--max-restarts`. By
+        default, no process waits.
 
 A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
 `__main__`, working directory and environment, plus `TF_CONFIG` and
@@ -66,23 +66,23 @@ A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
 is empty. The launcher forwards its stdout and stderr, each line prefixed with
 `[worker 0] `. A carriage return ends a line too, so each state of a progress
 bar becomes a line. Output to a stream that was closed from the start (`>&-`) is
-dropped. Unless `TF_NUM_INTRAOP_THREADS` is set, an operation of TensorFlow has
-as many threads as there are cores for each worker. Unless `PYTHONHASHSEED` is
-set, it is 0, so that the elements of a set have the same order on all workers,
-and after a restart.
+dropped. Unless `TF_NUM_INTRAOP_THREADS` is set, the workers of a machine divide
+its cores: each operation of TensorFlow has as many threads as its worker has
+cores. Unless `PYTHONHASHSEED` is set, the launcher sets it to 0, so that the
+elements of a set have the same order on all workers, and after a restart.
 
 When a worker fails, the launcher ends the others with SIGTERM. Lines on stderr,
 prefixed with `[launcher] `, report this and every restart. Ctrl-C, SIGTERM and
 the end of the terminal (SIGHUP) are passed on to all workers; a second Ctrl-C
-or SIGTERM kills all of them at once. The processes that a worker has started
-end with it, unless they have left its session (`setsid`): no process is left
-when the launcher returns. If the launcher itself is killed, all workers are
-killed at once.
+or SIGTERM kills all workers at once. The processes that a worker has started
+end with the worker, unless they have left its session (`setsid`). So no process
+is left when the launcher returns. If the launcher itself is killed, all workers
+are killed at once.
 
 Without `--cluster`, the launcher reserves the workers' ports before TensorFlow
-takes them, and until it ends. Only a program that asks for exactly that port
-can still take it. A worker whose port is taken fails with TensorFlow's "Could
-not start gRPC server".
+takes them, and until the workers have ended. Another program can still take a
+port only if it asks for exactly that port. A worker whose port is taken fails
+with TensorFlow's "Could not start gRPC server".
 
 Exit codes:
     0: All workers ended with 0.

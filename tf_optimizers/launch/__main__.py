@@ -57,7 +57,7 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
 
 
 def problem_of_restarts(options: argparse.Namespace) -> str | None:
-    """Return the reason why no process can stand by, or None."""
+    """Return the reason why `--standby` cannot be used, or None."""
     if options.standby is None or options.max_restarts:
         return None
     return (
@@ -151,7 +151,7 @@ def main() -> int:
 def open_standard_streams() -> None:
     """Open standard streams that the caller has closed, on `os.devnull`.
 
-    Otherwise the next file or pipe would get their numbers.
+    Otherwise the next file or pipe would get the number of a closed stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

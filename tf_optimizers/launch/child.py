@@ -22,8 +22,8 @@ LIBRARIES = (
 def watch() -> None:
     """Kill all worker groups that are left when the launcher is gone.
 
-    Stdin is the lifeline. Every worker writes `+pid` to it at its start. The
-    launcher writes `-pid` once that worker's group has ended, because the
+    Stdin is the lifeline, a pipe. Every worker first writes `+pid` to the pipe.
+    The launcher writes `-pid` once that worker's group has ended, because the
     system may then give the number to another process. Stdin ends when the
     launcher has ended and every worker has written its line.
     """
@@ -35,13 +35,13 @@ def watch() -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # It has ended, or another user has its number.
+            continue  # The group has ended, or another user has its number.
 
 
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
-    """Run `python *command` in this process, at once or when it is asked to."""
+    """Run `python *command` in this process, at once or after standing by."""
     # Before any of the user's code, so that the watchdog misses no process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
@@ -76,15 +76,17 @@ def has_loaded_keras() -> bool:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # If the command needs them, it will raise the error.
+    except Exception:  # A command that needs them will raise the error.
         return False
-    return backend == "tensorflow"  # Otherwise, the command may choose it.
+    # If Keras has another backend, the command may still choose TensorFlow.
+    return backend == "tensorflow"
 
 
 def wait_for_turn() -> None:
-    """Wait for a byte on stdin, then empty stdin; exit if the byte is missing.
+    """Wait for a byte on stdin; exit if stdin ends without a byte.
 
     The launcher closes stdin without a byte if it does not need this process.
+    Otherwise, the command gets an empty stdin.
     """
     if not os.read(0, 1):
         sys.exit()
@@ -106,8 +108,9 @@ def split_cpu(devices: int) -> None:
 def run_script(path: str) -> None:
     """Run a script as Python does: `sys.argv[0]` as given, `__file__` absolute.
 
-    `runpy.run_path` makes the two equal. It also removes `__main__` at the
-    script's end, when its threads and exit handlers may still need it.
+    `runpy.run_path` would make the two equal. It would also remove `__main__`
+    at the script's end, when the script's threads and exit handlers may still
+    need this module.
     """
     main = types.ModuleType("__main__")
     main.__file__ = os.path.abspath(path)

@@ -12,13 +12,13 @@ _LISTING = 60
 def divide_gpus(
     workers: int, per_worker: int | None, environment: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """Return the variables that show each worker its own GPUs.
+    """Return the environment variables that show each worker its own GPUs.
 
     Args:
         workers: The number of workers on this machine.
-        per_worker: The GPUs of each worker. 0 hides them. None divides all
-            GPUs, and changes nothing if there are none, or if the user has
-            chosen some by `CUDA_VISIBLE_DEVICES`.
+        per_worker: The number of GPUs of each worker. 0 hides all GPUs. None
+            divides them, but changes nothing if there are no GPUs, or if the
+            user has set `CUDA_VISIBLE_DEVICES`.
         environment: The environment variables.
 
     Raises:
@@ -61,5 +61,5 @@ def list_gpus() -> list[str]:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return []  # No tool, or no driver: TensorFlow will not find one either.
+        return []  # No tool, or no driver: TensorFlow will find no GPU either.
     return [str(i) for i in range(len(re.findall("^GPU ", listing, re.M)))]

@@ -24,7 +24,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Waits for signals, such as SIGCHLD of a worker, and calls of `wake`."""
+    """Waits for a signal, such as a worker's SIGCHLD, or a call of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -32,15 +32,15 @@ class Events:
             self._requests.append(signal.SIGHUP)
 
     def __enter__(self) -> "Events":
-        """Catch signals from now on, for `wait` to return."""
+        """Catch signals from now on, so that each signal ends `wait`."""
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._receiver, False)
         os.set_blocking(self._sender, False)
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # Python writes a signal to the pipe only if the signal has a handler,
-        # which may do nothing.
+        # Python writes a signal to the pipe only if the signal has a handler.
+        # The handler may do nothing.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -52,7 +52,7 @@ class Events:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
-        # The pipe stays open: a thread that forwards output may still `wake`.
+        # The pipe stays open: a thread that forwards output may call `wake`.
 
     def wake(self) -> None:
         """Make `wait` return, from any thread."""
@@ -60,7 +60,7 @@ class Events:
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
-        """Wait for any event; return it if it is a request to end."""
+        """Wait for an event; return the signal if it is a request to end."""
         if select.select([self._receiver], [], [], seconds)[0]:
             for number in os.read(self._receiver, 4096):
                 if number in self._requests:
@@ -81,12 +81,12 @@ class Events:
 TICK = 0.05
 # TensorFlow's variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"
-# Python's variable: the seed of string hashes, which order the elements of a
-# set.
+# Python's variable for the seed of string hashes. These hashes decide the order
+# of a set's elements.
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
-# Pauses before restarts double up to this, in seconds.
+# The longest pause before a restart, in seconds.
 LONGEST_PAUSE = 60.0
 NO_RESTART = "There will be no restart."
 
@@ -185,7 +185,7 @@ def launch(
 
 
 def pauses(first: float) -> Iterator[float]:
-    """Yield the pauses before restarts, each twice as long, up to a limit."""
+    """Yield the pauses before restarts, which double up to a limit."""
     pause = first
     while True:
         yield pause
@@ -196,9 +196,9 @@ def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
     """Return addresses that stay reserved until `stack` is closed.
 
     While a socket is bound, even without listening, the system gives its port
-    to no other program. TensorFlow's server can still listen there, because it
-    sets SO_REUSEADDR, as we do. So there is no gap between choosing a port and
-    using it.
+    to no other program. TensorFlow's server can still listen on the port,
+    because the server sets SO_REUSEADDR, as we do. So the port stays reserved
+    from our choice until the server uses it.
     """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     family, kind, protocol, _, any_port = found[0]
@@ -218,9 +218,9 @@ def environment(
     """Return a worker's environment, with its `TF_CONFIG`.
 
     Workers must not reach each other through an internet proxy (`http_proxy`).
-    The `local` workers of this machine share its cores, so that their threads
+    The `local` workers of this machine divide its cores, so that their threads
     do not compete. Strings have the same hash on all workers and after a
-    restart, so that the order of a set is the same.
+    restart, so that a set has the same order.
     """
     config = {
         "cluster": {"worker": addresses},
@@ -250,9 +250,9 @@ def follow(
     output: Output,
     standbys: Standbys,
 ) -> Failure | None:
-    """Watch the workers until they end, or a second request to end comes.
+    """Watch the workers until they end, or until a second request to end.
 
-    Returns the reason why they were stopped, or None if they ended by
+    Returns the reason why the workers were stopped, or None if they ended by
     themselves.
     """
     failure, is_asked = None, False
@@ -273,13 +273,13 @@ def follow(
                 output.say(failure.reason)
         elif received is not None and not is_asked:
             output.say(f"Received {received.name}. {NO_RESTART}")
-        # A closing terminal sends SIGHUP twice: the kernel and the shell do.
+        # When a terminal closes, the kernel and the shell both send SIGHUP.
         elif received not in (None, signal.SIGHUP):
             output.say(f"Received {received.name} again. Killing all workers.")
             break
         if failure is not None and received is not None:
             failure, is_asked = failure._replace(may_restart=False), True
-            # Only output is left, and perhaps nothing reads it.
+            # Only output is left. Do not wait: perhaps nothing reads it.
             if all(worker.is_gone for worker in group):
                 break
     return failure

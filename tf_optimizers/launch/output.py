@@ -16,12 +16,13 @@ LAST_LINE = 2
 
 
 class Output:
-    """The launcher's own stdout and stderr, shared line by line.
+    """The launcher's stdout and stderr, which all workers share line by line.
 
     Args:
-        wake: Called when a stream has ended, and when a line cannot be
-            written. All later lines to the same stream are then dropped: a
-            worker would block forever if nothing read its output.
+        wake: Called when a worker's stream has ended, and when a line cannot be
+            written. After a failed write, all later lines to the same stream
+            are read and dropped: a worker would block forever if nothing read
+            its output.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -30,7 +31,7 @@ class Output:
         self._lost: set[IO[str]] = set()
         out, err = sys.stdout, sys.stderr
         lock = threading.Lock()
-        # With `2>&1`, a long line could otherwise end up inside another.
+        # With `2>&1`, two locks could let a long line split another line.
         same = os.path.sameopenfile(out.fileno(), err.fileno())
         self._locks = {out: lock, err: lock if same else threading.Lock()}
         reader, self._own = os.pipe()
@@ -61,7 +62,7 @@ class Output:
 
 
 class Forwarder(threading.Thread):
-    """A thread, already started, that forwards one stream of one worker."""
+    """Forwards one stream of a worker, in a thread that starts at once."""
 
     def __init__(
         self, source: IO[bytes], prefix: str, output: Output, stream: IO[str]
@@ -88,7 +89,7 @@ class Forwarder(threading.Thread):
             self._output.wake()
 
     def finish(self) -> None:
-        """Forward the rest, then stop waiting for more."""
+        """Forward the output that is left, then stop waiting for more."""
         self._no_more.set()
 
     def _chunks(self) -> Iterator[bytes]:
@@ -109,7 +110,7 @@ def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     r"""Yield the lines of a stream without their ends: \n, \r or \r\n.
 
     The last line may lack its end. An empty line that ends in \r is skipped,
-    since some progress bars write \r before each state, and some after it.
+    since some progress bars write \r before each state, and others after it.
     """
     line = bytearray()
     after_return = False

@@ -26,9 +26,9 @@ class Place(NamedTuple):
         found: The platform and its variables, for messages.
         hosts: "host" or "host:port" of every launcher, by index.
         rank: The index of this launcher.
-        local_index: Its index among the launchers of its machine.
-        local_count: How many launchers its machine has.
-        given: A `TF_CONFIG` that already describes one worker per launcher.
+        local_index: The index of this launcher on its machine.
+        local_count: The number of launchers on the same machine.
+        given: A `TF_CONFIG` that describes one worker per launcher, or "".
     """
 
     found: str
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     given: str = ""
 
     def addresses(self, workers: int, port: int) -> list[str]:
-        """Return host:port of all workers; each launcher starts `workers`."""
+        """Return host:port of all workers, `workers` for each launcher."""
         found: list[str] = []
         before: dict[str, int] = {}
         for each in self.hosts:
@@ -69,7 +69,7 @@ def find_place(
     Args:
         kind: "auto", or a key of `FINDERS`.
         environment: The environment variables.
-        machines: The number of machines if the user has given it.
+        machines: The value of `--machines`, or None.
 
     Raises:
         ValueError: If the environment describes no platform, or several, or
@@ -171,7 +171,7 @@ def _from_sagemaker(
     names = "SM_HOSTS", "SM_CURRENT_HOST"
     text, host = (_get(environment, n, "SageMaker", hint) for n in names)
     try:
-        # Workers must have one order: algo-2 before algo-10.
+        # All workers must use the same order: algo-2 before algo-10.
         hosts = sorted(json.loads(text), key=lambda name: (len(name), name))
         index = hosts.index(host)
     except (ValueError, TypeError) as error:
@@ -211,7 +211,7 @@ def _from_kubernetes(
 
 
 def _pods_of_job(name: str, index: int, count: int, source: str) -> list[str]:
-    """Return the names of all pods of a job, given one of them."""
+    """Return the names of all pods of a job, given the name of one pod."""
     match = re.fullmatch(rf"(.+)-{index}(\..+)", name)
     if match is None:
         raise ValueError(

@@ -13,12 +13,12 @@ Start = Callable[[int, ExitStack, bool], list[Worker]]
 
 
 class Standbys:
-    """The workers of the next attempt, which stand by until this one fails.
+    """The workers of the next attempt, on standby until an attempt fails.
 
     Args:
         start: Starts the workers of an attempt.
         delay: Seconds from the start of an attempt until the workers of the
-            next one are started, or None to start none in advance.
+            next attempt start, or None to start no workers in advance.
         last: The number of the last attempt.
         output: Gets a line if workers cannot be started.
     """
@@ -36,13 +36,13 @@ class Standbys:
         self._stack = ExitStack()
 
     def plan(self, attempt: int) -> None:
-        """Plan the workers of the next attempt, as this attempt begins."""
+        """Plan the workers of the next attempt when `attempt` begins."""
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
             self._due = time.monotonic() + self._delay
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until workers are due; None if none are."""
+        """Return the seconds until the planned start; None without a plan."""
         if self._due is None:
             return None
         return max(0.0, self._due - time.monotonic())
@@ -63,7 +63,7 @@ class Standbys:
     def take(self, stack: ExitStack) -> list[Worker]:
         """Let the workers begin, and return them; `stack` will end them.
 
-        Returns an empty list if there are none, or if one of them has ended.
+        Returns an empty list if no workers stand by, or if a worker has ended.
         """
         self._due = None
         group, self._group = self._group, []

@@ -16,8 +16,9 @@ CHILD = str(Path(__file__).with_name("child.py"))
 PROCESSES = Path("/proc")
 # The exit code of workers after a backup, when one of them received SIGTERM.
 PREEMPTED = 128 + signal.SIGTERM
-# Seconds from a request to SIGKILL, unless the user sets them. A request leaves
-# time for a backup. After a failure, no backup can be made.
+# Seconds from a request to end until SIGKILL, unless the user sets a grace
+# period. The first leaves time for a backup. After a failure, workers cannot
+# back up, so the second is shorter.
 BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0
 # How often to check on killed processes, in seconds.
 KILL_TICK = 0.01
@@ -85,9 +86,10 @@ class Worker:
         environment: Mapping[str, str],
         stands_by: bool = False,
     ) -> None:
-        """Run `child.work`; if it fails halfway, `end` still cleans up.
+        """Start a process that runs `child.work`.
 
-        If the worker stands by, it waits for `begin`.
+        If this fails halfway, `end` still cleans up. A worker that stands by
+        waits for `begin`.
         """
         lifeline = self._watchdog.lifeline
         mode = "stand-by" if stands_by else "work"
@@ -154,7 +156,7 @@ class Worker:
             self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Find ended processes, and kill the group if it is overdue."""
+        """Find processes that have ended; kill the group if it is overdue."""
         if self.is_gone:
             return
         code = self._process.poll()
@@ -188,7 +190,7 @@ class Worker:
             return self._signal_group(0)
         for file in PROCESSES.glob("[0-9]*/stat"):
             with suppress(OSError):  # The process has ended in the meantime.
-                # Bytes: a name may end in the middle of a character.
+                # Read bytes: a name may be cut in the middle of a character.
                 _, _, after_name = file.read_bytes().rpartition(b")")
                 state, _, group, *_ = after_name.split()
                 if int(group) == self._process.pid and state not in b"ZX":

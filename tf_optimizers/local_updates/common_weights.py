@@ -25,7 +25,7 @@ _FEWEST_ROUNDS = 100
 
 @functools.cache
 def watch_models() -> None:
-    """Let Keras call the callbacks below, for models with `SparseLoCo`."""
+    """Make Keras call the callbacks below for models with `SparseLoCo`."""
     check_names(LOCAL_STEPS)
     call_first(EnoughRounds, lambda model: bool(steppers(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
@@ -98,7 +98,7 @@ class EnoughRounds(keras.callbacks.Callback):
         self._rounds += self._rounds_of(self._updates - updates)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn if the run was too short, if its length was not known before."""
+        """Warn if the run was too short and its length was not known before."""
         if not self._is_checked:
             self._check(self._rounds)
 
@@ -130,8 +130,9 @@ class EnoughRounds(keras.callbacks.Callback):
 def _statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the statistics of `BatchNormalization`, even of frozen layers.
 
-    A step that was traced before a layer was frozen still changes them. Our
-    strategy averages them itself, like everything that steps assign.
+    A step that was traced before a layer was frozen still changes the layer's
+    statistics. Under our strategy, the list is empty: the strategy averages all
+    variables that steps assign.
     """
     if replicas_of(model.distribute_strategy).averages_statistics:
         return []

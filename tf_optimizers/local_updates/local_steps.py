@@ -18,8 +18,9 @@ from tf_optimizers.wrapped import wrapped_optimizers
 class LocalSteps(InnerSteps):
     """Runs an inner optimizer on each replica separately.
 
-    Each replica has its own state of the optimizer. Outside of replicas, the
-    state reads as the mean over replicas, and assigning to it assigns to all.
+    Each replica has its own state of the optimizer. Outside of replicas,
+    reading the state returns the mean over replicas, and assigning to the state
+    changes it on all replicas.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
@@ -64,7 +65,7 @@ class LocalSteps(InnerSteps):
             gradients: This replica's gradients, dense.
             weights: This replica's components of the variables.
             indices: Indices of the variables among all.
-            updates: Number of earlier updates, for the inner `iterations`.
+            updates: Number of earlier updates, to set the inner `iterations`.
         """
         for each in wrapped_optimizers(self._optimizer):
             own_component(each.iterations).assign(updates)
@@ -73,7 +74,7 @@ class LocalSteps(InnerSteps):
 
 @contextlib.contextmanager
 def _own_state() -> Iterator[None]:
-    """Create floating-point variables with a separate value per replica."""
+    """Give new floating-point variables a separate value on each replica."""
 
     def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
         if tf.as_dtype(kwargs["dtype"]).is_floating:

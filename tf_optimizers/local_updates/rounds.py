@@ -1,15 +1,15 @@
-"""Counts rounds of local steps, which begin with equal weights on replicas.
+"""Counts rounds of local steps, and keeps the weights at the start of each.
 
     round begins         local steps              synchronization
     start <- w_i    ──   w_i <- inner step   ──   pseudo-gradient = start - w_i
                          (`steps` times)          w_i <- start
                                                   exchange; update w_i
 
-A synchronization comes early if weights are about to be read.
+A round ends early if weights are about to be read.
 
 If entries travel while the next round runs, replicas continue from their own
-weights, and `start` becomes two variables: `common`, which all replicas have,
-and `base`, where the local steps of a replica began:
+weights, and `start` becomes two variables. `common` has the same weights on all
+replicas, and `base` has the weights from which a replica's local steps began:
 
     round ends           wait for the entries of the previous round
                          pseudo-gradient = base - w_i
@@ -38,14 +38,14 @@ Choice: TypeAlias = tuple[bool, ...]  # Whether each variable is chosen.
 class Rounds:
     """Keeps the weights from the start of a round, and counts its steps.
 
-    A round starts from the current weights: a callback may have assigned them
+    A round starts from the current weights: a callback may have changed them
     since the last round.
 
     Args:
         optimizer: The optimizer, which gets this state.
         variables: All variables that the optimizer updates.
-        masters: The master weight of each variable that has one, else the
-            variable.
+        masters: The master weight of each variable, or the variable itself if
+            it has no master weight.
         steps: Local steps of a round. Also an attribute.
         overlaps: Whether entries travel while the next round runs.
     """
@@ -76,8 +76,8 @@ class Rounds:
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
             ]
-        # Which variables have moved in this round. This is not saved, so after
-        # a restart, all count as moved.
+        # Which variables have moved in this round. This is not saved, so in a
+        # round that continues after a restart, all variables count as moved.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
@@ -87,11 +87,11 @@ class Rounds:
 
     @property
     def taken(self) -> int:
-        """The local steps since all replicas had the same weights."""
+        """The number of local steps since all replicas had the same weights."""
         return int(tf.convert_to_tensor(self._taken.value))
 
     def left(self) -> tf.Tensor:
-        """Return how many local steps are left, in graphs too."""
+        """Return how many local steps of the round are left, as a tensor."""
         taken = tf.convert_to_tensor(self._taken.value)
         return self.steps - (taken % self.steps if self._overlaps else taken)
 
@@ -121,7 +121,10 @@ class Rounds:
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
     def _known(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return which variables may have moved; in a resumed round, all."""
+        """Return which variables may have moved.
+
+        In a round that continues after a restart, all variables may have moved.
+        """
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
 
@@ -130,9 +133,10 @@ class Rounds:
     ) -> list[tuple[Choice, tf.Tensor]]:
         """Return choices of variables to exchange, and whether each is due.
 
-        The usual choice includes the variables that are not frozen, and those
-        of the step that is traced. But a step that was traced before a variable
-        was frozen may have moved it in this round; then all variables are due.
+        The usual choice includes the variables that are not frozen, and the
+        variables of the step that is traced. But a step that was traced before
+        a variable was frozen may have moved that variable in this round. In
+        this case, all variables are due.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)
@@ -171,7 +175,7 @@ class Rounds:
         return pseudo_gradients
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
-        """Return common weights, and those from which local steps began."""
+        """Return this replica's common and base weights of chosen variables."""
         return [
             list(map(own_component, itertools.compress(each, choice)))
             for each in (self._commons, self._bases)
@@ -183,7 +187,7 @@ class Rounds:
         choice: Choice,
         ahead: Sequence[tf.Tensor],
     ) -> None:
-        """Begin a round with this replica's weights, not the common ones."""
+        """Begin a round from this replica's own weights, `common - ahead`."""
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
         ):
@@ -194,7 +198,7 @@ class Rounds:
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
         """Apply the constraints of chosen variables that were not stepped.
 
-        Keras applies those of stepped variables after the step.
+        Keras applies the constraints of stepped variables after the step.
         """
         for variable, _ in itertools.compress(self._starts, choice):
             if variable.constraint and not _is_in(stepped, variable):
@@ -210,8 +214,8 @@ class Rounds:
         """Call `end` on every replica, with a choice of variables to exchange.
 
         The choice includes the variables that are not frozen or that have moved
-        in this round. `end` is traced once for each choice and each `sparse`,
-        which identifies the variables with sparse gradients.
+        in this round. `end` is traced once for each choice and each value of
+        `sparse`, which identifies the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._known(taken, components(self._moved)[0].read_value())
@@ -237,7 +241,7 @@ class Rounds:
 def differences(
     starts: Sequence[tf.Variable], weights: Sequence[tf.Variable]
 ) -> list[tf.Tensor]:
-    """Return how far weights are from where they started."""
+    """Return how far each weight has moved: the start minus the weight."""
     moved = []
     for start, weight in zip(starts, weights, strict=True):
         with tf.device(start.device):

@@ -16,8 +16,8 @@ from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# Arguments of the inner optimizer, which `SparseLoCo` does not take, and
-# arguments that it takes instead of the inner optimizer.
+# Arguments that only the inner optimizer takes, and arguments that only
+# `SparseLoCo` takes.
 OF_THE_INNER = (
     "learning_rate",
     "weight_decay",
@@ -32,7 +32,7 @@ _OF_THE_OUTER = (
 )
 # The key in the config for names excluded from the inner weight decay.
 NAMES = "excluded_names"
-# Keras's optimizers that compute weights from their state, not from weights.
+# Keras's optimizers that compute new weights only from their own state.
 _ABSOLUTE = tuple(
     getattr(keras.optimizers, name)
     for name in ("Ftrl", "ScheduleFreeAdamW")
@@ -44,9 +44,9 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
     """Raise if an argument belongs to the inner optimizer.
 
     Returns:
-        The variables that the inner optimizer excludes from weight decay. A
-        config of `SparseLoCo` holds them, since that of the inner optimizer
-        does not. They are removed from `arguments`.
+        The variables that the inner optimizer excludes from weight decay. The
+        config of `SparseLoCo` holds their names, since the config of the inner
+        optimizer does not. The names are removed from `arguments`.
     """
     hint = "Give it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
@@ -92,8 +92,8 @@ def check_under(
 ) -> None:
     """Raise if an inner optimizer cannot run under a strategy.
 
-    It is called again after `build`, when a callable passed to `MultiOptimizer`
-    has chosen the optimizers.
+    Called before and after the inner optimizer is built, because a callable
+    passed to `MultiOptimizer` chooses the optimizers in `build`.
     """
     count = 0
     if variables:
@@ -162,7 +162,7 @@ def check_later(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     """Raise if a layer assigns weights before a step, from a replica's state.
 
-    It would change them before a round keeps the weights that it starts from.
+    Such a layer would change weights before a round stores them.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):

@@ -31,7 +31,7 @@ class Travel:
         self._choices: list[Choice] = []
 
     def finish(self) -> None:
-        """Wait until all entries have arrived; call it between steps."""
+        """Wait until all entries have arrived; call this between steps."""
         self._call.wait_for_all()
 
     def start(
@@ -39,7 +39,7 @@ class Travel:
         due: Sequence[tuple[Choice, tf.Tensor]],
         stepped: Sequence[tf.Variable],
     ) -> None:
-        """If a round is over, start to send its entries; called in a step.
+        """If a round is over, start to send its entries; call this in a step.
 
         Args:
             due: Choices of variables, and whether each is due.
@@ -69,8 +69,9 @@ class Travel:
                 *(is_due, functools.partial(begin, choice)),
                 lambda: tf.constant(False),
             )
-            # The replicas of a process share the queue of calls. A branch that
-            # also had collectives would wait for that of another replica.
+            # This branch must have no collectives: the replicas of a process
+            # share the queue of calls, so the branch waits for the same branch
+            # of another replica.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(
@@ -95,7 +96,11 @@ class Travel:
     def _parts(
         self, variables: Sequence[tf.Variable]
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return indices, and positions of compressed and other variables."""
+        """Return the indices of variables, and two lists of positions.
+
+        The first list has the positions of compressed variables, the second
+        list those of all others.
+        """
         compressed = self._optimizer._compressor.compressed
         indices = [variable_index(self._optimizer, each) for each in variables]
         chosen = [i for i, index in enumerate(indices) if index in compressed]
@@ -103,10 +108,11 @@ class Travel:
         return indices, chosen, others
 
     def _exchange(self, argument: tf.Tensor) -> None:
-        """Exchange a choice of entries of a round that is over.
+        """Exchange the entries of chosen variables, after a round is over.
 
         Args:
-            argument: The number of updates before, and of the choice.
+            argument: int64 [2]: the `iterations` of the optimizer at the end of
+                the round, and the place of the choice in `_choices`.
         """
         updates, place = tf.unstack(argument)
         choice = self._choices[int(place)]

@@ -31,8 +31,8 @@ from tf_optimizers.workers.collectives.variables import VariablesExtended
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
-# Group keys of a strategy. Every worker's `worker_channel` takes one, so there
-# must be more keys than workers.
+# Group keys of a strategy. Every worker's `worker_channel` takes one key, so
+# there must be more keys than workers.
 _KEYS_PER_STRATEGY = 1 << 12
 # TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow for
 # messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.
@@ -49,7 +49,7 @@ class SparseExtended(VariablesExtended):
     Attributes:
         replica_group: The class that `replicas_of` uses.
         number: The strategy's number among those of this process, from 1.
-        channels: All collectives between workers. `later` adds one.
+        channels: All collectives between workers. `later` adds its own.
     """
 
     replica_group = WorkerReplicas
@@ -120,8 +120,8 @@ class SparseExtended(VariablesExtended):
         )
         # Far above the keys of any strategy's main collectives.
         far = self._collective_key_base + (1 << 24)
-        # Not by NCCL, which may deadlock if two groups of the same GPUs run at
-        # once.
+        # A ring, not NCCL: NCCL may deadlock if two groups of the same GPUs run
+        # at once.
         self._side_channel, self._input_channel = (
             self._make_collectives(
                 CollectiveKeys(group_key_start=key), self.replicas, _RING
@@ -190,13 +190,14 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Not in the side channel: at its end, a step reduces its scalars there.
+        # Not in the side channel, where a step reduces its scalars at its end.
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
         """Stack the notes of all workers, each once per replica of the worker.
 
-        They travel in the main channel, since the step waits for the result.
+        The notes travel in the main channel, since the step waits for the
+        result.
         """
         return self.gather_copies(
             self.channel, [note] * len(self.worker_devices)
@@ -214,15 +215,15 @@ class SparseExtended(VariablesExtended):
         gathered = in_every_replica(gather, len(copies))
         if tf.executing_eagerly():
             return gathered[0]
-        # Otherwise, a check that fails on the result would cancel the gather of
-        # another local replica, and its peers on other workers would wait
-        # forever.
+        # Without this dependency, a failed check of the result would cancel the
+        # gather of another local replica, and the peers of that replica on
+        # other workers would wait forever.
         with tf.control_dependencies(gathered):
             return tf.identity(gathered[0])
 
     @functools.cached_property
     def background(self) -> BackgroundCall:
-        """Exchanges notes in a thread, during a step in eager mode."""
+        """The thread that exchanges notes during a step in eager mode."""
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
@@ -259,15 +260,15 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def later(self) -> dict[str, Later]:
-        """Exchange entries, logs and notes while the next steps run.
+        """The threads that exchange values while the next steps run.
 
-        Each has its own channel, so waiting for one does not wait for the
-        others.
+        The threads for "entries", "logs" and "notes" have separate channels, so
+        no thread waits for another.
         """
         threads = {}
         for i, purpose in enumerate(("entries", "logs", "notes")):
             keys = CollectiveKeys(self._collective_key_base + (5 + i << 24))
-            # Not NCCL, for the same reason as the side channel.
+            # A ring, not NCCL, as for the side channel.
             channel = self._make_collectives(keys, self.replicas, _RING)
             self.channels.append(channel)
             threads[purpose] = Later(self, channel)
@@ -275,14 +276,14 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
-        """Returns the gather of notes of a shape, always the same object."""
+        """Returns the gather for notes of a shape, always the same object."""
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)
         )
 
     @functools.cached_property
     def current(self) -> Current:
-        """The channel that replaces the main one, in some threads."""
+        """The channel that replaces the main channel in some threads."""
         return Current()
 
     @property

@@ -70,11 +70,11 @@ class SparseMultiWorkerMirroredStrategy(
     A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
     and `predict` of Keras 3 work. It exchanges all `tf.IndexedSlices` of an
     `all_reduce` in one all-gather, instead of three per variable. Small dense
-    values travel in that all-gather, too. Large ones of one dtype travel
-    together, in packs of `communication_options.bytes_per_pack` (0, the
-    default, is one pack). On CPUs a gather takes one round trip, or two from 64
-    replicas on, and a sum of large values at most two, however many workers
-    there are.
+    values travel in that all-gather, too. Large dense values of one dtype
+    travel together, in packs of `communication_options.bytes_per_pack` (0, the
+    default, is one pack). On CPUs, a gather takes one round trip, or two from
+    64 replicas on. A sum of large values takes at most two round trips, however
+    many workers there are.
 
     Create it before any tensor or variable, and the model in its `scope()`:
 
@@ -213,7 +213,7 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Call `fn` on every replica; return the replicas' results.
 
-        When the first of the returned scalars is reduced, all of them are, in
+        `reduce` of the first returned scalar reduces all returned scalars, in
         one exchange. A Keras model's `train_step` and `test_step` compute the
         same as one process would with the replica's rows, and gradients are
         weighted by the replica's share of the rows of the global batch.
@@ -240,10 +240,10 @@ class SparseMultiWorkerMirroredStrategy(
         return outputs
 
     def _as_function(self, fn: Any) -> Callable:
-        """Return a `tf.function` that runs another one on all replicas.
+        """Return a `tf.function` that runs another `tf.function` on replicas.
 
         A replica cannot update variables inside a `tf.function`, so the
-        returned one is around the replicas, as in TensorFlow.
+        returned function is around the replicas, as in TensorFlow.
         """
         if fn not in self._functions:
             given = weakref.ref(fn)  # The key must not be kept alive.
@@ -283,7 +283,7 @@ class SparseMultiWorkerMirroredStrategy(
         eager mode and without an axis, values with fewer rows than others are
         padded with zeros.
 
-        TensorFlow also calls this to read a variable whose value differs
+        TensorFlow also calls this method to read a variable whose value differs
         between replicas, such as `DGCMomentum`'s state.
 
         Raises:

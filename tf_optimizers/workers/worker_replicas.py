@@ -1,7 +1,7 @@
 """The replicas of all workers, through which optimizers exchange values.
 
-Each value of sharded state has an owner, a replica. A message has one row per
-owner, padded to the longest:
+Each value of sharded state has an owner, which is a replica. A message has one
+row per owner, and all rows are padded to the longest row:
 
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
     replica 1   [a b | c .]                   1: sums of c .
@@ -125,7 +125,7 @@ class WorkerReplicas(ReplicaGroup):
         ranges_of: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
         for message in messages(values, owners, self.count):
-            # Two messages at a time, to limit memory.
+            # At most two messages travel at a time, to limit memory.
             with tf.control_dependencies(last[-2]):
                 received = send(message)
             last.append([row for _, row in received])
@@ -149,14 +149,17 @@ class WorkerReplicas(ReplicaGroup):
         return extended.later["entries"].call(function, local)
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Exchange on the channel of `later`, not on that of steps."""
+        """In this context, exchange values on the channel of `later`."""
         extended = self._strategy.extended
         return extended.current.set(extended.later["entries"].channel)
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return all workers' statements; call it outside of `strategy.run`."""
+        """Return the statements of all workers.
+
+        Call this outside of `strategy.run`.
+        """
         return gather_statements(
             self._strategy, subject, statement, hint or START_THE_SAME
         )
@@ -182,7 +185,7 @@ class WorkerReplicas(ReplicaGroup):
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> None:
-        """Raise unless all workers have the same first step."""
+        """Raise unless all workers have the same optimizer and variables."""
         check_same_optimizer(self._strategy, optimizer, variables)
 
 
@@ -197,7 +200,7 @@ class Range(NamedTuple):
     Attributes:
         position: The position of the value in a list.
         start: The first element.
-        stop: The end of the range.
+        stop: The end of the range, which is not included.
     """
 
     position: int
@@ -216,7 +219,7 @@ class Message(NamedTuple):
     Attributes:
         dtype: The dtype of the values.
         rows: For each replica, some ranges of values that it owns.
-        length: The elements to which each row is padded.
+        length: The number of elements to which each row is padded.
     """
 
     dtype: tf.DType

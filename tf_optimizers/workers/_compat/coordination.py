@@ -11,17 +11,19 @@ from tensorflow.python.eager import context
 
 
 def has_tensorflow_started() -> bool:
-    """Return whether it is too late to configure collectives.
+    """Return whether TensorFlow has started.
 
-    TensorFlow's own error gives no advice.
+    Afterwards, collectives cannot be configured, and TensorFlow's own error
+    gives no advice.
     """
     return context.context()._context_handle is not None
 
 
 def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
-    """Return the cluster that a strategy has started, and this task in it.
+    """Return the cluster that this process has joined, and its task there.
 
-    None if there is none yet. TensorFlow has no public accessor.
+    Returns None if no strategy has joined a cluster yet. TensorFlow has no
+    public accessor.
     """
     server = context.context()._collective_ops_server_def
     if server is None:
@@ -40,7 +42,7 @@ def read(key: str, timeout: float) -> str | None:
 
     Args:
         key: The key.
-        timeout: The seconds to wait for it.
+        timeout: The seconds to wait for the text.
     """
     try:
         return context.context().get_config_key_value(key, int(1000 * timeout))
@@ -54,7 +56,7 @@ def delete(key: str) -> None:
 
 
 def check_alive(task: str, timeout: float) -> None:
-    """Raise TensorFlow's error unless a process answers in time, in seconds."""
+    """Raise TensorFlow's error unless a task answers in `timeout` seconds."""
     context.context().check_collective_ops_peer_health(
         task, int(1000 * timeout)
     )

@@ -1,6 +1,6 @@
 """Imports the private names of TensorFlow that only the strategy needs.
 
-They are in a separate module, so that optimizers do not import them.
+The names are in a separate module, so that optimizers do not import them.
 """
 
 # ruff: noqa: F401

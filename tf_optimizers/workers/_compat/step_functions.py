@@ -1,4 +1,4 @@
-"""Finds the steps of models, and their functions."""
+"""Finds the model of a step, and the step's Python function."""
 
 import functools
 import types
@@ -15,8 +15,8 @@ _STEPS = ("train_step", "test_step")
 
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
-    """Return the weights of a loss's elements, 0 for masked ones."""
-    # Keras's function that broadcasts the two has no public name.
+    """Return the weights of a loss's elements, 0 for masked elements."""
+    # Keras's function that broadcasts weights and mask has no public name.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )
@@ -71,16 +71,17 @@ def mark_steps(
 
 @tf.autograph.experimental.do_not_convert
 def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
-    """Return the model whose step a function is, the step, and its kind.
+    """Return the model of a step, the step's function, and the step's kind.
 
-    `fit` and `evaluate` run a `ModelStep`, custom loops a method. `predict`
-    runs a function of Keras's, possibly wrapped, that refers to the model.
+    `fit` and `evaluate` run a `ModelStep`, and custom loops run a method.
+    `predict` runs a function of Keras that refers to the model. Any of them may
+    be wrapped.
 
     Returns:
-        None for other functions. The step of a `tf.function` is its Python
-        function, since TensorFlow cannot update variables in a function inside
-        a replica. The kind is "train_step", "test_step" or "predict_step",
-        independently of the function's name.
+        None if the function is no step. For a `tf.function`, the step is its
+        Python function, since TensorFlow cannot update variables in a function
+        inside a replica. The kind is "train_step", "test_step" or
+        "predict_step", independently of the function's name.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -101,7 +102,7 @@ def _wrapped(function: Any) -> Iterator[Any]:
 
 
 def _model_of_step(function: Any) -> keras.Model | None:
-    """Return the model whose step a method is, None for other functions.
+    """Return the model of a method that is a step, None for other functions.
 
     The function is a step if it has a step's name, or is the model's attribute
     of such a name.
@@ -118,7 +119,7 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return "train_step" or "test_step", depending on a model's use of a step.
+    """Return how a model uses a step: as "train_step" or "test_step".
 
     If the step is not the model's own, for example that of a base class, the
     name of the function decides.
@@ -171,7 +172,7 @@ def _untraced(function: Any) -> Callable:
 
 
 def _predicts(function: Callable) -> keras.Model | None:
-    """Return the model of a predict function of Keras's trainer."""
+    """Return the model of Keras's predict function, None for others."""
     if getattr(function, "__module__", None) != keras.Model.predict.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()

@@ -1,4 +1,4 @@
-"""Checks a cluster's description and versions before workers wait."""
+"""Checks the description of a cluster, and the versions on its workers."""
 
 import json
 import os
@@ -29,11 +29,11 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Return a well-formed resolver; None reads `TF_CONFIG`.
+    """Check a cluster resolver, and return it; None reads `TF_CONFIG`.
 
     An evaluator gets a resolver without a cluster, since it exchanges nothing
-    with workers. In TensorFlow's documentation, its `TF_CONFIG` has a cluster
-    without evaluators.
+    with workers. In TensorFlow's documentation, the `TF_CONFIG` of an evaluator
+    has a cluster without evaluators.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
@@ -55,9 +55,9 @@ def check_cluster(resolver: Any) -> Any:
 
 
 def check_in_time(resolver: Any) -> None:
-    """Raise if TensorFlow has started without a cluster, or in another one.
+    """Raise if TensorFlow has already started without this cluster.
 
-    Once it has started, all strategies must have the same cluster.
+    Once TensorFlow has started, all strategies must have the same cluster.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -79,11 +79,12 @@ def check_in_time(resolver: Any) -> None:
 
 
 def restore_sigterm() -> None:
-    """Restore Python's handler of SIGTERM; the default one ends the process.
+    """Restore Python's handler of SIGTERM, which ends the process by default.
 
     A server of TensorFlow (2.21) treats the signal as a notice that the machine
-    will be shut down, and only records it. Forked processes inherit that. So
-    neither a worker that waits in a collective nor its children would end.
+    will be shut down, and only records it. Forked processes inherit that
+    server's handler. So SIGTERM would not end a worker that waits in a
+    collective, or the worker's children.
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
@@ -93,7 +94,7 @@ def restore_sigterm() -> None:
 
 def _restore_handler() -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None:  # A program that embeds Python may have set one.
+    if handler is not None:  # None: it was not set by Python.
         signal.signal(signal.SIGTERM, handler)
 
 
@@ -203,7 +204,10 @@ def text_hash() -> int:
 
 
 def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
-    """Warn, as few scripts depend on it, unless workers have one hash seed."""
+    """Warn if workers have different hash seeds.
+
+    This is not an error, since few scripts depend on the seed.
+    """
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
             "All workers should have the same hash seed: otherwise the order "

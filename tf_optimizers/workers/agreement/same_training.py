@@ -39,7 +39,7 @@ def check_same_optimizer(
 ) -> None:
     """Raise unless all workers have the same optimizer and variables.
 
-    Otherwise they would wait for each other forever in the first step.
+    Otherwise workers would wait for each other forever in the first step.
     """
     with tf.init_scope():
         settings = _settings(optimizer)
@@ -64,7 +64,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 def _without_names(settings: Any) -> Any:
     """Return settings without the names of optimizers and inner optimizers.
 
-    Keras numbers these names, in the order in which a worker creates them.
+    Keras numbers these names in the order in which a worker creates optimizers.
     """
     if isinstance(settings, (list, tuple)):
         return [_without_names(each) for each in settings]
@@ -84,9 +84,9 @@ def check_same_training(
 ) -> None:
     """Raise unless all workers made the same statement about a model.
 
-    If a callback sets a weight or the learning rate on one worker only, or a
-    step computes weights from a replica's rows, workers differ from then on,
-    and no step would detect it.
+    Workers differ permanently if a callback sets a weight or the learning rate
+    on one worker only, or if a step computes weights from a replica's rows. No
+    step would detect the difference.
 
     Args:
         statements: The results of `statement_of` on all workers.
@@ -101,8 +101,8 @@ def check_same_training(
         "the weights and the learning rate after an epoch",
         statements,
         hint,
-        # Paths are for errors only. They contain counters of the models that a
-        # worker has created, which may differ between workers.
+        # Errors show paths, but paths are not compared: they depend on how many
+        # models a worker has created.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )
 
@@ -110,7 +110,7 @@ def check_same_training(
 def compared_weights(model: keras.Model) -> list[Any]:
     """Return the weights that must have the same values on all workers.
 
-    There are none after local steps, when weights differ intentionally.
+    After local steps the list is empty, since weights differ intentionally.
     """
     if not has_common_weights(model):
         return []

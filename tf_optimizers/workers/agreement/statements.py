@@ -1,8 +1,9 @@
 """Compares statements of all workers, outside of steps.
 
-Workers with different graphs would wait for each other in different
-collectives, forever. So they compare settings first, through TensorFlow's
-coordination service, which needs no collective and notices a dead worker.
+Workers with different graphs would wait for each other forever, in different
+collectives. So workers first compare their settings, through TensorFlow's
+coordination service. The service needs no collective, and notices a dead
+worker.
 """
 
 import concurrent.futures
@@ -22,7 +23,7 @@ START_THE_SAME = (
     "See their output, and start the same script with the same arguments on "
     "every worker, from the same checkpoint."
 )
-# The interval between health checks of a silent worker, and their timeout.
+# The interval between health checks of a silent worker, and a check's timeout.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
@@ -147,7 +148,7 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         if text is not None or left <= _ASKING_SECONDS:
             return text
         coordination.check_alive(task, ANSWERING_SECONDS)
-        if time.monotonic() > patience:  # Python shows it once.
+        if time.monotonic() > patience:  # Python shows a warning once.
             warnings.warn(warning, stacklevel=2)
 
 
@@ -162,13 +163,13 @@ def check_equal(
 
     Args:
         subject: The subject of the statements.
-        statements: The values by name that each worker has stated, as
+        statements: The statement of each worker, a dict of values by name, as
             `gather_statements` returns them.
         hint: The end of an error.
         rule: The beginning of an error. Defaults to `None`: all workers must
             agree on the subject.
-        shown: The names of values in errors, where they differ from those in
-            `statements`. Defaults to `None`.
+        shown: The names that errors show instead of names in `statements`.
+            Defaults to `None`.
     """
     rule = rule or f"All workers must agree on {subject}."
     first, *others = statements

@@ -3,9 +3,10 @@
     worker 0     sum of 5    sum of 5    sum of 5   waits
     worker 1     sum of 5    sum of 5    sum of 6   waits
 
-Both have begun their third collective, and these differ, so neither will end. A
-stalled worker publishes its position in the coordination service, and reads its
-neighbor's, so that some pair detects any difference. The watchdog also ends a
+Both workers have begun their third collective. The two collectives differ, so
+neither will end. A stalled worker publishes its position in the coordination
+service, and reads the position of its neighbor. If workers differ, some worker
+differs from its neighbor, and detects the difference. The watchdog also ends a
 collective that has waited for longer than the strategy's `timeout_seconds`.
 """
 
@@ -40,7 +41,7 @@ class Watchdog:
     """
 
     def __init__(self, extended: Any) -> None:
-        # Not a reference to `extended`: the thread must not keep the strategy
+        # Keep no reference to `extended`: the thread must not keep the strategy
         # alive.
         self._channels = extended.channels
         self._place = f"tf_optimizers/watchdog/{extended.number}"
@@ -135,10 +136,11 @@ def watch(extended: Any) -> None:
     def end() -> None:
         ended.set()
         if threading.current_thread() is not thread:
-            # Not forever: writes have no timeout, and block once worker 0,
-            # which hosts the store, is gone.
+            # Do not wait forever: a write has no timeout, and blocks once the
+            # host of the store, worker 0, is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()
-    # Also at exit, when a thread that is still inside TensorFlow would crash.
+    # `end` also runs at exit, when a thread that is still inside TensorFlow
+    # would crash.
     weakref.finalize(extended, end)
