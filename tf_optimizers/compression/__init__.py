@@ -1,1 +1,1 @@
-"""Selects the entries of a gradient to send, and keeps the rest."""
+"""Sends the largest entries of gradients, and keeps the rest."""

@@ -41,7 +41,7 @@ class GatheredExchange(Exchange):
         return list(map(self.wire.entry_bits, self.sizes, self.counts))
 
     def is_dense(self, i: int) -> bool:
-        """Return whether the i-th variable's entries are sent densely."""
+        """Return whether the i-th variable is sent as a dense tensor."""
         entries = self.wire.replicas * self._entry_bits[i]
         return entries > 2 * _DENSE_BITS * self.sizes[i]
 
@@ -58,7 +58,10 @@ class GatheredExchange(Exchange):
     def sum(
         self, selections: Sequence[Selection], others: Sequence[Gradient]
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
-        """Sum selected entries and other gradients; all entries are sent."""
+        """Sum selected entries and other gradients.
+
+        Every selected entry is sent.
+        """
         if not selections:
             return [], replicas_of().gather_and_sum(others)
         wire = self.wire

@@ -159,6 +159,6 @@ class ShardedExchange(Exchange):
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Return, for each key, whether it is among `rising_keys`."""
+    """Return whether each key is among `rising_keys`."""
     nearest = tf.searchsorted(rising_keys[:-1], keys)
     return tf.gather(rising_keys, nearest) == keys

@@ -81,7 +81,7 @@ def top_k(
 
 
 def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
-    """Return the positions by sorting the maxima of blocks.
+    """Return the result of `top_k`, by sorting the maxima of blocks.
 
     The k largest entries lie in the k blocks with the largest maxima: each of
     these blocks has an entry that no entry of another block exceeds.

@@ -68,7 +68,7 @@ def problem_of_restarts(options: argparse.Namespace) -> str | None:
 
 
 def use_environment(options: argparse.Namespace) -> None:
-    """Look up the place in the cluster and the GPUs that the options ask for.
+    """Replace the options of the cluster and of GPUs by `place` and `gpus`.
 
     Raises:
         ValueError: If the environment does not fit the options.
@@ -121,7 +121,7 @@ def problem_of_command(command: list[str]) -> str | None:
 
 
 def is_runnable_module(name: str) -> bool:
-    """Return whether `python -m name` finds a module, without importing any."""
+    """Return whether `python -m name` finds a module; import no module."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return False

@@ -250,7 +250,7 @@ def follow(
     output: Output,
     standbys: Standbys,
 ) -> Failure | None:
-    """Watch the workers until they end, or until a second request to end.
+    """Watch the workers until they end, or a second request to end arrives.
 
     Returns the reason why the workers were stopped, or None if they ended by
     themselves.

@@ -164,7 +164,7 @@ class Rounds:
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return this replica's pseudo-gradients; reset its chosen weights."""
+        """Return this replica's pseudo-gradients, and reset chosen weights."""
         starts, bases = self.kept(choice)
         pseudo_gradients = differences(bases, weights)
         for start, weight in zip(starts, weights, strict=True):

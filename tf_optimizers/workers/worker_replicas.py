@@ -114,7 +114,7 @@ class WorkerReplicas(ReplicaGroup):
         values: Sequence[tf.Tensor],
         owners: Sequence[int],
     ) -> list[tf.Tensor]:
-        """Send all messages; return the values with received ranges replaced.
+        """Send all messages; return the values with the received ranges.
 
         Args:
             send: Called with each message; returns the received rows, each with

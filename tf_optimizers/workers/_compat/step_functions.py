@@ -44,7 +44,7 @@ def mark_steps(
     is_for: Callable[[tf.distribute.Strategy], bool],
     with_rounds: Callable[[keras.Model, Callable], Callable],
 ) -> None:
-    """Have Keras pass a `ModelStep` to strategies, permanently.
+    """Make Keras pass steps to strategies as `ModelStep`s, permanently.
 
     Otherwise a step that is a lambda, or that a decorator returns, would not
     refer to its model, and could have any name.
