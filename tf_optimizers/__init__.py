@@ -42,9 +42,10 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# Imported on first access: the strategy needs private modules of
-# `tf.distribute`, and the optimizers must work without them. Keras can load
-# the other classes only after their modules are imported.
+# These names are imported on first access: the strategy needs private modules
+# of `tf.distribute`, and the optimizers must work without such modules. All
+# other names are imported at once, since Keras can load a saved class only
+# after its module is imported.
 _LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")
 
 
@@ -65,9 +66,9 @@ def __dir__() -> list[str]:
 def _runs_command() -> bool:
     """Return whether Python runs one of our commands by `-m`.
 
-    The launcher must not load TensorFlow, and the demo loads it later, once it
-    shows its progress. While Python looks for the module of `-m`, `sys.argv`
-    begins with "-m".
+    The launcher must not load TensorFlow. The demo loads TensorFlow later, and
+    shows its progress before that. `sys.argv` begins with "-m" while Python
+    looks for the module to run.
     """
     commands = ("tf_optimizers.launch", "tf_optimizers.demo")
     return sys.argv[:1] == ["-m"] and any(

@@ -42,7 +42,10 @@ from tf_optimizers.offload.host_optimizer import (
 
 
 class AdamHyperparameters(NamedTuple):
-    """The settings of one variable's step; in a kernel, floats are scalars."""
+    """The settings of one variable's step.
+
+    Inside a kernel, each float is a float64 scalar; see `compiled`.
+    """
 
     betas: Betas
     epsilon: float
@@ -71,16 +74,16 @@ class AdamOffload(HostOptimizer):
     weights, 4 bytes more. All state, including averages and accumulators, is
     on `/CPU:0` of the worker process, once for all of its replicas. Only the
     weights are on the model's devices.
-    Traffic: each step moves gradients to the host, and updates to every
-    replica: 8 bytes per float32 parameter, 4 more if it is decayed; in half
-    precision 6, or 8 with several replicas. Between replicas, gradients are
-    exchanged by the strategy's all-reduce.
-    Sparse gradients: sent as they are, made dense on the host; duplicate rows
-    are summed first. The update is dense.
-    Not finite: a NaN or inf gradient makes its element not finite.
+    Traffic: each step moves gradients to the host, and changes of the weights
+    to every replica. A float32 parameter takes 8 bytes, and 4 more if it is
+    decayed. A half-precision parameter takes 6 bytes, or 8 with several
+    replicas. Replicas exchange gradients by the strategy's all-reduce.
+    Sparse gradients: sent as they are, and made dense on the host, where
+    duplicate rows are summed. The update is dense.
+    Not finite: a NaN or inf in a gradient makes that element of w not finite.
     XLA: a train step that XLA compiles for another device cannot reach the
     host. `compile` turns XLA off unless you pass `jit_compile=True`. In a
-    custom loop, do not compile the `tf.function` by XLA.
+    custom loop, do not compile the `tf.function` with XLA.
     Differs from `mindspore.nn.AdamOffload`: v saturates where it would
     overflow; patterns apply to all variables, not to parameter groups;
     float64, half precision and scalars are accepted.
@@ -149,7 +152,7 @@ class AdamOffload(HostOptimizer):
         self.nesterov = nesterov
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v for each variable on the host, at least float32."""
+        """Create m and v of each variable on the host, in its state's dtype."""
         if self.built:
             return
         super().build(variables)
@@ -158,10 +161,15 @@ class AdamOffload(HostOptimizer):
         )
 
     def memory_summary(self) -> Summary:
-        """Return the bytes on the host and on devices, and Keras's Adam's.
+        """Return the bytes of this optimizer and of Keras's Adam, by device.
 
-        These are the bytes of weights, state and master weights of all replicas
-        of this worker process, without scalars.
+        The bytes are those of the weights, state and master weights of all
+        replicas in this worker process. Scalars are not counted.
+
+        Returns:
+            A dict {optimizer: {"device" or "host": {kind: bytes}}}. The
+            optimizers are this one and, for comparison,
+            `keras.optimizers.Adam`.
 
         Raises:
             RuntimeError: If the optimizer is not built yet.
@@ -207,7 +215,7 @@ class AdamOffload(HostOptimizer):
             gradient: Dense, of the variable's shape, and of its dtype or its
                 state's dtype.
             variable: A variable that the optimizer was built with.
-            learning_rate: Scalar, which includes the bias corrections.
+            learning_rate: Scalar that includes the bias corrections.
 
         Returns:
             None if the variable itself was updated. Otherwise the change to
@@ -243,7 +251,7 @@ def _move(
     size: tf.Tensor,
     weight: tf.Tensor,
 ) -> None:
-    """Update the weight in place. `m`, `v` and `weight` are handles."""
+    """Update m, v and the weight in place; all three are handles."""
     old = read(weight, gradient)
     assign(weight, old - _change(hyperparameters, gradient, m, v, size, old))
 

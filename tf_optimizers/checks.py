@@ -98,7 +98,13 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def check_unused(
     owner: str, arguments: dict[str, Any], hints: dict[str, str]
 ) -> None:
-    """Raise if there are base-class arguments that are not supported."""
+    """Raise if an unsupported argument of Keras's base class is given.
+
+    Args:
+        owner: The name of the optimizer's class, for the error.
+        arguments: The received keyword arguments.
+        hints: For each unsupported argument, the advice for the error.
+    """
     for name, hint in hints.items():
         if arguments.get(name) is not None:
             raise ValueError(
@@ -108,7 +114,7 @@ def check_unused(
 
 
 def check_patterns(name: str, value: Any) -> list[str] | None:
-    """Return a sequence of regular expressions as a list; keep None."""
+    """Return regular expressions as a list, or None if `value` is None."""
     if value is None:
         return None
     if (
@@ -142,7 +148,7 @@ def check_built(optimizer: Any, method: str) -> None:
 
 
 def check_learning_rate(value: Any) -> Any:
-    """Return a number as a float, a schedule or callable as it is."""
+    """Return a number as a float; return a schedule or callable unchanged."""
     if isinstance(value, (tf.Variable, keras.Variable)):
         raise TypeError(
             "`learning_rate` must be a number, a `LearningRateSchedule` or a "
@@ -162,8 +168,8 @@ def check_learning_rate(value: Any) -> Any:
 def check_base_arguments(arguments: dict[str, Any]) -> None:
     """Check arguments that `keras.optimizers.Optimizer` does not check.
 
-    Keras silently ignores a `clipnorm` <= 0, and some values of the wrong kind
-    only fail in the first step.
+    Keras silently ignores a `clipnorm` <= 0. With Keras's checks alone, some
+    values of a wrong type would raise an error only in the first step.
     """
     clipping = ("clipnorm", "clipvalue", "global_clipnorm")
     for name in (*clipping, "loss_scale_factor"):

@@ -38,15 +38,18 @@ _UNUSED = {
     "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
-# In a saved file, this marks that u and v contain the learning rate.
+# In a saved file with this key, u and v contain the learning rate.
 _MARK = "rate_in_momentum"
-# The names of the variables in checkpoints, and whether u and v there contain
-# the learning rate.
+# For each name of the variables in checkpoints, whether u and v contain the
+# learning rate.
 _NAMES = {VARIABLES: False, "variables_with_rate": True}
 
 
 class MomentumHyperparameters(NamedTuple):
-    """The hyperparameters of a variable; in a kernel, floats are scalars."""
+    """The hyperparameters of a variable.
+
+    Inside a kernel, each float is a float64 scalar; see `compiled`.
+    """
 
     momentum: float
     nesterov: bool
@@ -58,8 +61,8 @@ class MomentumHyperparameters(NamedTuple):
 class DGCMomentum(CompressedOptimizer):
     """Deep Gradient Compression: momentum SGD over a slow network.
 
-    For variable w on N replicas, where g_i is replica i's gradient of its
-    share of the loss (so that the sum of g_i is the mean), at step s from 0:
+    For variable w on N replicas at step s, counted from 0, where g_i is replica
+    i's gradient of its part of the loss (the sum of all g_i is the mean):
 
         g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
         g_i <- g_i + regularizer's gradient / N
@@ -84,31 +87,33 @@ class DGCMomentum(CompressedOptimizer):
         s = d + e - 1         0: all v_i are sent, in float32, and become 0
         s >= d + e            none, as before b
 
-    (with a single stage, sparsity[0] up to s = d + e - 2). While the exchange
-    is dense, `clipnorm` limits the sum of g_i. Nothing is lost: entries that
-    are not sent stay in v_i until they have grown. The selection is exact.
-    Among equal entries the first ones are sent; zeros are never sent.
+    With a single stage, the sparsity is sparsity[0] up to s = d + e - 2. While
+    the exchange is dense, `clipnorm` limits the sum of g_i. Nothing is lost:
+    entries that are not sent stay in v_i until they have grown. The selection
+    is exact. Among equal entries, the first are sent. Zeros are never sent.
 
     A variable is exchanged densely, with clipping of the sum and the same
     momentum, if it has fewer than `min_compress_size` elements, is not
     float32, or has sparse gradients (embeddings).
 
-    Runs under any `tf.distribute.Strategy`, or none;
-    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. If it
-    has several workers with several devices each, N is the number of workers:
-    the devices of a worker sum their gradients first, and act as one replica.
+    Runs under any `tf.distribute.Strategy`, and without a strategy.
+    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. If this
+    strategy has several workers with several devices each, N is the number of
+    workers: the devices of a worker sum their gradients first, and act as one
+    replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
     parameter; u_i only, 4 bytes, if w is small or not float32. v_i of a large
-    embedding takes no memory until a dense gradient needs it; files hold its
-    zeros. The devices of a worker hold equal fractions of both. Outside of
-    replicas, and in checkpoints, u and v are the sums over i.
-    Traffic: every worker sends every other a value of `value_dtype` and a
-    position for each selected entry. A position takes 12 bits at 99.9 %, 8 at
-    98.4 %, and 1 / (1 - sparsity) bits at 75 % or less; under TensorFlow's own
-    strategies, 4 bytes. If N times these bytes exceed twice the dense tensor,
-    as they may at the start of the warm-up, the entries are sent as a dense
-    tensor; the sum is the same. See `communication_summary`.
+    embedding takes no memory until a dense gradient needs v_i; until then,
+    files contain zeros for it. If N is the number of workers, each of a
+    worker's M devices holds u_i / M and v_i / M. Outside of replicas, and in
+    checkpoints, u and v are the sums over i.
+    Traffic: for each selected entry, a worker sends a value of `value_dtype`
+    and a position to every other worker. A position takes 12 bits at 99.9 %, 8
+    at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less; under TensorFlow's
+    own strategies, 4 bytes. If N times these bytes exceed twice the dense
+    tensor, as they may at the start of the warm-up, the entries are sent as a
+    dense tensor; the sum is the same. See `communication_summary`.
     Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
     that halves this traffic, counting 32 KiB per message. Each replica sums a
     shard, an N-th of every variable, and sends its k / N largest sums to all.
@@ -124,7 +129,7 @@ class DGCMomentum(CompressedOptimizer):
     over a momentum that is too large by a factor of 1 / momentum. `clipnorm`
     applies from the first step; Paddle does not clip large variables before
     `rampup_begin_step`. If entries are summed by shards, only the k largest
-    sums are applied. A single replica works, with a warning. Paddle's rule is
+    sums are applied. A single replica works, but warns. Paddle's rule is
     `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
     equals `keras.optimizers.SGD` up to rounding, even with schedules.
@@ -140,12 +145,13 @@ class DGCMomentum(CompressedOptimizer):
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
             entries that are not sent, stage by stage. The paper's warm-up is
             (0.75, 0.9375, 0.984375, 0.996, 0.999). Defaults to `(0.999,)`.
-        nesterov: bool. Defaults to `False`.
+        nesterov: bool. Whether to use Nesterov's momentum.
+            Defaults to `False`.
         regularizer: None or `keras.regularizers.L1`, `L2` or `L1L2`. Its
-            gradient is added to the gradients of all variables that have no
-            regularizer of their own. Defaults to `None`.
-        min_compress_size: int >= 1. Elements of the smallest variable that is
-            compressed. Defaults to `16384`.
+            gradient is added to the gradient of each variable without a
+            regularizer. Defaults to `None`.
+        min_compress_size: int >= 1. Variables with fewer elements are exchanged
+            densely. Defaults to `16384`.
         momentum_masking: bool. Whether u_i also becomes 0 where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
@@ -160,13 +166,14 @@ class DGCMomentum(CompressedOptimizer):
             learning rate. TensorFlow's own strategies send all but float16 as
             float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
-            rate when they enter u_i. If not, entries are multiplied by it when
-            they are sent. State that was saved with one value cannot be loaded
-            with the other. Defaults to `True`.
+            rate when they enter u_i. If not, entries are multiplied by the
+            rate when they are sent. State that was saved with one value cannot
+            be loaded with the other. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            First step of the stages in reverse. Defaults to `None`.
-        rampdown_step: int >= 1. Steps from `rampdown_begin_step` to dense
-            exchange. Defaults to `1`.
+            First step of the cool-down, in which the stages run in reverse.
+            Defaults to `None`.
+        rampdown_step: int >= 1. Steps of the cool-down, after which the
+            exchange is dense. Defaults to `1`.
         **kwargs: `clipnorm`, `use_ema`, `gradient_accumulation_steps`, ...; see
             `keras.optimizers.Optimizer`. `clipvalue`, `global_clipnorm` and
             `weight_decay` raise an error.
@@ -236,13 +243,13 @@ class DGCMomentum(CompressedOptimizer):
     ) -> "DGCMomentum":
         """Return an optimizer with recommended settings for a whole run.
 
-        The stages are those of the paper's warm-up without the first: 0.9375,
-        0.984375, 0.996 and 0.999, each for a sixteenth of the steps. The last
-        stage is the highest at which a replica can send every entry twice:
-        steps (1 - sparsity) >= 2. For 0.999, that takes 2,000 steps. In fewer
-        than 32 steps, the only stage is 0.75. At the end the stages return in
-        reverse, and the last step sends all residuals. Values have 4 bits:
-        `value_dtype="int4"`.
+        The stages are 0.9375, 0.984375, 0.996 and 0.999, each for a sixteenth
+        of the steps: the paper's warm-up without its first stage. A stage is
+        left out if a replica cannot send every entry twice during the run, so
+        steps (1 - sparsity) must be >= 2; for 0.999, that takes 2,000 steps. In
+        fewer than 32 steps, the only stage is 0.75. At the end of the run, the
+        stages return in reverse, and the last step sends all residuals. Values
+        have 4 bits: `value_dtype="int4"`.
 
         With 0.999, a run of T steps sends as much as 0.0038 T + 1 dense steps.
 
@@ -287,7 +294,7 @@ class DGCMomentum(CompressedOptimizer):
             store[_MARK] = np.array(True)
 
     def load_own_variables(self, store: Any) -> None:
-        """Read all variables; raise if they have another `rate_in_momentum`."""
+        """Load all variables; raise if the saved `rate_in_momentum` differs."""
         names = list(store.keys())
         self._check_rule(_MARK in names)
         super().load_own_variables(
@@ -309,7 +316,7 @@ class DGCMomentum(CompressedOptimizer):
             )
 
     def _add_state(self, variables: Sequence[Any]) -> None:
-        """Create u of each variable, and v if it may be compressed."""
+        """Create u of each variable, and v of compressible variables."""
         for variable in variables:
             if is_overwritten(self, variable):
                 continue
@@ -340,7 +347,8 @@ class DGCMomentum(CompressedOptimizer):
         wire = self._compressor.wire
         u = own_component(self._compressor.momentums[index])
         v = self._compressor.own_residual(index)
-        # The u and v of a worker are the sums over its devices.
+        # The u and v of a worker are the sums over its devices, so each device
+        # adds a fraction of the gradient.
         scale = tf.constant(1 / wire.devices, tf.float64)
         if self.clipnorm:
             # If the workers' gradients have this norm and are orthogonal, the
@@ -357,7 +365,7 @@ class DGCMomentum(CompressedOptimizer):
         """Add the mean gradient to u; return the update.
 
         All replicas have the same u. The update is the sum of the changes that
-        they would send.
+        all replicas would send.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
         u = own_component(self._compressor.momentums[index])
@@ -386,9 +394,9 @@ def _add_to_both(
     scale: tf.Tensor,
     rate: tf.Tensor,
 ) -> None:
-    """Add a replica's gradient to u, and the result to v.
+    """Add a replica's gradient to u, and the resulting change to v.
 
-    `u`, `v` and `weight` are handles, here and below.
+    `u`, `v` and `weight` are handles, here and in the next two functions.
     """
     old = read(v, gradient)
     gradient = scaled(gradient, scale)
@@ -402,7 +410,7 @@ def _add_mean_to_u(
     total: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add the mean gradient to u; return the change of v on N replicas."""
+    """Add the mean gradient to u; return the sum of all changes of v."""
     replicas = hyperparameters.replicas
     mean = total / replicas
     return replicas * _add_to_u(hyperparameters, u, weight, mean, rate)
@@ -415,7 +423,7 @@ def _add_to_u(
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add a gradient to u; return the change of v."""
+    """Add a gradient to u; return the resulting change of v."""
     w = read(weight, gradient) if hyperparameters.penalty else None
     old = read(u, gradient)
     new, change = dgc_momentum(hyperparameters, w, gradient, old, rate)
@@ -432,7 +440,7 @@ def dgc_momentum(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the new u_i of the formula, and the change of v_i.
 
-    `gradient` is clipped. `weight` is only read if it is regularized.
+    `gradient` is already clipped. `weight` is only read if it is regularized.
     """
     momentum, nesterov, penalty, replicas = hyperparameters
     if penalty:
@@ -445,7 +453,7 @@ def dgc_momentum(
 
 
 def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
-    """Return the penalty of a Keras regularizer; None if there is none."""
+    """Return l1 and l2 of a Keras regularizer, or None for None."""
     if regularizer is None:
         return None
     # A subclass may compute anything.

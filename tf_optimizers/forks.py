@@ -5,14 +5,14 @@ import signal
 import threading
 from collections.abc import Callable
 
-_masks = threading.local()  # Holds the thread's masks before the fork.
+_masks = threading.local()  # A thread's signal masks before forks.
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
     """Call `restore`, which sets the handler, in every process forked later.
 
-    A parent can end a child before the child has called anything. So SIGTERM is
-    blocked from before the fork until after the call, and then arrives.
+    A parent can send SIGTERM before the child has called `restore`. SIGTERM is
+    therefore blocked during the fork, and arrives after the call.
     """
 
     def block() -> None:

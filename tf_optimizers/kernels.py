@@ -22,11 +22,11 @@ def compiled(
     """Return a `tf.function` of tensors that calls `function`.
 
     All optimizers share one `tf.function` per signature, even if their numbers
-    differ, as in a sweep. Each is traced only once: TensorFlow would warn about
-    a `tf.function` that is traced again for every shape in a model.
-    Pass variables as handles, for `read` and `assign`. Once a variable is
-    deleted, a `tf.function` that was called with it fails, even if it is now
-    called with another variable.
+    differ, as in a sweep. Each `tf.function` is traced only once: TensorFlow
+    would warn about a `tf.function` that is traced for every shape in a model.
+    Pass variables as handles, for `read` and `assign`. If a variable is
+    deleted, each `tf.function` that was called with it fails from then on, even
+    with other variables.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
@@ -34,7 +34,7 @@ def compiled(
         *constants: Hashable. `function` gets a float64 scalar for each float,
             including floats in tuples; see `scalar`. Other constants are
             compiled in.
-        xla: Whether to compile it into one XLA kernel.
+        xla: Whether to compile `function` into one XLA kernel.
     """
     places, numbers = _without_numbers(constants)
     # An eager context cannot call the functions of another one.
@@ -46,7 +46,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Return constants with numbers replaced by `float`, and the numbers."""
+    """Return constants with each float replaced by `float`, and the floats."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -63,8 +63,9 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the numbers, if any."""
-    # TensorFlow counts the traces of a Python function. It would count a nested
-    # function as the same one for all signatures, and warn.
+    # TensorFlow counts the traces of each Python function, and warns about too
+    # many. A function nested here would count as one for all signatures; each
+    # `partial` counts separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)
@@ -95,14 +96,14 @@ def on_gpu() -> bool:
 
 
 def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the value of a variable of the shape and dtype of `like`."""
+    """Return the value at a handle, of the shape and dtype of `like`."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
     value.set_shape(like.shape)
     return value
 
 
 def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
-    """Assign to a variable."""
+    """Assign a value to the variable of a handle."""
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
@@ -127,16 +128,16 @@ def norms(
 ) -> list[tf.Tensor]:
     """Return the L2 norms of vectors without writing the vectors to memory.
 
-    Call it inside an XLA kernel. On a CPU, XLA would store vectors that are
-    used again, so they are computed and summed block by block, in a loop. On a
-    GPU, a loop would run one block at a time, so there is none.
+    Call this function inside an XLA kernel. On a CPU, XLA would store vectors
+    that are used again, so a loop computes and sums the vectors block by block.
+    On a GPU, a loop would run one block at a time, so no loop is used.
 
     Args:
         function: Elementwise; computes vectors from `tensors`, or from blocks
             of them.
         *tensors: Tensors of the same shape and dtype.
         gpu: Whether the kernel runs on a GPU.
-        pair: Whether `function` returns two vectors, or one.
+        pair: Whether `function` returns two vectors, not one.
 
     Returns:
         A float64 scalar for each vector.
@@ -157,7 +158,7 @@ def norms(
         sums = tf.zeros([size // unit, _LANES], dtype)
         sums = _add_blocks(function, flat, count, sums)
         totals.append(tf.reduce_sum(sums))
-    # Skipped if empty: each operation takes time to trace and to compile.
+    # An empty rest is skipped: operations take time to trace and to compile.
     if not size or count * size < length:
         rest = (tensor[count * size :] for tensor in flat)
         totals.append(tf.reduce_sum(_squares(function(*rest))))
@@ -184,9 +185,9 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that multiplies tensors by a float64 scalar.
 
-    The scalar is 0 or at least 1e-60: it may be the inverse of a norm, which
-    can be too small for float32. Call the function inside an XLA kernel, where
-    it takes one pass over memory.
+    The scalar is 0 or at least 1e-60. It may be the inverse of a norm, and too
+    small for float32, so the function multiplies twice. Call the function
+    inside an XLA kernel, where it takes one pass over memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)
@@ -203,7 +204,7 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 def sum_rows(
     values: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
-    """Return [count, ...], the sums of the values for each row.
+    """Return the sum of the values of each row, of shape [count, ...].
 
     All replicas get the same bits, because only `rows` determines the order in
     which values are added. On a GPU, scatters and `unsorted_segment_sum` add
@@ -214,7 +215,7 @@ def sum_rows(
         rows: int [n], in [0, count), with repetitions.
         count: The number of rows.
     """
-    if in_xla():  # XLA cannot compile the sums below, and runs on one replica.
+    if in_xla():  # XLA cannot compile the sums below, but has one replica only.
         return tf.math.unsorted_segment_sum(values, rows, count)
     order = tf.argsort(rows, stable=True)
     return tf.sparse.segment_sum(
@@ -247,7 +248,7 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the float64 squares of one vector, or of two as complex numbers.
+    """Return float64 squares of one vector, or of two as a complex vector.
 
     A sum of complex numbers takes one pass over memory; two sums take two.
     """
@@ -258,7 +259,8 @@ def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
 class Betas(NamedTuple):
     """The decay rates of Adam's moments, and numbers derived from them.
 
-    These are computed in float64: in float32, 1 - 0.999 is wrong by 1.3e-5.
+    The latter are computed in float64: in float32, 1 - 0.999 is wrong by
+    1.3e-5.
     """
 
     of_m: float
@@ -278,7 +280,7 @@ def betas(beta_1: float, beta_2: float) -> Betas:
 def update_moments(
     betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return Adam's moments of the gradient and of its square."""
+    """Return Adam's moments m and v, updated by the gradient."""
     numbers = (scalar(number, m) for number in betas[:4])
     of_m, of_v, new_m, root_of_new_v = numbers
     m = of_m * m + new_m * gradient

@@ -40,8 +40,8 @@ class Lamb(LayerwiseOptimizer):
     first. The update is dense.
     Not finite: a NaN or inf gradient makes the variable not finite.
     Differs from the paper: only in the bounds of phi.
-    Differs from `paddle.optimizer.Lamb`: `weight_decay=0` still adapts, as in
-    Paddle up to 2.5; to adapt nothing, pass
+    Differs from `paddle.optimizer.Lamb`: the trust ratio also applies with
+    `weight_decay=0`, as in Paddle up to 2.5. To adapt no variable, pass
     `exclude_from_layer_adaptation=[""]`.
     Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
     ratio; gradients are summed over replicas first, then clipped; float32
@@ -128,14 +128,14 @@ def lamb_step(
     """Update w, m and v in place; called inside an XLA kernel.
 
     The norms need whole tensors, so u is computed twice: once for its norm and
-    once for the update. This takes less time than storing it.
+    once for the update. This takes less time than storing u.
 
     Args:
         gpu: Whether the kernel runs on a GPU.
         hyperparameters: The hyperparameters of the variable.
         handles: The handles of the variables w, m and v.
-        gradient: Dense, of their shape and dtype.
-        learning_rate: Scalar of their dtype.
+        gradient: Dense, of the variables' shape and dtype.
+        learning_rate: Scalar of the variables' dtype.
         step: int scalar, counted from 1.
     """
     w, m, v = (read(handle, gradient) for handle in handles)
@@ -161,8 +161,8 @@ def lamb(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return u from w, m and v; `corrections` make m^ and v^."""
-    # Each root is taken separately, since the quotient itself can overflow.
+    """Return u of the formula; `corrections` turn m and v into m^ and v^."""
+    # The root of v^ is a product of two roots, since v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight

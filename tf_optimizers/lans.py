@@ -41,9 +41,10 @@ class LANS(LayerwiseOptimizer):
                                 + (1 - beta_1) (phi(|w|) / |c|) c)
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
-    whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 where |g|
-    is 0. Each trust ratio phi(|w|) / |.| is 1 if phi(|w|) or |.| is 0, and for
-    variables that are excluded from layer adaptation.
+    whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 if |g|
+    is 0. Each trust ratio, phi(|w|) / |a| or phi(|w|) / |c|, is 1 if its
+    numerator or denominator is 0, and for variables that are excluded from
+    layer adaptation.
 
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
     matter only for overflow and underflow.
@@ -64,13 +65,12 @@ class LANS(LayerwiseOptimizer):
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
             arguments. Defaults to `1e-3`.
-        beta_1: float in [0, 1). Decay of m, per step, and the weight of its
-            direction. Defaults to `0.9`.
+        beta_1: float in [0, 1). Decay of m, per step, and the weight of
+            direction a in the update. Defaults to `0.9`.
         beta_2: float in [0, 1). Decay of v, per step. Defaults to `0.999`.
         epsilon: float > 0. Added to sqrt(v^). Defaults to `1e-6`.
         weight_decay: float >= 0. Applied inside both trust ratios; None means
-            0.
-            Defaults to `0.0`.
+            0. Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
             searched in `variable.path`, with and without the model's name,
             such as `tfo.BIAS_AND_NORM`.
@@ -191,10 +191,11 @@ def normalized(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that divides a gradient, or a block of it, by `norm`.
 
-    It also clips the elements to [-limit, limit]. If the norm is 0, the result
-    is 0.
+    With a limit, the function also clips elements to [-limit, limit]. If the
+    norm is 0, the function returns 0.
     """
-    # The inverse of a subnormal norm is not finite. NaN stays NaN.
+    # In float32, the inverse of a subnormal norm would not be finite. A NaN
+    # stays NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     scale = scaling(inverse)
     if limit is None:
@@ -212,8 +213,11 @@ def lans(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> list[tf.Tensor]:
-    """Return a and c from w, g~, m and v; `corrections` make m^ and v^."""
-    # Each root is taken separately, since the quotient itself can overflow.
+    """Return a and c of the formula, from w, g~, m and v.
+
+    `corrections` turn m and v into m^ and v^.
+    """
+    # The root of v^ is a product of two roots, since v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight
@@ -227,5 +231,5 @@ def _along_momentum(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return a from the updated m and v; it needs no gradient."""
+    """Return a from w and the updated m and v; a needs no gradient."""
     return lans(hyperparameters, weight, m, m, v, corrections)[0]

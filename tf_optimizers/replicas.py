@@ -1,4 +1,4 @@
-"""The interface of replicas to optimizers and callbacks."""
+"""Lets optimizers and callbacks exchange values between replicas."""
 
 import contextlib
 import functools
@@ -17,8 +17,8 @@ from tf_optimizers.codes.entries import Entries
 class ReplicaGroup:
     """The replicas of one of TensorFlow's strategies, all in one process.
 
-    Our strategy has a subclass of this at `strategy.extended.replica_group`.
-    All replicas must make the same calls in the same order.
+    For our strategy, `strategy.extended.replica_group` is a subclass. All
+    replicas must make the same calls in the same order.
 
     Args:
         strategy: The strategy.
@@ -26,9 +26,10 @@ class ReplicaGroup:
     Attributes:
         count: The number of replicas.
         packs_entries: Whether `gather_and_sum` encodes entries in few bits.
-        averages_statistics: Whether the strategy itself makes variables equal
-            on all replicas before they are read.
-        exchanges_later: Whether values can travel while the next steps run.
+        averages_statistics: Whether the strategy itself averages variables that
+            steps assign, such as the statistics of `BatchNormalization`.
+        exchanges_later: Whether values can travel while the next steps run;
+            see `later`.
     """
 
     packs_entries = averages_statistics = exchanges_later = False
@@ -39,7 +40,7 @@ class ReplicaGroup:
 
     @property
     def rank(self) -> int:
-        """The calling replica's number, consecutive within a worker."""
+        """The calling replica's number; a worker's numbers are consecutive."""
         context = tf.distribute.get_replica_context()
         return tf.get_static_value(context.replica_id_in_sync_group)
 
@@ -72,7 +73,7 @@ class ReplicaGroup:
 
     @property
     def has_owners(self) -> bool:
-        """Whether replicas can send values to their owners, and back."""
+        """Whether `sum_at_owners` and `gather_from_owners` are supported."""
         return isinstance(self._strategy, tf.distribute.MirroredStrategy)
 
     def sum(self, values: Any) -> Any:
@@ -81,7 +82,7 @@ class ReplicaGroup:
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums over this process's replicas."""
+        """Return the sums of tensors over this process's replicas."""
         return self.sum(list(values))
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
@@ -100,7 +101,7 @@ class ReplicaGroup:
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the sums over replicas; only owned ones are meaningful."""
+        """Return the sums over replicas; each is valid only on its owner."""
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
             # Separate calls: one call would sum all values on all devices.
@@ -117,7 +118,7 @@ class ReplicaGroup:
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the values of their owners, on all replicas."""
+        """Return the owner's tensor of each value, on all replicas."""
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
             return [
@@ -128,16 +129,16 @@ class ReplicaGroup:
         return _merge_call(merged, values)
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
-        """Return a call that runs a function in a thread while steps run.
+        """Return an object that calls a function in a thread while steps run.
 
-        A step calls `start(local rank, numbers)` of the result, and a later
-        step `wait(local rank)`. All replicas must start the call. Only for
+        A step calls the object's `start(local rank, numbers)`, and a later step
+        calls its `wait(local rank)`. All replicas must call `start`. Only for
         groups with `exchanges_later`.
         """
         raise NotImplementedError
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Exchange on the channel of `later`, not on that of steps."""
+        """Return a context that exchanges on the channel of `later`."""
         raise NotImplementedError
 
     def agree(
@@ -155,22 +156,22 @@ class ReplicaGroup:
         return [statement]
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Raise if the code in this context needs other workers.
+        """Return a context that raises if its code needs other workers.
 
         Args:
-            name: The name of the code that runs on one worker, for the error.
+            name: The name of that code, for the error.
         """
         return contextlib.nullcontext()
 
     def post(self, key: str, note: str) -> None:
         """Write a note for all workers, once per key, from any thread.
 
-        Only with several workers, like `read` and `check_alive`.
+        Like `read` and `check_alive`, this method needs several workers.
         """
         raise NotImplementedError
 
     def read(self, key: str, seconds: float) -> str | None:
-        """Return a note; None if no worker writes it within `seconds`."""
+        """Return the note of a key; None if no worker posts it in `seconds`."""
         raise NotImplementedError
 
     def check_alive(self) -> None:
@@ -180,7 +181,7 @@ class ReplicaGroup:
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> None:
-        """Raise unless all workers take the same first step."""
+        """Raise unless all workers have the same optimizer and variables."""
 
 
 def replicas_of(
@@ -195,7 +196,7 @@ def replicas_of(
 def effects_of(function: Callable[[], object]) -> list[tf.Operation]:
     """Call a function; return its operations that have an effect, or may fail.
 
-    The list is empty in eager mode, where they have run.
+    In eager mode, the operations have already run, and the list is empty.
     """
     if tf.executing_eagerly():
         function()
@@ -229,7 +230,7 @@ def average(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return TensorFlow's own `reduce`, which our strategy overrides."""
+    """Return a function that reduces as TensorFlow's own strategies do."""
     op = tf.distribute.ReduceOp(reduce_op)
     return lambda value: tf.distribute.Strategy.reduce(
         strategy, op, value, axis=None
@@ -242,13 +243,13 @@ def reduce_together(
     values: Sequence[Any],
     dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce values; those of the same dtype are sent in one tensor.
+    """Reduce values; values of the same dtype are sent in one tensor.
 
     Args:
-        strategy: The strategy, outside of its replicas.
-        reduce: Returns the reduced tensor from a tensor of each replica.
+        strategy: The strategy; call this outside of its `run`.
+        reduce: Called with one tensor per replica; returns the reduced tensor.
         values: Per-replica tensors or variables, of known shapes.
-        dtype: The dtype to cast them to first. Defaults to their own.
+        dtype: The dtype that values are cast to first. Defaults to no cast.
     """
     local = [local_copies(strategy, value) for value in values]
     groups: dict[tf.DType, list[int]] = {}

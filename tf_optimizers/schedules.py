@@ -17,7 +17,7 @@ from tf_optimizers.checks import (
 class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, constant rate, polynomial decay, as in the LANS paper.
 
-    For update t, counted from 1 (`step` + 1, with `step` as Keras passes it):
+    For update t, counted from 1 (Keras passes `step` = t - 1):
 
         t <= warmup_steps:          learning_rate t / warmup_steps
         then for constant_steps:    learning_rate
@@ -29,11 +29,11 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     t counts updates of the weights: the optimizers of this package make one
     update for every `gradient_accumulation_steps` batches. Keras's own
-    optimizers count batches, so multiply the step counts by
-    `gradient_accumulation_steps` for them.
+    optimizers count batches. With Keras's optimizers, multiply all step counts
+    by `gradient_accumulation_steps`.
 
     The constant part is the paper's idea: the curvature of the loss limits the
-    rate, so larger batches need the highest rate for longer, not a higher one.
+    rate, so larger batches need the highest rate for longer, not a higher rate.
 
     Args:
         learning_rate: float > 0. The highest rate, used in the constant part.
@@ -87,7 +87,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Return the rate of update `step` + 1, a scalar."""
-        # Float16 holds numbers up to 65,504; bfloat16, integers up to 256.
+        # Float16 ends at 65,504, and bfloat16 skips integers above 256.
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps

@@ -55,12 +55,12 @@ class ShardedState(Wrapper):
         w, s <- inner step from w and s by g, at the owner of w
         w    <- the owner's w, on all replicas
 
-    From the largest variable to the smallest, each is assigned to the replica
+    Variables are assigned from the largest to the smallest, each to the replica
     that owns the fewest bytes so far. If the inner optimizer
-    `is_elementwise`, a variable larger than half of the mean per replica is
-    split by rows. Other optimizers step whole variables, so that trust ratios
-    and factored moments are exact. With one replica, `ShardedState` does the
-    same as the inner optimizer.
+    `is_elementwise`, variables larger than half of the mean bytes per replica
+    are split by rows. Other optimizers step whole variables, so that trust
+    ratios and factored moments are exact. With one replica, `ShardedState` does
+    the same as the inner optimizer.
 
     Sums of gradients are clipped; `global_clipnorm` limits the norm over all
     owners. Weight decay, schedules, `loss_scale_factor` and constraints work as
@@ -74,9 +74,9 @@ class ShardedState(Wrapper):
     variable. Outside of replicas, and in files, the state is whole, as the
     inner optimizer alone would save it: all workers must save together.
     Traffic: under our strategy, an all-to-all of gradients and an all-gather of
-    weights for every 16 MiB; together the bytes of a dense sum if all replicas
-    own the same number of bytes. `global_clipnorm` takes one more round trip,
-    and so does `clipnorm` if variables are split.
+    weights for every 16 MiB. Together they take the bytes of a dense sum if all
+    replicas own the same number of bytes. `global_clipnorm` takes one more
+    round trip, and so does `clipnorm` if variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
     Not finite: as with the inner optimizer.
 
@@ -87,14 +87,14 @@ class ShardedState(Wrapper):
             Optimizers that exchange gradients themselves (`tfo.DGCMomentum`,
             `tfo.SparseLoCo`), and wrappers (`LossScaleOptimizer`,
             `MultiOptimizer`), which belong outside, raise an error. With
-            several replicas, `gradient_accumulation_steps` of `tfo.AdamOffload`
-            raises an error too, as does that of Keras's optimizers with
+            several replicas, `gradient_accumulation_steps` also raises an
+            error for `tfo.AdamOffload`, and for Keras's optimizers with
             `use_ema`.
         name: str. The optimizer's name. Defaults to `None`.
 
     Raises:
         TypeError: If `inner_optimizer` is not an optimizer.
-        ValueError: If it is not supported.
+        ValueError: If `inner_optimizer` is not supported.
 
     Example:
         >>> import keras
@@ -123,19 +123,19 @@ class ShardedState(Wrapper):
     def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
         """Return whether an optimizer may step rows of a variable separately.
 
-        True if the step of each entry depends on that entry alone. Keras's
-        `SGD`, `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`,
-        `Nadam`, `Ftrl`, `Lion` and `ScheduleFreeAdamW` are elementwise, and so
-        is `tfo.AdamOffload`. A subclass, or a class of your own, declares it
-        by an attribute `is_elementwise = True`.
+        The step of each entry must depend on that entry alone. Keras's `SGD`,
+        `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`, `Nadam`,
+        `Ftrl`, `Lion` and `ScheduleFreeAdamW` are elementwise, and so is
+        `tfo.AdamOffload`. For a subclass, or a class of your own, set the
+        attribute `is_elementwise = True`.
         """
         return is_elementwise(optimizer)
 
     def __dir__(self) -> list[str]:
         """Return the attributes without the inner optimizer.
 
-        Keras saves the attributes listed here, but `variables` already has its
-        state.
+        Keras saves the attributes listed here. The inner optimizer's state is
+        already in `variables`.
         """
         return [name for name in super().__dir__() if name != "inner_optimizer"]
 
@@ -154,7 +154,7 @@ class ShardedState(Wrapper):
         self.inner_optimizer.set_weights(weights)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Let the inner optimizer finish, as `fit` does at its end."""
+        """Overwrite weights with averages if `use_ema`, at the end of `fit`."""
         inner = self.inner_optimizer
         if self._slots is None or not inner.use_ema:
             inner.finalize_variable_values(var_list)
@@ -240,14 +240,14 @@ class ShardedState(Wrapper):
             )
         else:
             update(gradients)
-        # A replica that owns nothing counts steps, too.
+        # A replica that owns no variable counts steps, too.
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:
         """Return how the state is distributed among replicas, in bytes.
 
         Returns:
-            A dict of `"owned"`, a list of the bytes that only that replica
+            A dict of `"owned"`, a list of the bytes that each replica alone
             holds; `"shared"`, the bytes that every replica holds; and
             `"whole"`, the bytes that each replica would hold without
             `ShardedState`. The dict is the same on all workers.

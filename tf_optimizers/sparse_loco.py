@@ -65,7 +65,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     With `sync_every` > 1, the weights of a model differ between workers from
     one synchronization to the next. In a custom training loop, call
-    `synchronize`.
+    `synchronize` before you evaluate or save the model.
 
     With `overlap`, entries travel while the next sync_every steps run. Each
     worker has a copy of w, its own weights w_i, and b_i, its weights at the
@@ -78,11 +78,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         b_i <- w_i
         begin to send the k entries of largest |e_i|; e_i becomes 0 there
 
-    So where worker i has sent entries, w_i changes by the difference between
-    the sum and its own entries; elsewhere, by the sum of the other workers'
-    entries. w is equal on all workers, bit for bit. `synchronize` waits for
-    entries on their way, sends once more without overlap, and sets all w_i to
-    w.
+    As a result, an element of w_i that worker i has sent changes by the
+    difference between the sum and worker i's own entry. Any other element
+    changes by the sum of the other workers' entries. w is equal on all workers,
+    bit for bit. `synchronize` waits for entries that still travel, sends once
+    more without overlap, and sets all w_i to w.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
@@ -93,11 +93,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     same strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
-    optimizer's state. During a step, also a copy of w, and the update; with
-    `sync_every` > 1, the copy is kept, and with `overlap`, b_i as well. Outside
-    of replicas, and in checkpoints, e is the sum over i and the inner state is
-    the mean. With `tfo.AdamOffload`, all state is on the host, except for
-    master weights of half-precision variables and accumulated gradients.
+    optimizer's state. A step also needs a copy of w, and the update. With
+    `sync_every` > 1, each replica keeps the copy; with `overlap`, it also keeps
+    b_i. Outside of replicas, and in checkpoints, e is the sum over i and the
+    inner state is the mean. With `tfo.AdamOffload`, all state is on the host,
+    except for master weights of half-precision variables and accumulated
+    gradients.
     Traffic: that of `DGCMomentum`, once in `sync_every` steps; dense for
     variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
@@ -125,14 +126,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             First step of the stages in reverse. Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
-            exchange is dense. The last of them, or the next synchronization,
-            sends all residuals. Defaults to `1`.
+            exchange is dense. The last of these steps, or the next
+            synchronization after it, sends all residuals. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
-            1, updates are lost. Defaults to `1.0`.
+            1, parts of the updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sums of sent entries.
             Defaults to `1.0`.
-        min_compress_size: int >= 1. Elements of the smallest variable that is
-            compressed. Defaults to `16384`.
+        min_compress_size: int >= 1. Updates of variables with fewer elements
+            are averaged densely. Defaults to `16384`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
             format of sent values; see `DGCMomentum`. Defaults to
             `"float32"`.
@@ -141,13 +142,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
-            `keras.optimizers.Optimizer`. Others belong to the inner optimizer.
+            `keras.optimizers.Optimizer`. Pass others to the inner optimizer.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is outside its range, or not supported.
-        RuntimeError: If a step is compiled by XLA; if a model is saved between
-            two synchronizations.
+        RuntimeError: If a step is compiled by XLA, or if a model is saved
+            between two synchronizations.
 
     Example:
         >>> import keras
@@ -219,8 +220,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         With `sync_every=1`, the settings are the same as in
         `DGCMomentum.for_steps`. In runs of fewer than 500 steps,
-        `residual_decay` is also 0.7: the inner optimizer does not see the
-        residuals, and would move too far.
+        `residual_decay` is 0.7 instead of 1: the inner optimizer does not see
+        the residuals, and would move too far.
 
         With `sync_every` > 1, there is neither warm-up nor cool-down:
 
@@ -228,10 +229,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             outer_learning_rate   1.4
             value_dtype           "int4"
 
-        Here p = min(300, steps / 10): a replica sends every entry once per 300
-        steps, on average, or ten times in a run of fewer than 3,000 steps. From
-        3,000 steps on, that is about 1,000 times fewer bytes than dense float32
-        gradients in every step.
+        Here p = min(300, steps / 10). On average, a replica sends every entry
+        once per 300 steps, or ten times in a run of fewer than 3,000 steps. In
+        a run of 3,000 steps or more, it sends about 1,000 times fewer bytes
+        than with dense float32 gradients in every step.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch
@@ -247,7 +248,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Its own state, followed by the inner optimizer's."""
+        """The optimizer's own state, followed by the inner optimizer's."""
         return [*super().variables, *self.inner_optimizer.variables]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -266,7 +267,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
         if not isinstance(self.inner_optimizer, Optimizer):
-            # Configs of Keras's optimizers have no exclusions; this one does.
+            # The config of a Keras optimizer has no exclusions. Ours has them.
             Optimizer.exclude_from_weight_decay(self, var_list, var_names)
 
     @property
@@ -280,13 +281,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         As at the end of a round, the largest entries are sent, and the others
         stay in the residual. A new round begins. `fit`, `evaluate` and
         `predict` call this before weights are read, with the statistics of
-        `BatchNormalization`. In a custom training loop, call it on every worker
-        before you evaluate or save a model.
+        `BatchNormalization`. In a custom training loop, call `synchronize` on
+        every worker before you evaluate or save a model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
                 such as the `non_trainable_variables` of a
-                `BatchNormalization`. They become their mean over replicas.
+                `BatchNormalization`. Each becomes its mean over replicas.
                 Defaults to `()`.
 
         Raises:
@@ -305,13 +306,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 )
 
     def _finish_travel(self) -> None:
-        """Wait for entries that travel; call it between steps."""
+        """Wait until all entries have arrived; call this between steps."""
         if self._travel is not None:
             self._travel.finish()
 
     @property
     def _sparse(self) -> tuple[int, ...] | None:
-        """The variables with sparse gradients; None if they are not known."""
+        """The indices of variables with sparse gradients; None if not known."""
         indices = self._compressor.rows.indices
         return None if indices is None else tuple(indices)
 
@@ -334,7 +335,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state, which entries on their way must not change."""
+        """Load the state, after all travelling entries have arrived."""
         self._finish_travel()
         super().load_own_variables(store)
 
@@ -375,7 +376,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             inner.exclude_from_weight_decay(excluded)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # Now a callable of `MultiOptimizer` has chosen its optimizers.
+        # Checked again: a callable of `MultiOptimizer` has now chosen its
+        # optimizers.
         self._check_under(variables)
         with self._steps.variable_scope():
             for variable in variables:
@@ -434,13 +436,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         due: Sequence[tuple[Choice, tf.Tensor | None]],
         stepped: Sequence[tf.Variable] = (),
     ) -> None:
-        """Exchange the pseudo-gradients of a round, if it is over.
+        """Exchange the pseudo-gradients of a round, if the round is over.
 
         Args:
-            rounds: The rounds, with the weights at the start of this one.
-            due: Pairs of a choice of variables and whether it is due now; None
-                means always. At most one is due.
-            stepped: The variables of the step that ends the round; none if the
+            rounds: The rounds, with the weights at the start of this round.
+            due: Pairs of a choice of variables and a tensor, whether to
+                exchange these variables now; None means yes. At most one choice
+                is exchanged.
+            stepped: The variables of the step that ends the round; empty if the
                 round ends early.
         """
         compressor = self._compressor
@@ -454,7 +457,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             weights = self._weights(variables)
             moved = rounds.end(weights, choice)
             self._store(variables, weights)
-            # Everything is sent while sparse gradients are not known yet.
+            # All entries are sent until it is known which gradients are sparse.
             self._send_moved(variables, sparsity if is_known else None, moved)
             rounds.constrain(stepped, choice)
 
@@ -485,7 +488,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)
-        # The worker's devices share e_i, and make the same step.
+        # Each of a worker's M devices holds e_i / M; see `sparse_loco`.
         copies = wire.devices * wire.replicas
         add = compiled(_add_to_residual, residual, decay, copies)
         with tf.device(residual.device):
@@ -510,9 +513,10 @@ def _add_to_residual(
 def sparse_loco(
     residual_decay: float, copies: int, residual: tf.Tensor, moved: tf.Tensor
 ) -> tf.Tensor:
-    """Return the new e_i of the formula.
+    """Return the new e_i of the formula, or a device's fraction of e_i.
 
-    `moved` is w - w_i, and `copies` is N. If the M devices of a worker share
-    e_i, `moved` is the sum of their w - w_i, and `copies` is M N.
+    `moved` is w - w_i, and `copies` is N. If each of a worker's M devices holds
+    e_i / M, `moved` is the sum of w - w_i over these devices, and `copies` is
+    M^2 N for N workers.
     """
     return scalar(residual_decay, residual) * residual + moved / copies

@@ -1,8 +1,8 @@
 """Finds the optimizers that train a model.
 
-One is passed to `compile`. Others are used in a `train_step`: they are
-attributes of the model, of compiled models inside it, as in a GAN, or of the
-user's own objects, including their lists and dicts.
+One optimizer is passed to `compile`. A custom `train_step` may use others:
+attributes of the model, of compiled models inside the model (as in a GAN), or
+of the user's own objects, including lists and dicts in these.
 """
 
 import itertools
@@ -36,13 +36,13 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
 
 
 def wrapped_optimizers(optimizer: Any) -> list[Any]:
-    """Return an optimizer and all that it wraps, outermost first."""
+    """Return an optimizer and all optimizers that it wraps, outermost first."""
     inner = map(wrapped_optimizers, _wrapped_by(optimizer))
     return [optimizer, *itertools.chain(*inner)]
 
 
 def every_optimizer(model: keras.Model) -> list[Any]:
-    """Return the distinct optimizers of a model and all that they wrap."""
+    """Return a model's distinct optimizers, including wrapped optimizers."""
     found = map(wrapped_optimizers, optimizers_of(model).values())
     return distinct(itertools.chain(*found))
 
@@ -61,7 +61,7 @@ def kind_of(optimizer: Any) -> str:
 def with_updated(
     model: keras.Model, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Return a model's variables, and all others that its optimizers update.
+    """Return `variables`, and all others that a model's optimizers update.
 
     The others may be frozen by now, or belong to layers that Keras does not
     track.
@@ -76,9 +76,9 @@ def with_updated(
 
 
 def build_optimizers(model: keras.Model) -> list[str]:
-    """Build the optimizers of `compile`; return the names of unbuilt ones.
+    """Build the optimizers of `compile`; return the names of all unbuilt ones.
 
-    Only the user knows which variables the unbuilt ones are for.
+    Only the user knows which variables an unbuilt optimizer is for.
     """
     unbuilt = []
     for name, optimizer, owner in list(_optimizers_in(model)):
@@ -169,7 +169,7 @@ def steppers(model: keras.Model) -> list[Any]:
 def local_steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` that takes local steps with a model's weights.
 
-    It may belong to a model that contains this one, or to no model.
+    Such an optimizer may belong to a model that contains `model`, or to none.
     """
     found = [each for each in steppers(model) if each.sync_every > 1]
     own = _ids(model.variables)
@@ -182,7 +182,7 @@ def local_steppers(model: keras.Model) -> list[Any]:
 
 
 def only_local_steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of a model that takes local steps.
+    """Return a model's `SparseLoCo` optimizers that take local steps.
 
     The list is empty if the model has another optimizer, which may exchange in
     every step.
@@ -205,8 +205,9 @@ class LocalRound(NamedTuple):
 
     Attributes:
         ends: Whether the next step is the last of the round; a bool tensor.
-        batches: The batches of a whole round.
-        overlaps: Whether the values of a round travel while the next one runs.
+        batches: The number of batches in a whole round.
+        overlaps: Whether the values of a round travel while the next round
+            runs.
     """
 
     ends: tf.Tensor
@@ -215,15 +216,16 @@ class LocalRound(NamedTuple):
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
-    """Return the optimizers' current round, outside of `strategy.run`.
+    """Return the optimizers' current round; call it outside of `strategy.run`.
 
-    If they have different rounds, the first to end ends this one.
+    If the optimizers' rounds differ, the current round ends as soon as one of
+    these rounds ends.
 
     Args:
         optimizers: The result of `only_local_steppers`.
 
     Returns:
-        None if there is no optimizer, or if one is not built.
+        None if there is no optimizer, or if an optimizer is not built.
     """
     if not optimizers or not all(each.built for each in optimizers):
         return None

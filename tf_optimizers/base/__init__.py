@@ -1,1 +1,1 @@
-"""Prepares gradients for an optimizer's own mathematics."""
+"""The base of all optimizers: gradients, averages, precision, exclusions."""

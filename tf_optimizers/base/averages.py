@@ -28,8 +28,8 @@ class Averages:
     """Averages weights in full precision, and overwrites weights with averages.
 
     Args:
-        optimizer: The optimizer that averages.
-        masters: Its master weights, which are averaged in place of
+        optimizer: The optimizer that updates the weights.
+        masters: The optimizer's master weights, which are averaged in place of
             half-precision variables.
         placement: `OnReplicas` or `OnHost`, which holds the averages.
     """
@@ -40,11 +40,11 @@ class Averages:
         self._optimizer = optimizer
         self._masters = masters
         self._placement = placement
-        # The keys of the variables that the last traced step moves.
+        # The keys of the variables that the last traced step updates.
         self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Note which variables a step moves."""
+        """Note which variables a step updates."""
         self._stepped = frozenset(
             variable_key(self._optimizer, variable)
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -94,7 +94,7 @@ class Averages:
         """Overwrite averaged variables with their averages, after training.
 
         Keras passes the variables that are trainable now. A step that was
-        traced earlier also moves variables that have been frozen since.
+        traced earlier also updates variables that have been frozen since.
         """
         self.start()
         optimizer = self._optimizer

@@ -38,14 +38,17 @@ def own_component(variable: Any) -> tf.Variable:
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of this worker's first copy, on the copy's device."""
+    """Return the value of a variable's first copy on this worker.
+
+    The value is on the device of that copy.
+    """
     first = components(variable)[0]
     with tf.device(first.device):
         return first.value()
 
 
 class OnReplicas:
-    """Keeps state on every replica, next to its weights."""
+    """Keeps state on every replica, next to the replica's weights."""
 
     update_each = staticmethod(update_each)
 
@@ -58,7 +61,7 @@ class OnReplicas:
         return contextlib.nullcontext()
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function`, which updates the state of all replicas."""
+        """Call `function`; only `OnHost` needs the key."""
         return function()
 
 

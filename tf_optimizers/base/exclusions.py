@@ -1,16 +1,17 @@
 """Excludes variables from weight decay, and finds them again after loading.
 
 Loading a model changes the paths of its variables: the model's name is dropped,
-and layers that the user did not name get other numbers.
+and layers that the user did not name get other numbers. For example, the first
+paths become the second:
 
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel
 
 Loading keeps the order of the variables, the last part of each path, and the
 shapes. So the config of a built optimizer holds the positions of the excluded
-variables. It also holds the last part of the path and the shape of every
-variable, to detect a different model. Before the optimizer is built, the config
-holds the paths of the variables that the user chose.
+variables. To detect a different model, the config also holds the shape and the
+last part of the path of every variable. Before the optimizer is built, the
+config holds the paths of the variables that the user chose.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ class Excluded:
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
     def entry(self) -> dict[str, Any]:
-        """Return a config's entry, empty if nothing can be excluded."""
+        """Return the entry for a config; empty without patterns and choices."""
         if not self.chosen and not self.by_patterns:
             return {}
         return {
@@ -97,8 +98,8 @@ class Exclusions:
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
             {variable_key(optimizer, v): _description(v) for v in variables},
         )
-        # In `strategy.run`, each replica calls this, and the first one also
-        # builds the optimizer before the next call.
+        # In `strategy.run`, each replica makes this call, and the first replica
+        # builds the optimizer before the second one makes the call.
         if optimizer.built and found != self:
             raise RuntimeError(
                 "`exclude_from_weight_decay()` must be called before the "
@@ -128,8 +129,8 @@ class Exclusions:
             others: Patterns for purposes other than weight decay.
 
         Raises:
-            ValueError: If the config excludes variables that are not among
-                these.
+            ValueError: If the config excludes a variable that is not among
+                `variables`.
         """
         patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
         by_patterns = {
@@ -152,8 +153,8 @@ class Exclusions:
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
         paths = list(map(path_of, variables))
-        # Loading drops the model's name, so patterns may match paths with it or
-        # without.
+        # Loading drops the model's name, so a pattern may match a path with or
+        # without this name.
         pairs = list(zip(paths, _without_model(paths), strict=True))
         return {
             i
@@ -166,7 +167,7 @@ class Exclusions:
         """Return the positions of the variables chosen in a config.
 
         Raises:
-            ValueError: If they are not among the variables.
+            ValueError: If a chosen variable is not among `variables`.
         """
         saved = self.saved
         if not saved.get(_CHOSEN):
@@ -207,8 +208,8 @@ def check_exclusions(
 
     Args:
         patterns: The value of `exclude_from_weight_decay`.
-        others: The constructor's other arguments. The exclusions that a config
-            has saved are removed from them.
+        others: The constructor's other arguments. If they come from a config,
+            its saved exclusions are removed from them.
     """
     saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)
@@ -252,8 +253,8 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Return paths without the model's name, if all begin with it."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # In `dense/kernel`, the first name is a layer's: at least two names follow
-    # a model's.
+    # In `dense/kernel`, the first name is a layer's: a model's name is followed
+    # by at least two names.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 

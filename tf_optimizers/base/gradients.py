@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Convert arrays to tensors, including those in `tf.IndexedSlices`."""
+    """Return a gradient with tensors in place of arrays; keep None."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -36,9 +36,10 @@ def in_state_dtype(
 ) -> list[Gradient | None]:
     """Cast each gradient to the dtype of its variable's state.
 
-    The result has a static shape, except for the number of rows of
-    `tf.IndexedSlices`. It is on the replica's device, as TensorFlow's reduction
-    expects; an argument of a `tf.function` has no device.
+    The results have static shapes, except for the number of rows of
+    `tf.IndexedSlices`. They are on the replica's device, as TensorFlow's
+    reduction expects, even if a gradient is an argument of a `tf.function` and
+    has no device.
     """
     return [
         None
@@ -147,9 +148,9 @@ def clip(
 ) -> list[tf.Tensor]:
     """Clip each gradient's norm, the norm of all of them, or each element.
 
-    At most one limit may be given. If a gradient is not finite, all elements
-    that its norm scales become NaN. XLA scales in one pass over memory; without
-    XLA, each operation takes its own pass.
+    At most one limit may be given. If a norm is not finite, all elements that
+    the norm would scale become NaN. With `xla`, scaling takes one pass over
+    memory; otherwise, each operation takes one.
     """
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]

@@ -27,8 +27,9 @@ class Wrapper(Optimizer):
 
     Args:
         inner_optimizer: The wrapped optimizer.
-        *args: Arguments of the next class, after its learning rate.
-        **kwargs: Keyword arguments of the next class.
+        *args: Arguments of the next class's constructor, after the learning
+            rate.
+        **kwargs: Keyword arguments of that constructor.
     """
 
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +38,7 @@ class Wrapper(Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """`learning_rate` of the inner optimizer."""
+        """The inner optimizer's `learning_rate`."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -53,7 +54,7 @@ class Wrapper(Optimizer):
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
-        """Bring both optimizers into the strategy of the variables."""
+        """Move this and all inner optimizers into the variables' strategy."""
         for part in wrapped_optimizers(self):
             adopt(part, variables)
 
@@ -76,7 +77,7 @@ class Wrapper(Optimizer):
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
     """Raise if `value` is not a new optimizer.
 
-    `check` is called for it, and for every optimizer that it wraps.
+    `check` is called with `value` and with every optimizer that it wraps.
     """
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
@@ -125,8 +126,8 @@ class InnerSteps:
 
     Args:
         optimizer: The inner optimizer.
-        variables: The variables it updates: the model's, or the master weights
-            of half-precision ones.
+        variables: The variables that the inner optimizer updates: the model's
+            variables or, in half precision, their master weights.
         likes: The model's variables. The inner optimizer sees their names and
             paths.
     """
@@ -157,7 +158,7 @@ class InnerSteps:
             weights: This replica's components of the variables, or the rows
                 whose state it holds.
             indices: Positions of the variables among all variables.
-            settings: Attributes of the optimizer during the step.
+            settings: Attributes of optimizers to replace during the step.
         """
         parts = wrapped_optimizers(self._optimizer)
         moved = [self._variables[i] for i in indices]

@@ -99,8 +99,8 @@ class Optimizer(keras.optimizers.Optimizer):
         variables without a path, and loading a model changes paths.
 
         Raises:
-            ValueError: If the config excludes variables that are not among
-                these.
+            ValueError: If the config excludes a variable that is not among
+                `variables`.
         """
         if self.built:
             return
@@ -134,8 +134,8 @@ class Optimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Exclude variables from weight decay, in addition to the patterns.
 
-        Unlike Keras's method of this name, this changes the config. A call
-        replaces the previous one; every replica may make the same call.
+        Unlike Keras's method of this name, this method changes the config. Each
+        call replaces the previous call. Every replica may make the same call.
 
         Args:
             var_list: Variables to exclude.
@@ -173,8 +173,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If there is no gradient, if the shapes of a gradient and
-                its variable differ, or if a variable is unknown. No variable
-                has been changed then.
+                its variable differ, or if a variable is unknown. In these
+                cases, no variable has changed.
             TypeError: If a gradient is not of a floating dtype.
             RuntimeError: If called outside of `strategy.run`.
         """
@@ -209,7 +209,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """Return gradients that Keras can unscale, in the state's dtype."""
         gradients = in_state_dtype(gradients, variables)
         if self.loss_scale_factor or self.gradient_accumulation_steps:
-            # Keras can neither divide nor add IndexedSlices.
+            # Keras can neither divide nor add `tf.IndexedSlices`.
             gradients = densify(gradients, variables)
         return gradients
 
@@ -286,7 +286,7 @@ class Optimizer(keras.optimizers.Optimizer):
         return self
 
     def _check_name(self, name: str) -> None:
-        """Raise if the variable of this name must not be restored."""
+        """Raise if variables saved under this name must not be restored."""
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
         """Return the patterns for purposes other than weight decay."""

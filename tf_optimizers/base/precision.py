@@ -41,9 +41,9 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return the up-to-date master weight of a variable with this value.
 
     A master weight holds more bits than its variable, and rounds to the
-    variable's value. An element that does not was assigned to (by
-    `set_weights`, a constraint, a restored checkpoint); there, the variable's
-    value is returned.
+    variable's value. If an element does not, `set_weights`, a constraint or a
+    restored checkpoint has changed the variable. For these elements, the
+    variable's value is returned.
     """
     # Bits are compared, because XLA may skip rounding to half precision and
     # back.
@@ -79,8 +79,8 @@ class MasterWeights:
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
         """Return the up-to-date master weight, or else the variable itself.
 
-        After you assign to the result, call `store_weight`, which rounds it
-        into a half-precision variable.
+        After you assign to the result, call `store_weight`, which rounds the
+        master weight into the half-precision variable.
         """
         master = self[index]
         if master is None:

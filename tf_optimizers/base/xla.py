@@ -9,9 +9,9 @@ from tf_optimizers.wrapped import every_optimizer
 def keep_out_of_xla() -> None:
     """Let `compile` turn XLA off for models whose optimizer cannot use it.
 
-    Such an optimizer has `_supports_jit = False`, and calls this when it is
-    created. From then on `jit_compile="auto"`, the default, turns XLA off for
-    every model that uses such an optimizer anywhere.
+    Such an optimizer has `_supports_jit = False`, and its constructor calls
+    this function. From then on `jit_compile="auto"`, the default, turns XLA off
+    for every model that uses such an optimizer anywhere.
     """
     choose_xla(_has_one)
 

@@ -31,13 +31,13 @@ from tf_optimizers.layerwise.layerwise_step import (
     step_each,
 )
 
-# Limits on the number of variables in a launch and, if there are several, on
-# their elements. Larger launches would save little time, and need all their
-# gradients in memory at the same time.
+# The most variables in a launch and, if there are several, the most elements.
+# Larger launches would save little time, and need all their gradients in memory
+# at the same time.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
-# A variable's component on this device, its gradient, and the learning rate.
+# A variable's component on a device, its gradient, and the learning rate.
 Row = tuple[tf.Variable, tf.Tensor, Any]
 
 
@@ -141,7 +141,7 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Step components; on a GPU, those of one shape in one launch."""
+        """Step components; on a GPU, components of one shape share launches."""
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
             indices = [variable_index(self, row[0]) for row in rows]
@@ -175,7 +175,7 @@ class LayerwiseOptimizer(Optimizer):
         return tf.convert_to_tensor(self.iterations)
 
     def _step_together(self, rows: list[Row], step: tf.Tensor) -> None:
-        """Step variables, or their components, by one kernel."""
+        """Step variables, or their components, in one kernel."""
         variables, gradients, (rate, *_) = map(list, zip(*rows, strict=True))
         indices = [variable_index(self, v) for v in variables]
         weights = list(map(self._full_precision, variables))
@@ -202,12 +202,12 @@ def launches(
     variables: Sequence[int],
     kernels: Sequence[tuple[Any, ...]],
 ) -> list[list[int]]:
-    """Return the positions in the lists, grouped by launch on a GPU.
+    """Return the positions in `variables`, grouped by launch on a GPU.
 
     A launch takes as long as stepping a few million parameters, so small
-    variables share one. Variables in a launch have the same shape, so that a
-    model needs few kernels. If a variable occurs several times, each occurrence
-    goes into a later launch than the previous one.
+    variables share a launch. Variables in a launch have the same shape, so that
+    a model needs few kernels. If a variable occurs several times, each
+    occurrence goes into a later launch than the previous one.
 
     Args:
         variables: The index of each variable.
@@ -234,7 +234,7 @@ def launches(
 def last_trust_ratio(
     optimizer: LayerwiseOptimizer, variable: Any, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Return the trust ratio of the last step.
+    """Return a variable's trust ratio in the last step.
 
     Args:
         optimizer: A built optimizer.

@@ -9,7 +9,10 @@ from tf_optimizers.kernels import Betas, bias_correction, norms
 
 
 class LayerwiseHyperparameters(NamedTuple):
-    """The settings of one variable's step; in a kernel, floats are scalars."""
+    """The settings of one variable's step.
+
+    Inside a kernel, each float is a float64 scalar; see `compiled`.
+    """
 
     betas: Betas
     epsilon: float
@@ -21,7 +24,7 @@ class LayerwiseHyperparameters(NamedTuple):
 
 
 class Corrections(NamedTuple):
-    """The factors that correct the bias of the moments, scalars."""
+    """Scalar factors that correct the bias of the moments."""
 
     m: tf.Tensor  # 1 / (1 - beta_1^step)
     root_of_v: tf.Tensor  # 1 / sqrt(1 - beta_2^step)
@@ -59,7 +62,7 @@ def trust_ratio(
 ) -> tf.Tensor:
     """Return phi(weight_norm) / norm, or 1 if either is 0.
 
-    phi clamps to the bounds. NaN stays NaN: it must reach the weights.
+    phi clamps to the bounds. A NaN stays NaN, so that it reaches the weights.
     """
     phi = weight_norm
     if hyperparameters.lower_bound is not None:
@@ -78,7 +81,7 @@ def momentum_ratio(
     v: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Return the trust ratio of the direction that `direction` computes."""
+    """Return the trust ratio of the result of `direction`."""
     corrections = corrections_at(hyperparameters.betas, step, weight.dtype)
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:

@@ -27,8 +27,8 @@ HOST = "/CPU:0"
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale. If this were a plain tensor, it
-    would do so on the model's device, and allocate a second gradient there.
+    Keras divides gradients by the loss scale. Keras would divide a plain tensor
+    on the model's device, and allocate a second gradient there.
     """
 
     def __init__(self, tensor: tf.Tensor) -> None:
@@ -45,9 +45,9 @@ class OnHost:
     """Keeps state once per worker, for all of its replicas.
 
     Under strategies that merge replicas to update variables, one thread does
-    the work. Under others, replicas trace the same code into one graph, one
-    after another: the first replica does the work, and the others get its
-    tensors.
+    the work. Under other strategies, the replicas trace the same code into one
+    graph, one after another. The first replica does the work, and the other
+    replicas get its tensors.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class OnHost:
 
 @contextlib.contextmanager
 def variables_on_host() -> Iterator[None]:
-    """Create one variable per process, on the host, in any strategy's scope."""
+    """Create variables once per process, on the host, even under a strategy."""
 
     def create(
         next_creator: Callable, initial_value: Any = None, **kwargs: Any
@@ -146,7 +146,7 @@ def is_on_host(variable: tf.Variable) -> bool:
 
 
 def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
-    """Return this worker's first replica's gradient, dense, on the host."""
+    """Return the dense gradient of this worker's first replica, on the host."""
     with tf.device(HOST):
         return as_dense(components(gradient)[0], variable)
 

@@ -146,12 +146,12 @@ class HostOptimizer(Optimizer):
                         for v in _elsewhere(variables)
                     ]
 
-            # Branches do not run on the device of this scope, but tensors that
-            # they capture are copied there.
+            # Branches do not run on the device of this scope, but the tensors
+            # that branches capture are copied to this device.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
-        # Called before `tf.cond`, where replicas have separate graphs.
+        # Called before `tf.cond`: inside it, each replica has its own graph.
         changes = self._placement.once("step", work)
         with tf.device(HOST):
             tf.cond(
@@ -164,7 +164,7 @@ class HostOptimizer(Optimizer):
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
         """Step on the host; return the changes for variables elsewhere."""
-        # Read these on their own devices, not on the host.
+        # Both are read on their own devices, not on the host.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
@@ -225,7 +225,7 @@ def _in_state_dtype(
 
 
 def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Return the variables that are not on the host, in the step's order."""
+    """Return the variables that are not on the host, in the order of steps."""
     return [v for v in reversed(variables) if not is_on_host(v)]
 
 
