@@ -323,7 +323,7 @@ class DGCMomentum(CompressedOptimizer):
             dtype = state_dtype(variable.dtype)
             u = add_replica_variable(self, variable, "momentum", dtype)
             if self.rate_in_momentum:
-                u.meaning = f"{_MARK}=True"  # For backups.
+                u.meaning = f"{_MARK}=True"  # Backups check it.
             self._compressor.add(self, variable, u, self.momentum_masking)
 
     def _update(

@@ -9,7 +9,7 @@ _masks = threading.local()  # A thread's signal masks before forks.
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
-    """Call `restore`, which sets the handler, in every process forked later.
+    """Call `restore`, which sets SIGTERM's handler, in every later fork.
 
     A parent can send SIGTERM before the child has called `restore`. SIGTERM is
     therefore blocked during the fork, and arrives after the call.

@@ -125,7 +125,7 @@ def lamb_step(
     learning_rate: tf.Tensor,
     step: tf.Tensor,
 ) -> None:
-    """Update w, m and v in place; called inside an XLA kernel.
+    """Update w, m and v in place, inside an XLA kernel.
 
     The norms need whole tensors, so u is computed twice: once for its norm and
     once for the update. This takes less time than storing u.

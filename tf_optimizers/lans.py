@@ -213,7 +213,7 @@ def lans(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> list[tf.Tensor]:
-    """Return a and c of the formula, from w, g~, m and v.
+    """Return the directions a and c from w, g~, m and v.
 
     `corrections` turn m and v into m^ and v^.
     """
@@ -231,5 +231,5 @@ def _along_momentum(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return a from w and the updated m and v; a needs no gradient."""
+    """Return direction a from w and the updated m and v, without g~."""
     return lans(hyperparameters, weight, m, m, v, corrections)[0]

@@ -86,11 +86,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
-    `tfo.AdamOffload`. Its learning rate, schedule, weight decay and clipping
-    apply to each worker separately; constraints apply to w. The mean of N noisy
-    steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than a
-    single step, so start with sqrt(N) times the learning rate. Runs under the
-    same strategies as `DGCMomentum`.
+    `tfo.AdamOffload`. The inner optimizer's learning rate, schedule, weight
+    decay and clipping apply to each worker separately; constraints apply to w.
+    The mean of N noisy steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times
+    shorter than a single step, so start with sqrt(N) times the usual learning
+    rate. Runs under the same strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. A step also needs a copy of w, and the update. With
@@ -102,7 +102,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     Traffic: that of `DGCMomentum`, once in `sync_every` steps; dense for
     variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
-    `gradient_accumulation_steps` or `loss_scale_factor` they count as dense.
+    `gradient_accumulation_steps` or `loss_scale_factor`, such gradients count
+    as dense.
     Not finite: a NaN or inf is always sent, and reaches w.
     Differs from the paper: by default, workers exchange after every step,
     values have 32 bits, and e_i does not decay; k is per variable, not per
@@ -115,8 +116,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             exchanges gradients itself; `LossScaleOptimizer`, which belongs
             outside; `Ftrl` and `ScheduleFreeAdamW`, which do not step from the
             given weights.
-        sync_every: int >= 1. Local steps per exchange. Above 1, `use_ema` is
-            not supported. Defaults to `1`.
+        sync_every: int >= 1. Local steps per exchange. If it is above 1,
+            `use_ema` is not supported. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
             entries that are not sent, stage by stage. Defaults to `(0.999,)`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
@@ -124,12 +125,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         rampup_step: int >= 1. Steps of the warm-up, split evenly among the
             stages of `sparsity`. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            First step of the stages in reverse. Defaults to `None`.
+            First step of the cool-down, in which the stages run in reverse.
+            Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
             exchange is dense. The last of these steps, or the next
             synchronization after it, sends all residuals. Defaults to `1`.
-        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
-            1, parts of the updates are lost. Defaults to `1.0`.
+        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. If it
+            is below 1, parts of the updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sums of sent entries.
             Defaults to `1.0`.
         min_compress_size: int >= 1. Updates of variables with fewer elements
@@ -231,8 +233,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Here p = min(300, steps / 10). On average, a replica sends every entry
         once per 300 steps, or ten times in a run of fewer than 3,000 steps. In
-        a run of 3,000 steps or more, it sends about 1,000 times fewer bytes
-        than with dense float32 gradients in every step.
+        a run of 3,000 steps or more, a replica sends about 1,000 times fewer
+        bytes than with dense float32 gradients in every step.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch
@@ -252,7 +254,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return [*super().variables, *self.inner_optimizer.variables]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set `variables`; Keras's method leaves out the inner optimizer's."""
+        """Set `variables`, including the inner optimizer's."""
         self._finish_travel()
         own = len(super().variables)
         super().set_weights(weights[:own])
@@ -280,9 +282,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         As at the end of a round, the largest entries are sent, and the others
         stay in the residual. A new round begins. `fit`, `evaluate` and
-        `predict` call this before weights are read, with the statistics of
-        `BatchNormalization`. In a custom training loop, call `synchronize` on
-        every worker before you evaluate or save a model.
+        `predict` call `synchronize` before weights are read, with the
+        statistics of `BatchNormalization`. In a custom training loop, call it
+        on every worker before you evaluate or save a model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
@@ -440,9 +442,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Args:
             rounds: The rounds, with the weights at the start of this round.
-            due: Pairs of a choice of variables and a tensor, whether to
-                exchange these variables now; None means yes. At most one choice
-                is exchanged.
+            due: Pairs of a choice of variables and a bool tensor, which is true
+                if these variables are exchanged now. None stands for true. At
+                most one choice is exchanged.
             stepped: The variables of the step that ends the round; empty if the
                 round ends early.
         """

@@ -58,7 +58,7 @@ class Averages:
 
     def _update(self) -> None:
         optimizer = self._optimizer
-        # The first update sets the averages to the weights themselves.
+        # The first update sets the averages to the weights.
         self._placement.once(
             "average", lambda: self._average(optimizer.iterations > 0)
         )

@@ -77,7 +77,7 @@ class LayerwiseOptimizer(Optimizer):
         self.upper_bound = upper_bound
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v for each variable, in its shape and state dtype."""
+        """Create m and v of each variable, of its shape and state dtype."""
         if self.built:
             return
         super().build(variables)

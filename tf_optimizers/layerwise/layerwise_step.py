@@ -81,7 +81,7 @@ def momentum_ratio(
     v: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Return the trust ratio of the result of `direction`."""
+    """Return the trust ratio of the update that `direction` computes."""
     corrections = corrections_at(hyperparameters.betas, step, weight.dtype)
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
