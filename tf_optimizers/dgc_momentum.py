@@ -77,9 +77,9 @@ class DGCMomentum(CompressedOptimizer):
     is multiplied by the rate of the step that sends it. With `nesterov`, u_i <-
     momentum (u_i + learning_rate g_i) and v_i <- v_i + u_i + learning_rate g_i.
 
-    k = max(1, floor((1 - sparsity) size)) follows a schedule. With n =
-    len(sparsity), b, r = rampup_begin_step, rampup_step and d, e =
-    rampdown_begin_step, rampdown_step, the sparsity is
+    k = max(1, floor((1 - sparsity) size)), and the sparsity follows a schedule.
+    With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
+    rampdown_begin_step and e = rampdown_step, the sparsity is
 
         s < b                 none: dense momentum SGD
         b <= s < d            sparsity[min(floor((s - b) n / r), n - 1)]
@@ -92,9 +92,9 @@ class DGCMomentum(CompressedOptimizer):
     entries that are not sent stay in v_i until they have grown. The selection
     is exact. Among equal entries, the first are sent. Zeros are never sent.
 
-    A variable is exchanged densely, with clipping of the sum and the same
-    momentum, if it has fewer than `min_compress_size` elements, is not
-    float32, or has sparse gradients (embeddings).
+    A variable is exchanged densely if it has fewer than `min_compress_size`
+    elements, is not float32, or has sparse gradients (embeddings). Such a
+    variable has the same momentum, and `clipnorm` limits the sum of g_i.
 
     Runs under any `tf.distribute.Strategy`, and without a strategy.
     `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. If this
@@ -103,9 +103,9 @@ class DGCMomentum(CompressedOptimizer):
     replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, if w is small or not float32. v_i of a large
-    embedding takes no memory until a dense gradient needs v_i; until then,
-    files contain zeros for it. If N is the number of workers, each of a
+    parameter; u_i only, 4 bytes, if w is small or not float32. The v_i of a
+    large embedding takes no memory until a dense gradient needs v_i; until
+    then, files contain zeros for it. If N is the number of workers, each of a
     worker's M devices holds u_i / M and v_i / M. Outside of replicas, and in
     checkpoints, u and v are the sums over i.
     Traffic: for each selected entry, a worker sends a value of `value_dtype`
@@ -170,7 +170,7 @@ class DGCMomentum(CompressedOptimizer):
             rate when they are sent. State that was saved with one value cannot
             be loaded with the other. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            First step of the cool-down, in which the stages run in reverse.
+            First step of the cool-down, which runs the stages in reverse.
             Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
             exchange is dense. Defaults to `1`.

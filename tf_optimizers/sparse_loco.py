@@ -125,7 +125,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         rampup_step: int >= 1. Steps of the warm-up, split evenly among the
             stages of `sparsity`. Defaults to `1`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
-            First step of the cool-down, in which the stages run in reverse.
+            First step of the cool-down, which runs the stages in reverse.
             Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
             exchange is dense. The last of these steps, or the next
