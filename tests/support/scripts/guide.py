@@ -82,25 +82,30 @@ def make_or_restore_model(folder):
     return compiled_model()
 
 
-def run_training(epochs, **kwargs):
+def run_training(epochs):
     """Return a model, whose training continues from a checkpoint if any."""
     strategy = Strategy()
     folder = FOLDER / f"worker-{worker_of(strategy)}"
     folder.mkdir(exist_ok=True)
     with strategy.scope():
         model = make_or_restore_model(folder)
-    train, *_ = digits()
+    train, validation, _ = digits()
     start = int(model.optimizer.iterations.numpy())
     path = folder / f"after-{start}-{{epoch}}.keras"
     callback = keras.callbacks.ModelCheckpoint(path, save_freq="epoch")
-    kwargs |= {"callbacks": [callback], "verbose": 0}
-    history = model.fit(train, epochs=epochs, **kwargs)
+    history = model.fit(
+        train,
+        epochs=epochs,
+        validation_data=validation,
+        callbacks=[callback],
+        verbose=0,
+    )
     return model, {"start": start, "loss": history.history["loss"]}
 
 
 def guide():
-    train, validation, test = digits()
-    model, first = run_training(epochs=2, validation_data=validation)
+    model, first = run_training(epochs=2)
+    train, _, test = digits()
     result = {
         "evaluate": model.evaluate(test, verbose=0),
         "runs": [first, run_training(epochs=1)[1]],
