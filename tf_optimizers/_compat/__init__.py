@@ -1,7 +1,7 @@
 """Private names of TensorFlow and Keras that the package depends on.
 
 Tested with TensorFlow 2.16 and 2.21, and Keras 3.10, 3.12 and 3.15. If a new
-version lacks one of them, tests/base/test_compat.py names it.
+version lacks a name, tests/base/test_compat.py reports it.
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ if keras.backend.backend() != "tensorflow":
     )
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
-# The last argument of all methods of callbacks.
+# The type of `logs`, the last argument of callback methods.
 Logs: TypeAlias = dict[str, Any] | None
 
 
 def backend_variable(variable: Any) -> tf.Variable:
-    """Return the `tf.Variable` of a `keras.Variable`, others as they are."""
+    """Return a Keras variable's `tf.Variable`; other objects are unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def distinct(objects: Iterable[Any]) -> list[Any]:
-    """Return objects without repetitions, compared by identity."""
+    """Return the objects without duplicates, compared by identity."""
     return list({id(each): each for each in objects}.values())

@@ -1,4 +1,4 @@
-"""Hooks into models, callbacks and loss scaling of Keras; see `patches.py`."""
+"""Hooks into Keras's models, callbacks and loss scaling; see `patches.py`."""
 
 import contextlib
 import functools
@@ -26,12 +26,14 @@ def build_from_specs(
 ) -> None:
     """Let Keras build models from the specification of the data.
 
-    This lasts until the process ends. Keras itself draws a batch before `fit`
-    and `evaluate`, and builds the model from the batch's mean over replicas.
-    As a result, a generator loses batches, workers draw different batches in
-    advance, and data that cannot be averaged raise an error. If there is no
-    `call`, or it does not fit the data of a custom step, the first step builds
-    the model, as without a strategy.
+    The hook lasts until the process ends. Keras itself draws a batch before
+    `fit` and `evaluate`, and builds the model from the batch's mean over
+    replicas. As a result, a generator loses batches, workers draw different
+    batches in advance, and data that cannot be averaged raise an error.
+
+    If a model has no `call`, or if `call` does not accept the data of a custom
+    step, the first step builds the model. Without a strategy, Keras does the
+    same.
 
     Args:
         is_for: Called with a strategy; returns whether its models are built
@@ -43,7 +45,7 @@ def build_from_specs(
     ) -> None:
         if is_for(self.distribute_strategy):
             if type(self).call is keras.Model.call:
-                return  # Its `train_step` calls layers, which builds them.
+                return  # `train_step` calls the layers, which builds them.
             if iterator is not None:
                 spec = iterator._distributed_dataset.element_spec
                 data_batch = tf.nest.map_structure(_symbol, spec)
@@ -52,7 +54,7 @@ def build_from_specs(
                 with contextlib.suppress(Exception), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     build(self, data_batch=data_batch)
-                return  # If `call` is wrong, the step raises an error.
+                return  # If `call` is wrong, the first step raises an error.
         build(self, iterator=iterator, data_batch=data_batch)
 
     hook("Model._maybe_symbolic_build", build_without_batch)
@@ -67,7 +69,7 @@ def _has_custom_step(model: keras.Model) -> bool:
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
-    """Return a symbolic tensor for a specification; None if it has no shape."""
+    """Return a symbolic tensor, or None if the specification has no shape."""
     if isinstance(spec, values.PerReplicaSpec):
         spec = spec._value_specs[0]  # The worker's first replica.
     if not hasattr(spec, "shape"):
@@ -80,11 +82,11 @@ def call_first(
     kind: type[keras.callbacks.Callback],
     is_for: Callable[[keras.Model], bool],
 ) -> None:
-    """Insert a callback before all others of a model, from now on.
+    """Insert a callback before all other callbacks of a model, from now on.
 
-    This lasts until the process ends. Models and optimizers cannot add
-    callbacks. `fit`, `evaluate` and `predict` create a `CallbackList`, and set
-    its model.
+    The hook lasts until the process ends. Keras lets neither models nor
+    optimizers add callbacks. `fit`, `evaluate` and `predict` create a
+    `CallbackList` and set its model; the hook inserts the callback there.
 
     Args:
         kind: The class of the callback.
@@ -117,10 +119,10 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     """Let `jit_compile="auto"` mean `False` for some models, from now on.
 
-    This lasts until the process ends. Keras decides in `compile`, and checks
-    only layers. An explicit argument of `compile` is kept. Since the optimizer
-    may be set later, as in a `compile` that calls `super().compile()` first,
-    the decision is checked again when Keras makes a step.
+    The hooks last until the process ends. Keras resolves "auto" in `compile`,
+    and checks only whether layers support XLA. An explicit `jit_compile` is
+    kept. A custom `compile` may call `super().compile()` first, and set the
+    optimizer later. So the decision is checked again when Keras makes a step.
 
     Args:
         is_refused: Called with a model; returns whether its optimizer cannot
@@ -134,7 +136,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
-            # Keras has decided, but assigned nothing yet.
+            # Keras has resolved "auto", but has not assigned the result yet.
             if vars(self).pop(_IS_ASKED, False):
                 object.__setattr__(self, _IS_AUTO, True)
             if not value or not getattr(self, _IS_AUTO, False):
@@ -148,13 +150,13 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks the names, a step under XLA raises an error with advice.
+    # Without these names, a step under XLA raises an error with advice.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", property_of)
 
 
-# Set after Keras has decided about "auto", until it assigns the result.
+# Set when Keras resolves "auto", and removed when Keras assigns the result.
 _IS_ASKED = "_tfo_jit_compile_is_asked"
 # Whether the value of `jit_compile` comes from "auto".
 _IS_AUTO = "_tfo_jit_compile_is_auto"
@@ -166,10 +168,12 @@ def agree_on_overflow() -> None:
 
     Before gradients are summed, Keras (3.15) tests only whether the first
     replica's gradients are finite. Under strategies without merge calls, every
-    replica tests its own gradients, inside a `tf.cond` in which `iterations`
-    cannot be assigned, even with one replica. `compile` wraps optimizers in
-    `LossScaleOptimizer`, and accepts no other class, so its method is replaced
-    until the process ends. Without a strategy, nothing changes.
+    replica tests its own gradients. Its step runs inside a `tf.cond`, where
+    `iterations` cannot be assigned, even with one replica.
+
+    `compile` wraps optimizers in `LossScaleOptimizer`, and accepts no other
+    class. So a method of this class is replaced, until the process ends.
+    Without a strategy, nothing changes.
     """
 
     def apply(
@@ -185,8 +189,8 @@ def agree_on_overflow() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # Keras looks `_tf_apply` up after it has built the optimizer, so this is in
-    # time even if `build` calls it.
+    # Keras looks up `_tf_apply` after it has built the optimizer. So `build`
+    # may still install this hook.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 

@@ -17,11 +17,15 @@ VARIABLES = "_variables"
 def with_hooks(cls: type) -> type:
     """Override private methods of Keras in a class of optimizers.
 
-    The class must have `_accumulate(gradients, variables)`; `_ema`, its
-    `Averages`; `_saved_as()`, the optimizer whose state is saved instead of its
-    own; `_variables_name`, the name of its list of variables in checkpoints;
-    and `_check_name(name)`, which raises if an entry of a checkpoint must not
-    be read.
+    The class must define:
+
+    - `_accumulate(gradients, variables)`;
+    - `_ema`, the `Averages` of the optimizer;
+    - `_saved_as()`, which returns the optimizer to save: `self`, or another
+      optimizer in its place;
+    - `_variables_name`, the name of the list of variables in checkpoints;
+    - `_check_name(name)`, which raises if an entry of a checkpoint must not be
+      read.
     """
     for name, hook in HOOKS.items():
         setattr(cls, name, hook)
@@ -38,14 +42,14 @@ def _accumulate(
 
 
 def _overwrite(self: Any, variables: Sequence[Any]) -> None:
-    # `finalize_variable_values` calls this. Keras's method assigns without a
-    # cast, which fails if the averages' dtype differs from the variables'.
+    # `finalize_variable_values` calls this method. Keras's version assigns
+    # without a cast, which fails if averages and variables differ in dtype.
     self._ema.overwrite(variables)
 
 
 def _averages(self: Any) -> list[Any]:
-    # `SwapEMAWeights` reads this, even before the first update. Keras creates
-    # the averages in `build`.
+    # `SwapEMAWeights` reads this property, even before the first update. Keras
+    # creates the averages in `build`.
     return self._ema.shown(self._averages)
 
 
@@ -64,8 +68,8 @@ def _learning_rate(self: Any) -> Any:
 def _children(
     self: Any, save_type: str = "checkpoint", **kwargs: Any
 ) -> dict[str, Any]:
-    # TensorFlow writes attributes under these names. There is no public way to
-    # change them.
+    # Checkpoints hold attributes under these names. There is no public way to
+    # change the names.
     if self._saved_as() is not self:
         return self._saved_as()._trackable_children(save_type, **kwargs)
     children = keras.optimizers.Optimizer._trackable_children(
@@ -79,8 +83,8 @@ def _children(
 def _dependency(
     self: Any, name: str, cached_dependencies: dict[str, Any] | None = None
 ) -> Any:
-    # TensorFlow calls this for each name in a checkpoint, before it restores
-    # any value; later it passes `cached_dependencies`.
+    # To restore a checkpoint, TensorFlow passes `cached_dependencies`. It looks
+    # up the names in the checkpoint before it restores their values.
     if cached_dependencies and self._saved_as() is not self:
         return self._saved_as()._lookup_dependency(name, cached_dependencies)
     if cached_dependencies:
@@ -101,19 +105,19 @@ HOOKS = {
 
 
 def unchanged_in_cond(error: Exception) -> Exception:
-    """Return an error that Keras does not change inside `ops.cond`.
+    """Return an error, marked so that Keras's `ops.cond` keeps its message.
 
     Dynamic loss scaling runs the step inside `ops.cond`.
     """
-    # Unless an error has this mark, Keras adds "Exception encountered when
-    # calling Cond.call()" and the arguments to it.
+    # To the message of an error without this mark, Keras adds "Exception
+    # encountered when calling Cond.call()" and the arguments.
     vars(error)["_keras_call_info_injected"] = True
     return error
 
 
 def path_of(variable: Any) -> str:
     """Return the path of a Keras variable, or the name of a `tf.Variable`."""
-    # TensorFlow appends the number of an output, always ":0".
+    # TensorFlow appends ":0", the index of the variable's only output.
     return getattr(variable, "path", variable.name.removesuffix(":0"))
 
 
@@ -129,7 +133,7 @@ def unique_paths(variables: Sequence[Any]) -> list[str]:
 
 def variable_index(optimizer: Any, variable: Any) -> int:
     """Return the position of `variable` in the list given to `build`."""
-    # Keras documents this for subclasses, but under a private name.
+    # Keras documents this private method for subclasses.
     return optimizer._get_variable_index(variable)
 
 
@@ -147,7 +151,7 @@ def built_variables(optimizer: Any) -> list[Any]:
 
 
 def stepped_variables(optimizer: Any) -> list[Any]:
-    """Return the variables given to `build` that optimizers step."""
+    """Return the variables given to `build`, except overwritten ones."""
     return [
         variable
         for variable in built_variables(optimizer)
@@ -162,28 +166,29 @@ def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
 
 
 def micro_steps(optimizer: Any) -> tf.Tensor:
-    """Return the number of calls of `apply`; `iterations` counts updates."""
-    # `iterations` is divided by `gradient_accumulation_steps`.
+    """Return the number of calls of `apply`, one for each micro-batch."""
+    # The public `iterations` counts updates: it divides this number by
+    # `gradient_accumulation_steps`.
     return tf.convert_to_tensor(optimizer._iterations)
 
 
 def raw_iterations(optimizer: Any) -> tf.Variable:
     """Return the variable that counts calls of `apply`."""
-    # With gradient accumulation, `iterations` is not a variable.
+    # With gradient accumulation, the public `iterations` is not a variable.
     return optimizer._iterations.value
 
 
 def accumulator(optimizer: Any, variable: Any) -> tf.Variable:
-    """Return the accumulated gradients of a variable."""
+    """Return the accumulator of a variable's gradients."""
     # Keras creates accumulators in `build`, and has no public accessor.
     index = variable_index(optimizer, variable)
     return optimizer._accumulated_gradients[index].value
 
 
 def average(optimizer: Any, variable: Any) -> tf.Variable | None:
-    """Return the moving average of a variable that `use_ema` keeps.
+    """Return the moving average that `use_ema` keeps of a variable.
 
-    None if the variable is overwritten by its gradients (a float8 scale).
+    Return None if gradients overwrite the variable (a float8 scale).
     """
     found = optimizer._averages[variable_index(optimizer, variable)]
     return None if found is None else found.value
@@ -191,8 +196,7 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
     """Return whether gradients overwrite a variable (a float8 scale)."""
-    # Keras creates no slots for such variables, and does not pass on their
-    # gradients.
+    # Keras creates no slots for such variables, and does not step them.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -202,8 +206,9 @@ def add_replica_variable(
     """Add a variable, initially 0, with a separate value on every replica.
 
     Outside of replicas, a read returns the sum over replicas, and an assigned
-    value is divided among them. Keras's `add_variable` has no argument for
-    this, and tracks its variables in a private list.
+    value is divided among the replicas. Keras's `add_variable` cannot create
+    such a variable, and only a private method adds it to the optimizer's
+    variables.
     """
     value = backend_variable(reference)
     with (
@@ -224,15 +229,15 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Let the `fit` that is starting begin at an epoch."""
-    # Keras reads this after `on_train_begin`, for its own `BackupAndRestore`.
-    # `fit` has already been called, so `initial_epoch` can no longer be passed.
+    """Make `fit` begin at `epoch`, or at its `initial_epoch` if None."""
+    # Keras reads this attribute after `on_train_begin`, for its own
+    # `BackupAndRestore`. At that time, `fit` already has its `initial_epoch`.
     model._initial_epoch = epoch
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
-    # Without a strategy, Keras does so when it traces the first step.
+    # Without a strategy, Keras creates them when it traces the first step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch
@@ -241,7 +246,8 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return the value of an optional, which generators of Keras yield."""
+    """Return a value; for an optional, its value, or None if it is empty."""
+    # In the data of generators, Keras replaces None by an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value
     return value.get_value() if value.has_value() else None
@@ -254,9 +260,10 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def attributes_of(model: keras.Model, kind: type) -> list[Any]:
-    """Return all distinct attributes of one class in a model and its layers.
+    """Return the distinct instances of a class among a model's attributes.
 
-    Elements of lists, tuples and dicts count as attributes.
+    Attributes of its layers, and elements of lists, tuples and dicts, count,
+    too.
     """
     found: list[Any] = []
     for layer in (model, *layers_of(model)):
@@ -271,9 +278,9 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 def global_seed() -> list[int] | None:
     """Return the state of the generator of unseeded `keras.random` ops.
 
-    None before the first such op, when Keras creates the generator.
+    Return None if no such op has run: the first one creates the generator.
     """
-    # Keras has one per thread, under this name.
+    # Keras keeps one generator per thread, under this name.
     generator = global_state.get_global_attribute("global_seed_generator")
     return None if generator is None else generator.state.numpy().tolist()
 
@@ -282,7 +289,7 @@ def set_global_seed(state: list[int]) -> None:
     """Make unseeded `keras.random` ops continue from a state."""
     generator = global_state.get_global_attribute("global_seed_generator")
     if generator is None:
-        # Without a seed, Keras would draw one from Python's generator.
+        # Without `seed`, Keras would draw a seed from Python's generator.
         generator = keras.random.SeedGenerator(seed=0)
         global_state.set_global_attribute("global_seed_generator", generator)
     generator.state.assign(state)

@@ -16,34 +16,35 @@ from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 Rows: TypeAlias = slice | EllipsisType
 
 
-# TensorFlow's class of variables that are reduced when read has no public
-# name. With SUM, it would divide restored values by the number of replicas.
+# TensorFlow's class of variables that are reduced when read has no public name.
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas, all workers read the whole value: a sum over replicas,
-    to which each contributes zeros for the rows that it does not own. If a
+    Outside of replicas, every worker reads the whole value. This is a sum over
+    replicas: a replica contributes zeros in the rows of other replicas. If a
     value is assigned or restored, each replica keeps only its own rows.
 
     Attributes:
-        own_name: The name, if it differs from the components' name.
+        own_name: The variable's name, if it differs from the components' name.
     """
 
     own_name: str | None = None
 
     @property
     def name(self) -> str:
-        """The variable's own name, or that of its components."""
+        """The `own_name` if it is set, else the components' name."""
         return self.own_name or super().name
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
         """MEAN, so that assigning does not divide the value."""
+        # With SUM, TensorFlow would divide an assigned or restored value by the
+        # number of replicas.
         return tf.VariableAggregation.MEAN
 
 
 class _Component(LazyZeros):
-    """A replica's component: only its own rows have memory."""
+    """A replica's component, with memory only for the replica's own rows."""
 
     def __init__(
         self, *, own: tf.Variable | None, rows: slice, **options: Any
@@ -91,13 +92,14 @@ def owned_variable(
     """Return a variable whose rows are owned by different replicas.
 
     Args:
-        strategy: The strategy.
-        devices: The devices of the components of this process's replicas.
-        rows: The rows that each of these replicas owns; None if it owns none.
+        strategy: The strategy of the variable.
+        devices: The devices of this process's replicas, for the components.
+        rows: For each of these replicas, the rows that it owns, or None.
         value: The initial value of the whole variable.
         name: The name of the variable.
     """
-    # All share one name: TensorFlow keeps 36 kB for each name ever used.
+    # All components have the same name: TensorFlow keeps 36 kB for each name
+    # that was ever used.
     options = {
         "trainable": False,
         "dtype": value.dtype,
@@ -109,7 +111,7 @@ def owned_variable(
         with tf.device(device):
             component = None
             if owned is not None:
-                # `+ 0` copies: a slice would keep the memory of all rows.
+                # `+ 0` makes a copy. A slice would keep the memory of all rows.
                 component = plain_variable(value[owned] + 0, **options)
             if not isinstance(owned, EllipsisType):
                 component = _Component(
@@ -128,7 +130,7 @@ def owned_variable(
 def own_rows(component: tf.Variable) -> tf.Variable:
     """Return the rows of a variable that a component's replica owns.
 
-    If it owns none, the result raises an error when it is used.
+    If the replica owns no rows, any use of the result raises an error.
     """
     own = getattr(component, "own", component)
     return _Elsewhere() if own is None else own
@@ -156,9 +158,10 @@ class _Elsewhere:
 
 
 def array_of(component: tf.Variable) -> np.ndarray:
-    """Return a component's value; rows of other replicas are lazy zeros."""
+    """Return a component's value, with zeros in rows of other replicas."""
     if not isinstance(component, _Component):
         return component.numpy()
+    # NumPy's zeros take no memory until they are written.
     whole = np.zeros(component.shape, component.dtype.as_numpy_dtype)
     if component.own is not None:
         whole[component.rows] = component.own.numpy()
@@ -167,9 +170,9 @@ def array_of(component: tf.Variable) -> np.ndarray:
 
 # TensorFlow's class of variables without a value has no public name.
 class Copy(resource_variable_ops.UninitializedVariable):
-    """Some rows of a variable, with memory only during a step.
+    """A copy of some rows of a variable, with memory only during a step.
 
-    Optimizers treat it as a component of the variable.
+    Optimizers treat the copy as a component of the variable.
     """
 
     def __init__(
@@ -185,13 +188,14 @@ class Copy(resource_variable_ops.UninitializedVariable):
         self._distributed_container = weakref.ref(variable)
 
     def take(self, value: tf.Tensor) -> None:
-        """Hold a value during a step."""
+        """Assign a value, which takes memory until `free`."""
         tf.raw_ops.AssignVariableOp(
             resource=self.handle, value=value, validate_shape=False
         )
 
     def free(self) -> None:
-        """Free the memory."""
-        # No static shape: TensorFlow would compare it with the variable's.
+        """Free the memory of the value."""
+        # TensorFlow would reject this static shape, as it is not the variable's
+        # shape. The placeholder hides it.
         nothing = tf.zeros([0], self.dtype)
         self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

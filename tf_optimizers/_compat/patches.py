@@ -1,8 +1,9 @@
-"""Lists all functions and classes that are replaced in Keras and TensorFlow.
+"""Lists the functions of Keras and TensorFlow that the package replaces.
 
-Other code in the process uses them, too. So a function is replaced only when a
-feature is first used, and the replacement behaves like the original for code
-that does not use the feature. It stays until the process ends.
+Other code in the process calls these functions, too. So a function is replaced
+only when a feature that needs the replacement is first used. For code that does
+not use the feature, the replacement behaves like the original. A replacement
+lasts until the process ends.
 """
 
 import functools
@@ -15,15 +16,15 @@ import tensorflow as tf
 
 
 class Patch(NamedTuple):
-    """Some names that are replaced, and why.
+    """Names that are replaced for one reason.
 
     Attributes:
         names: The full names.
-        features: The features that need it, as users know them.
+        features: The features that need the replacement, as users know them.
         why: The shortcoming of the original.
-        without: What would fail if the replacement were not called.
-        until: The upstream change that would make it superfluous.
-        test: The test of its effect: a file in tests/, and a name.
+        without: The failure that users would see without the replacement.
+        until: The upstream change that would make the replacement superfluous.
+        test: The test of the effect, as "file::name", with a file in tests/.
     """
 
     names: tuple[str, ...]
@@ -196,7 +197,7 @@ PATCHES = (
     ),
     Patch(
         names=(
-            # `LossScaleOptimizer.apply` is listed above.
+            # `LossScaleOptimizer.apply` calls `_tf_apply`, listed above.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",
@@ -234,7 +235,7 @@ NAMES = {
 def check_names(feature: str) -> None:
     """Raise if a feature has to replace a name that no longer exists.
 
-    Call it before anything is replaced.
+    Call this function before any name is replaced.
 
     Raises:
         RuntimeError: If a name does not exist.
@@ -249,10 +250,10 @@ def check_names(feature: str) -> None:
 
 
 def replace(key: str, make: Callable[[Any], Any]) -> None:
-    """Replace a name of the table.
+    """Replace a name that is listed in `PATCHES`.
 
-    Callers do so once, by `functools.cache`. A name may be replaced again; the
-    last replacement is called first.
+    Each caller does this only once, by `functools.cache`. Several callers may
+    replace the same name. The last replacement is called first.
 
     Args:
         key: The last two parts of the name, such as "CallbackList.set_model".
@@ -264,10 +265,10 @@ def replace(key: str, make: Callable[[Any], Any]) -> None:
 
 
 def hook(key: str, function: Callable) -> None:
-    """Replace a function of the table, or a method; see `replace`.
+    """Replace a function or method that is listed in `PATCHES`.
 
     Args:
-        key: The last two parts of the name.
+        key: The last two parts of the name, as for `replace`.
         function: Called with the original, and with the arguments of the call;
             returns the result of the call.
     """

@@ -11,9 +11,9 @@ _AVERAGES = "_model_variables_moving_average"
 
 
 def averages_of(optimizer: Any) -> list[Any]:
-    """Return the averages of `use_ema`, None for overwritten variables."""
-    # Our optimizers keep their averages here; Keras's own name may show other
-    # averages.
+    """Return the averages of `use_ema`, with None for overwritten variables."""
+    # The package's optimizers keep their averages in `_averages`. Keras's
+    # attribute may show other averages.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
@@ -21,15 +21,16 @@ def averages_of(optimizer: Any) -> list[Any]:
 def show_averages(optimizer: Any, inner: Any) -> None:
     """Let `SwapEMAWeights` find an optimizer's averages.
 
-    The callback reads them from the `inner_optimizer`, if there is one, as in a
-    `LossScaleOptimizer`. So `inner` shows the averages of `optimizer`.
+    If an optimizer has an `inner_optimizer`, as a `LossScaleOptimizer` does,
+    the callback reads the averages of the inner optimizer. So this function
+    makes `inner` show the averages of `optimizer`.
     """
     # Not `setattr`: Keras tracks assigned attributes.
     object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))
 
 
 class _AveragesOf:
-    """An iterable of an optimizer's averages at the time of the iteration."""
+    """An iterable of the averages that an optimizer has when iterated."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -41,15 +42,15 @@ class _AveragesOf:
 class InnerAverages:
     """Shows `SwapEMAWeights` the averages of an inner optimizer.
 
-    The callback looks into a `LossScaleOptimizer` or a `MultiOptimizer`, but
-    not into an optimizer inside these.
+    The callback looks into a `LossScaleOptimizer` or a `MultiOptimizer`, but no
+    deeper.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def note(self, gradients: Any, variables: Any) -> None:
-        """Do nothing: the inner optimizer gets the gradients, too."""
+        """Do nothing: the inner optimizer notes its gradients itself."""
 
     def shown(self, averages: Any) -> Any:
         """Return the inner optimizer's averages."""
@@ -59,8 +60,8 @@ class InnerAverages:
 class WholeAverages:
     """Shows `SwapEMAWeights` sharded averages as whole ones.
 
-    The callback adds, subtracts and assigns on every replica. An average is
-    read, by a sum over replicas, when the iteration reaches it.
+    The callback adds, subtracts and assigns averages on every replica. The
+    iteration reads one average at a time, by a sum over replicas.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -87,13 +88,12 @@ class WholeAverages:
 
 
 class _Whole:
-    """A replica's rows of an average, which read as the whole average."""
+    """A replica's rows of an average, shown as the whole average."""
 
     def __init__(self, variable: tf.Variable, value: tf.Tensor) -> None:
         self._variable = variable
         self._value = value
-        # `SwapEMAWeights` and the strategy read these attributes of a
-        # component.
+        # `SwapEMAWeights` and the strategy read these attributes.
         self.device, self.dtype = variable.device, variable.dtype
         self.name, self.shape = variable.name, variable.shape
 

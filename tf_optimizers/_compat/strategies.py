@@ -1,8 +1,9 @@
 """Moves optimizers and variables into a strategy, or out of it.
 
-An optimizer belongs to the strategy whose scope it was created in, and so do
-its step count and learning rate. Outside of any scope, these are plain
-variables, and all replicas would count steps in the same variable.
+An optimizer belongs to the strategy whose scope was active when the optimizer
+was created. Its step count and learning rate belong to the same strategy. If no
+scope was active, they are plain variables, and all replicas would count steps
+in the same variable.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ from tf_optimizers._compat.patches import hook
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     """Move an optimizer without a strategy into the variables' strategy.
 
-    Afterwards, it behaves as if it had been created in the scope. An optimizer
-    of another strategy stays where it is.
+    Afterwards, the optimizer behaves as if it had been created in that
+    strategy's scope. An optimizer that already has a strategy is unchanged.
     """
     strategy = _strategy_of(variables)
     if strategy is _default_strategy() or is_adopted(optimizer):
         return
-    # Keras has no setter. Nothing has used the strategy yet, as `build` comes
-    # first.
+    # Keras has no setter. An optimizer uses its strategy only from `build` on,
+    # so nothing has used the default strategy yet.
     optimizer._distribution_strategy = strategy
     # An inner optimizer is adopted separately, so leave out its variables.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
@@ -43,29 +44,29 @@ def is_adopted(optimizer: Any) -> bool:
 def bring_in(
     strategy: tf.distribute.Strategy, variables: Iterable[keras.Variable]
 ) -> None:
-    """Move Keras variables into a strategy, with their values."""
+    """Move Keras variables into a strategy, and keep their values."""
     outside = made_outside(strategy, variables)
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
-            # The Keras variable stays, so references to it stay valid. There is
-            # no public way to replace the TensorFlow variable inside it.
+            # The Keras variable stays, so references to it stay valid. Only its
+            # TensorFlow variable is replaced, which has no public way.
             variable._initialize(variable.numpy())
 
 
 def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build an optimizer in a step, on all replicas at once."""
+    """Build an optimizer in a step, for all replicas at once."""
     call_for_all(lambda: optimizer.build(variables))
 
 
 def call_for_all(build: Callable[[], None]) -> None:
-    """Call a function that builds optimizers in a step, for all replicas.
+    """Call a function once for all replicas of a step, to build optimizers.
 
-    Otherwise its assignments would change only the first replica.
+    Otherwise, assignments in the function would change only the first replica.
     """
 
     def call(_: tf.distribute.Strategy) -> None:
-        # Outside of a `tf.function` that is being traced: inside it, replicas
-        # would get variables that are never initialized.
+        # Leave any `tf.function` that is being traced. Inside the function,
+        # replicas would get variables that are never initialized.
         with tf.init_scope():
             build()
 
@@ -85,13 +86,15 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """Adopt Keras's optimizers when a scope builds them, from now on.
+    """Adopt Keras's optimizers that are built in a scope, from now on.
 
-    All of them call `build` of the base class before they add variables.
+    All Keras optimizers call `build` of the base class before they add
+    variables.
 
     Args:
-        is_for: Called with a strategy; returns whether to adopt.
-        check: Called first, with the strategy and the variables.
+        is_for: Called with a strategy; returns whether to adopt optimizers.
+        check: Called with the strategy and the variables, before the optimizer
+            is adopted.
     """
 
     def build(
@@ -139,17 +142,17 @@ def outside_strategy(
     """Leave the strategy temporarily, inside a replica.
 
     Args:
-        optimizers: Keras optimizers of the strategy. They leave it, too.
-        variables: Pairs of a Keras variable and its component on this replica,
-            which replaces its value.
+        optimizers: Keras optimizers that leave the strategy, too.
+        variables: Pairs of a Keras variable and its component on this replica.
+            The component temporarily replaces the variable's value.
     """
     # TensorFlow keeps the current strategy on this stack. There is no public
-    # way to leave it temporarily.
+    # way to leave a strategy temporarily.
     mode = distribute_lib._get_default_replica_mode()
     distribute_lib._push_per_thread_mode(mode)
     try:
-        # Keras passes variables to the optimizer's strategy, which would not
-        # accept single components.
+        # Keras passes variables to the optimizer's strategy. The original
+        # strategy would not accept single components.
         here = tf.distribute.get_strategy()
         with replaced(
             [
@@ -163,13 +166,13 @@ def outside_strategy(
 
 
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
-    """Return the attributes that switch constraints of variables off.
+    """Return the attributes for `replaced` that disable constraints.
 
     Args:
         variables: Variables of Keras, of TensorFlow, or of a strategy.
     """
-    # `apply` reads the constraint of each variable, and has no argument for it.
-    # A strategy's variable has its first component's constraint.
+    # `apply` always reads each variable's constraint. A strategy's variable
+    # returns the constraint of its first component.
     return [
         (component, "_constraint", None)
         for variable in variables
@@ -178,14 +181,14 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return the attribute to replace to give an optimizer a learning rate."""
+    """Return the attribute for `replaced` that sets a learning rate."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return the attributes to replace to give a variable another's name."""
-    # Keras sets both when it creates a variable, and has no setter.
+    """Return the attributes for `replaced` that give a variable's name."""
+    # Keras sets both when it creates a variable, and has no setters.
     return [
         (variable, "_name", other.name),
         (variable, "_path", path_of(other)),

@@ -23,16 +23,17 @@ def in_xla() -> bool:
 def eager_context() -> Any:
     """Return the object that holds TensorFlow's devices and functions.
 
-    Tests may replace it, as Keras's tests of strategies do to start with other
-    devices. It has no public name.
+    The object has no public name. Tests may replace it: Keras's tests of
+    strategies do so to start with other devices.
     """
     return context.context()
 
 
 def add_to_graphs(name: str, value: Any) -> None:
-    """Append a value to the list called `name` of all graphs being traced.
+    """Append a value to the attribute `name` of all graphs being traced.
 
-    The value lives as long as the function being traced, or one around it.
+    The attribute is a list. The value lives as long as the function being
+    traced, or as any function around it.
     """
     # There is no public way to find the graphs around a graph.
     graph = tf.compat.v1.get_default_graph()
@@ -46,7 +47,7 @@ def convert(function: Callable) -> Callable:
     """Convert a function by AutoGraph, if AutoGraph is enabled here.
 
     TensorFlow's strategies convert the function that they call on replicas. If
-    that is a wrapper of the user's function, the wrapper must call this.
+    they call a wrapper, the wrapper must convert the user's function.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(
@@ -56,8 +57,8 @@ def convert(function: Callable) -> Callable:
 
 def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
     """Create a single variable, even in the scope of a strategy."""
-    # `tf.Variable` lets the strategy create one per replica. The class of the
-    # variable itself has no public name.
+    # `tf.Variable` would let the strategy create one variable per replica. The
+    # class of a single variable has no public name.
     return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
 
 
@@ -66,7 +67,8 @@ def temporary_variable(
 ) -> tf.Tensor:
     """Return the handle of a new variable that lives as long as the handle.
 
-    A kernel can update the value in place if nothing else refers to its memory.
+    A kernel can update the value in place if nothing else refers to the memory
+    of the value.
 
     Args:
         value: The initial value.
@@ -85,9 +87,9 @@ def temporary_variable(
 def call_across_replicas(function: Callable, *args: Any) -> Any:
     """Call `function(strategy, *args)` in a context that can update variables.
 
-    This is cross-replica context for strategies with merge calls, such as
-    `MirroredStrategy`, and the replica itself for other strategies. There is no
-    public way to distinguish them.
+    Strategies with merge calls, such as `MirroredStrategy`, update variables in
+    cross-replica context. Other strategies update them on the replica. There is
+    no public way to distinguish the two kinds of strategies.
     """
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
@@ -103,8 +105,8 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: One sequence per further argument of `function`, with this
-            replica's tensor for each variable.
+        *args: For each further argument of `function`, a sequence of this
+            replica's tensors, one per variable.
     """
 
     def placed(component: tf.Variable, *values: Any) -> None:
@@ -113,8 +115,8 @@ def update_each(
             function(component, *values)
 
     def update(strategy: Any, *args: Any) -> None:
-        # A custom `update_step` may assign to other variables. Here, they stand
-        # for their components on the device.
+        # Inside `extended.update`, every variable stands for its component on
+        # the device. So a custom `update_step` may assign to other variables.
         for variable, *values in zip(variables, *args, strict=True):
             strategy.extended.update(variable, placed, args=values, group=False)
 
@@ -124,12 +126,12 @@ def update_each(
 def update_by_device(
     variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
 ) -> None:
-    """Call `function(rows)` once for each device, on it.
+    """Call `function(rows)` once on each device.
 
     Args:
         variables: Variables of the current strategy.
-        function: Called with a list of tuples, each a component on that device
-            and its values.
+        function: Called with a list of tuples. Each tuple has a component on
+            that device, and then the component's values.
         *args: As for `update_each`.
     """
 
@@ -153,8 +155,8 @@ def switch_across_replicas(
     """Call one of several functions with a replica's gradients.
 
     Each function may reduce over replicas and update variables. Strategies with
-    merge calls cannot do either inside a replica's `tf.switch_case`. For these,
-    a single `tf.switch_case` surrounds all replicas.
+    merge calls cannot do either inside a replica's `tf.switch_case`. For such
+    strategies, a single `tf.switch_case` surrounds all replicas.
 
     Args:
         index: The position of the function to call.
@@ -175,7 +177,7 @@ def switch_across_replicas(
 
     def copied(function: Callable, gradients: list[Gradient]) -> Any:
         # A reduction needs values in the branch's graph and on the replica's
-        # device. Copies are both.
+        # device. `tf.identity` copies them there.
         return function(list(map(tf.identity, gradients)))
 
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -197,24 +199,25 @@ def switch_across_replicas(
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable that reads as zeros, without memory, while it has no value.
+    """A variable that reads as zeros, without memory, until it gets a value.
 
-    Checkpoints save it as zeros. Assigning or restoring zeros allocates no
-    memory. Call `allocate` before an operation that uses its handle.
+    Until then, checkpoints save zeros, and assigning or restoring zeros
+    allocates no memory. Call `allocate` before an operation that uses the
+    variable's handle.
     """
 
     def has_value(self) -> tf.Tensor:
-        """Return whether it has a value, and so takes memory."""
+        """Return whether the variable has a value, and so takes memory."""
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle)
 
     def allocate(self) -> None:
-        """Allocate memory, for operations that use its handle."""
+        """Allocate memory, for operations that use the variable's handle."""
         if not self.has_value():
             with tf.device(self.device):
                 super().assign(tf.zeros(self.shape, self.dtype))
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """Return True, so that checkpoints save it."""
+        """Return True, so that checkpoints save the variable."""
         return tf.constant(True, name=name)
 
     def assign(
@@ -224,7 +227,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Assign to it; zeros allocate no memory."""
+        """Assign a value; zeros allocate no memory."""
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
         write = super().assign
@@ -244,7 +247,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
             return tf.identity(value) if read_value else done
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        # All reads call this, except kernels that use the handle.
+        # All reads call this method, except kernels that use the handle.
         read = super()._read_variable_op
 
         def zeros() -> tf.Tensor:
@@ -254,7 +257,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
         return tf.cond(self.has_value(), lambda: read(no_copy), zeros)
 
     def _restore_from_tensors(self, restored_tensors: dict) -> Any:
-        # TensorFlow's method writes to the handle, without `assign`.
+        # TensorFlow's method writes to the handle, and does not call `assign`.
         (value,) = restored_tensors.values()
         with tf.device(self.device):
             return self.assign(tf.identity(value), read_value=False)
@@ -264,7 +267,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
 def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
     """Create variables as `LazyZeros`, and ignore their initial values.
 
-    A strategy still creates one for each replica.
+    A strategy still creates one variable for each replica.
     """
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
@@ -283,7 +286,7 @@ def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replica_variables_on(device: str) -> Iterator[None]:
-    """Create all replicas' components of variables on one device."""
+    """Create the components of all replicas on one device."""
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
         with tf.device(device):
@@ -296,10 +299,14 @@ def replica_variables_on(device: str) -> Iterator[None]:
 def creator_scope(
     create: Callable, priority: int
 ) -> contextlib.AbstractContextManager:
-    """Return a scope in which `create` creates each replica's variable.
+    """Return a scope in which `create` creates variables.
 
-    Its priority must be between 50 and 100. A strategy's scope (100) calls the
-    next scope for each replica; the scope of `tf.function` (50) calls no other.
+    Scopes are called from the highest priority to the lowest. A strategy's
+    scope (100) calls the next scope for each replica. The scope of
+    `tf.function` (50) calls no other scope. So with a priority between 50 and
+    100, `create` creates each replica's variable. With a higher priority, it is
+    called once for all replicas.
+
     The public `tf.variable_creator_scope` has no argument for the priority.
     """
     graph = tf.compat.v1.get_default_graph()

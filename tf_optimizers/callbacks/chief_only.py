@@ -14,19 +14,19 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name[:3] == "on_"]
 class ChiefOnly(keras.callbacks.Callback):
     """Calls a callback on worker 0, the chief, and not on other workers.
 
-    Use it for trackers and progress bars, which would otherwise show N runs:
+    Use it for trackers and progress bars. Otherwise, N workers show N runs:
 
         model.fit(..., verbose=0, callbacks=[
             tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),
             tfo.callbacks.ChiefOnly(keras.callbacks.ProgbarLogger()),
         ])
 
-    It gets the logs of all workers, and may read weights. It is an error if the
-    callback does something that needs all workers: evaluating, predicting,
-    stopping the training, or reading the state of each replica, such as u and v
-    of `DGCMomentum`, which `ModelCheckpoint` saves.
+    The callback gets the logs of all workers, and may read weights. An action
+    that needs all workers is an error: evaluating, predicting, stopping the
+    training, or reading each replica's state. For example, `ModelCheckpoint`
+    must not save u and v of `DGCMomentum`.
 
-    Pass a function instead of a callback if making it starts a run:
+    If creating the callback starts a run, pass a function that creates it:
 
         def make_logger():
             wandb.init(project="demo")
@@ -34,12 +34,12 @@ class ChiefOnly(keras.callbacks.Callback):
 
         tfo.callbacks.ChiefOnly(make_logger)
 
-    A `keras.callbacks.ProgbarLogger` shows its bar with `fit(verbose=0)`, which
-    keeps Keras from adding one on every worker.
+    With `fit(verbose=0)`, Keras adds no progress bar on any worker. A
+    `keras.callbacks.ProgbarLogger` in `ChiefOnly` still shows its bar.
 
     Args:
-        callback: `keras.callbacks.Callback`, or a function that returns one and
-            is called on the chief when `fit` begins.
+        callback: `keras.callbacks.Callback`, or a function that returns a
+            callback. The function is called on the chief when `fit` begins.
 
     Raises:
         TypeError: If `callback`, or its result, is not a callback.
@@ -64,13 +64,13 @@ class ChiefOnly(keras.callbacks.Callback):
         for name in _HOOKS:
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
-            # Set only hooks that the callback has: Keras may run callbacks in a
-            # thread if none has a hook for batches.
+            # Set only the hooks that the callback has. Keras may run callbacks
+            # in a thread if no callback has a hook for batches.
             if getattr(method, "__func__", method) is not default:
                 setattr(self, name, functools.partial(self._call, name))
 
     def set_model(self, model: keras.Model) -> None:
-        """Pass on the model, on the chief."""
+        """Pass the model to the callback, on the chief."""
         super().set_model(model)
         self._group = replicas_of(model.distribute_strategy)
         if self.callback is None and self._group.worker == 0:
@@ -78,7 +78,7 @@ class ChiefOnly(keras.callbacks.Callback):
         self._call("set_model", model)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Pass on the parameters of `fit`, on the chief."""
+        """Pass the parameters of `fit` to the callback, on the chief."""
         super().set_params(params)
         logger = keras.callbacks.ProgbarLogger
         if isinstance(self.callback, logger) and not params.get("verbose"):

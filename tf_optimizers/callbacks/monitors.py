@@ -36,9 +36,9 @@ class Monitor(keras.callbacks.Callback):
     """Measures one step in `every`, and shows the figures.
 
     The figures go into the logs of `fit`, and so into its progress bar and
-    history, and stay there until the next measurement. With a `log_dir`, they
-    also go to TensorBoard, by optimizer step and with details. All workers
-    measure the same steps, and the first worker writes.
+    history. The logs keep them until the next measurement. With a `log_dir`,
+    TensorBoard gets the figures and more details, by optimizer step. All
+    workers measure the same steps, and the first worker writes to TensorBoard.
 
     Subclasses list the `optimizers` that they measure, implement `before_step`
     and `after_step`, and document the arguments and errors.
@@ -61,9 +61,10 @@ class Monitor(keras.callbacks.Callback):
 
     @property
     def optimizer(self) -> Any:
-        """The model's first optimizer that can be measured, or its first one.
+        """The first optimizer of the model that the monitor can measure.
 
-        A `LossScaleOptimizer` does not count, but its inner optimizer does.
+        If there is none, the model's first optimizer, or None. A
+        `LossScaleOptimizer` does not count, but its inner optimizer does.
         """
         found = [
             each
@@ -74,7 +75,7 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return the values from before the step that `after_step` needs."""
+        """Return the values from before the step, for `after_step`."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -82,7 +83,10 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def compute(self, before: Any) -> Any:
-        """Return tensors; `self._measure` calls this as a `tf.function`."""
+        """Return the measured tensors.
+
+        `self._measure` runs this method as a `tf.function`.
+        """
         raise NotImplementedError
 
     def is_ready(self) -> bool:
@@ -133,11 +137,11 @@ class Monitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Put the latest figures into the history."""
-        # A round of local steps may end at the end of the epoch.
+        # A round of local steps may end with the epoch.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
-        """End a pending measurement if possible; add figures to the logs."""
+        """End a pending measurement if possible; add the figures to `logs`."""
         pending = self._pending
         if pending and self._can_measure() and self._step() > pending[0]:
             figures, details = self.after_step(pending[1])
@@ -172,13 +176,13 @@ class Monitor(keras.callbacks.Callback):
 class OffloadMonitor(Monitor):
     """Shows how many bytes `AdamOffload` keeps on devices and on the host.
 
-    It adds `device_bytes` and `host_bytes` to the logs: the bytes of weights
-    and optimizer state of this worker process; see
-    `AdamOffload.memory_summary`. TensorBoard also gets their parts: weights,
-    state and master weights.
+    The monitor adds `device_bytes` and `host_bytes` to the logs. They count the
+    weights and the optimizer state of this worker process; see
+    `AdamOffload.memory_summary`. TensorBoard also gets the bytes of each part:
+    weights, state and master weights.
 
     Args:
-        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        every: int >= 1. One step in `every` is measured. Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
@@ -197,7 +201,7 @@ class OffloadMonitor(Monitor):
     optimizers = (AdamOffload,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes by location, and those of their parts."""
+        """Return the bytes in each location, and the bytes of each part."""
         devices = self.optimizer.memory_summary()["AdamOffload"]
         figures = {
             f"{device}_bytes": sum(parts.values())
@@ -214,13 +218,17 @@ class OffloadMonitor(Monitor):
 class ShardingMonitor(Monitor):
     """Shows how many bytes of state each replica of `ShardedState` has.
 
-    It adds to the logs: `state_bytes`, the bytes of optimizer state on the
-    replica that holds most; `state_share`, these as a share of the whole state,
-    1 / N at best on N replicas. TensorBoard also gets `state_bytes/replica <i>`
-    of each replica. See `ShardedState.memory_summary`.
+    The monitor adds to the logs:
+
+    - `state_bytes`: the bytes of optimizer state on the fullest replica.
+    - `state_share`: `state_bytes` divided by the bytes of the whole state. On N
+      replicas, 1 / N is the best value.
+
+    TensorBoard also gets `state_bytes/replica <i>` of each replica. See
+    `ShardedState.memory_summary`.
 
     Args:
-        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        every: int >= 1. One step in `every` is measured. Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
@@ -239,7 +247,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the most bytes on any replica, and those of each replica."""
+        """Return the bytes on the fullest replica, and on each replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)
@@ -253,19 +261,23 @@ class ShardingMonitor(Monitor):
 class CompressionMonitor(Monitor):
     """Shows the traffic and the residuals of `DGCMomentum` or `SparseLoCo`.
 
-    It adds to the logs: `sparsity`, the share of entries that the step did not
-    send, 0 without compression; `sent_bytes`, the bytes that one replica sent;
-    `residual_norm`, the L2 norm of v_i (or e_i) of all replicas together;
-    `residual_age`, how many steps a value stays in v before it is sent. The age
-    is the sum of the residuals divided by that of the sent entries: sum |v_i| /
-    |sum of sent entries| in L1 norms. In a steady state, this is the mean
-    waiting time (Little's law). With several local steps of `SparseLoCo`, it
-    measures a whole round.
+    The monitor adds to the logs:
 
-    Measuring takes a copy of the weights, and an exchange of two numbers.
+    - `sparsity`: the share of entries that the step did not send; 0 without
+      compression.
+    - `sent_bytes`: the bytes that one replica sent.
+    - `residual_norm`: the L2 norm of v_i (or e_i) of all replicas together.
+    - `residual_age`: the number of steps that a value stays in v before it is
+      sent.
+
+    The age is sum |v_i| / |sum of sent entries|, in L1 norms. In a steady
+    state, this quotient is the mean waiting time (Little's law). With several
+    local steps of `SparseLoCo`, the monitor measures a whole round.
+
+    A measurement copies the weights, and exchanges two numbers.
 
     Args:
-        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        every: int >= 1. One step in `every` is measured. Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
@@ -288,15 +300,16 @@ class CompressionMonitor(Monitor):
         return getattr(self.optimizer, "is_synchronized", True)
 
     def before_step(self) -> tuple[int, float, dict[int, tf.Tensor]]:
-        """Return the step, the rate of v, and a copy of compressed weights."""
+        """Return the step, `_factor()`, and a copy of compressed weights."""
         return self._step(), self._factor(), self._weights()
 
     def after_step(
         self, before: tuple[int, float, dict[int, tf.Tensor]]
     ) -> tuple[dict, dict]:
-        """Return figures for the logs, and no details."""
+        """Return the figures for the logs, and no details."""
         start, rate, copies = before
-        # The first step shows which gradients are sparse.
+        # After the first step, weights with sparse gradients no longer count as
+        # compressed.
         weights = {key: copies[key] for key in self._weights()}
         summary = self.optimizer.communication_summary(self._step() - 1)
         held = squares = moved = 0.0
@@ -313,7 +326,7 @@ class CompressionMonitor(Monitor):
         return figures, {}
 
     def _factor(self) -> float:
-        """Return the factor that v gets when it is sent."""
+        """Return the ratio of a weight's change to the sent entry of v."""
         if isinstance(self.optimizer, SparseLoCo):
             return self.optimizer.outer_learning_rate
         if self.optimizer.rate_in_momentum:
@@ -323,7 +336,7 @@ class CompressionMonitor(Monitor):
     def compute(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return three sums: of |v_i|, of v_i^2, and of |change of weights|.
 
-        The first two are over all entries and replicas.
+        The first two sums are over all entries and replicas.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
@@ -358,20 +371,23 @@ class CompressionMonitor(Monitor):
 class TrustRatioMonitor(Monitor):
     """Shows the trust ratios of `Lamb` or `LANS`, and how far weights move.
 
-    It adds to the logs, over all variables: `trust_ratio_min`,
-    `trust_ratio_median` and `trust_ratio_max`; `weight_norm` and
-    `update_norm`, the L2 norms of all weights before the step and of their
-    change. TensorBoard also gets `trust_ratio/<path>`, `weight_norm/<path>` and
+    The monitor adds to the logs, over all variables:
+
+    - `trust_ratio_min`, `trust_ratio_median` and `trust_ratio_max`.
+    - `weight_norm`: the L2 norm of all weights before the step.
+    - `update_norm`: the L2 norm of the step's change of all weights.
+
+    TensorBoard also gets `trust_ratio/<path>`, `weight_norm/<path>` and
     `update_norm/<path>` of every variable.
 
-    A trust ratio is phi(|w|) / |u|, with w before the step; it is 1 for
-    variables that are not adapted. `LANS` has two trust ratios; this is the one
-    of the momentum.
+    A trust ratio is phi(|w|) / |u|, where w is the weight before the step.
+    Variables that are not adapted have trust ratio 1. `LANS` has two trust
+    ratios; the monitor shows the trust ratio of the momentum.
 
-    Measuring takes a copy of the weights.
+    A measurement copies the weights.
 
     Args:
-        every: int >= 1. One step in this many is measured. Defaults to `50`.
+        every: int >= 1. One step in `every` is measured. Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
@@ -415,7 +431,7 @@ class TrustRatioMonitor(Monitor):
         return figures, details
 
     def compute(self, before: list[tf.Tensor]) -> tf.Tensor:
-        """Return [3, variables]: ratios, and norms of weights and updates."""
+        """Return ratios, weight norms and update norms, [3, variables]."""
         columns = [
             (
                 last_trust_ratio(self.optimizer, variable, old),

@@ -34,11 +34,12 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class WordReader:
-    """Reads the tensors of several replicas in the order they were written.
+    """Reads the tensors of several replicas in the order of writing.
 
     Args:
-        words: int32, the words of all replicas, one replica after another.
-        replicas: int >= 1. All of them wrote the same number of words.
+        words: int32, the words of all replicas, one replica after another. All
+            replicas wrote the same number of words.
+        replicas: int >= 1. The number of replicas.
     """
 
     def __init__(self, words: tf.Tensor, replicas: int) -> None:
@@ -64,15 +65,16 @@ class Entries(NamedTuple):
 
     Args:
         values: [n].
-        positions: int [n], increasing. The first ones may be -1: their values
-            are not sent. Received entries of all replicas follow one another,
-            and an entry that was not sent has position and value 0.
+        positions: int [n], increasing. The first positions may be -1: entries
+            there are not sent. After an exchange, the entries of all replicas
+            follow one another, and an entry that was not sent has position 0
+            and value 0.
         size: Number of elements of the tensor.
         code: The encoding of values, a key of `CODES`. `values` are already
-            rounded to it.
-            Defaults to `"float32"`.
+            rounded to this encoding. Defaults to `"float32"`.
         ends: If several tensors were joined into this one, the position where
-            each ends; they share no chunk. Empty for a single tensor.
+            each tensor ends. No two tensors share a chunk. Empty for a single
+            tensor.
     """
 
     values: tf.Tensor
@@ -91,7 +93,7 @@ class Entries(NamedTuple):
 
 
 def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices, as int32 if the dense shape is known to fit."""
+    """Return the indices, as int32 if the static dense shape allows this."""
     shape = None
     if slices.dense_shape is not None:
         shape = tf.get_static_value(slices.dense_shape)
@@ -107,10 +109,10 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return how many bytes consecutive parts take, given their bits.
+    """Return the number of bytes of consecutive parts, given their bits.
 
-    A byte counts for the part in which it begins. The sum is a whole number of
-    words.
+    A byte that several parts share counts for the first of these parts. The
+    last part includes the padding to a whole number of words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
     ends[-1] += -ends[-1] % _WORD
@@ -130,9 +132,9 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
     """Pack entries with the same code into words, int32 [rows, words].
 
     Args:
-        entries: Entries of each tensor, the same number in each row, row by
-            row.
-        rows: int >= 1.
+        entries: The entries of each tensor, row by row. Each row has the same
+            number of entries.
+        rows: int >= 1. The number of rows.
     """
     values = [tf.reshape(e.values, [rows, -1]) for e in entries]
     positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]

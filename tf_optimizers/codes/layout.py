@@ -1,8 +1,9 @@
 """Groups the entries of tensors into chunks that share a scale.
 
 A chunk holds entries of one tensor. If several tensors are joined into one, the
-positions decide how many entries belong to each. The layout then has the
-largest number of chunks that they may need, and leaves the last ones empty:
+positions decide how many entries belong to each tensor. The layout then has the
+largest number of chunks that the tensors may need. Chunks at the end may stay
+empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
@@ -19,8 +20,8 @@ CHUNK = 64
 def chunk_count(count: int, tensors: int = 1) -> int:
     """Return the most chunks that `count` entries of `tensors` tensors need.
 
-    The first entry of each tensor begins a chunk; every 64 other entries may
-    fill another one.
+    The first entry of each tensor begins a chunk. Every 64 other entries may
+    need one more chunk.
     """
     return min(count, tensors + max(count - tensors, 0) // CHUNK)
 
@@ -28,11 +29,11 @@ def chunk_count(count: int, tensors: int = 1) -> int:
 class Layout:
     """Lays out the entries of parts, each [rows, n], in chunks.
 
-    A part is one tensor, or several that are joined.
+    A part is one tensor, or several joined tensors.
 
     Args:
-        positions: int [rows, n] of each part, increasing in each row; the
-            first ones may be -1, where there is no entry.
+        positions: int [rows, n] of each part, increasing in each row. The first
+            positions of a row may be -1, where there is no entry.
         ends: For each part, the positions where its tensors end. By default,
             every part is one tensor.
     """

@@ -3,16 +3,17 @@
 This is the Elias-Fano code. The low bits of a position are sent as they are.
 The high bits are the number of a block. Since positions increase, blocks are
 encoded as a 1 for each entry and a 0 at the end of each block. With 3 low bits,
-and blocks of 8:
+a block has 8 addresses:
 
     positions     4    8    11   29
     addresses     5    9    12   30     0 is the address of position -1
     low bits     101  001  100  110
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
-If one element in a thousand is an entry, an entry takes 12 bits; if one in 64
-is, it takes 8. From one in four on, a bit for each element is shorter. The
-choice depends only on the number of elements and of entries.
+If one element in 1000 is an entry, an entry takes 12 bits. If one element in 64
+is an entry, an entry takes 8 bits. If one in 4 or more are entries, one bit for
+each element is shorter. The choice depends only on the number of elements and
+the number of entries.
 
 Bits are booleans, or are packed into bytes, the lowest bit first.
 """
@@ -24,11 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Multiplying eight bytes that are 0 or 1 by this collects them in the highest
-# byte: byte i moves by 56 - 7 i bits, to bit 56 + i, and no other byte does.
+# Multiplying eight bytes that are 0 or 1 by `_COLLECT_BITS` collects them in
+# the highest byte. Byte i moves by 56 - 7 i bits, to bit 56 + i, and no other
+# byte moves there.
 _COLLECT_BITS = sum(1 << 56 - 7 * i for i in range(8))
-# Multiplying a byte by this copies it to all eight bytes. Each then keeps one
-# bit.
+# Multiplying a byte by `_COPY_BYTE` copies it to all eight bytes. With
+# `_OWN_BITS`, byte i then keeps bit i.
 _COPY_BYTE = sum(1 << 8 * i for i in range(8))
 _OWN_BITS = sum(1 << 8 * i + i for i in range(8))
 _HIGHEST = np.uint64(56)
@@ -51,7 +53,7 @@ def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
 def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
     """Return the `width` lowest bits of [rows, n], as bool [rows, width n].
 
-    The lowest bits of all numbers come first, then the next ones.
+    The lowest bits of all numbers come first, then all second-lowest bits.
     """
     rows, count = numbers.shape
     weights = _weights(width)
@@ -74,7 +76,8 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
     """
     rows = where.shape[0]
     flat = tf.reshape(where + _first(rows, size), [-1])
-    # Ten times as fast as a scatter. Validation would reject repeated indices.
+    # This op is ten times as fast as a scatter. Validation would reject
+    # repeated indices.
     bits = tf.raw_ops.SparseToDense(
         sparse_indices=flat,
         output_shape=tf.constant([rows * size], tf.int64),
@@ -88,7 +91,7 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
 def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
     """Return the positions of the `count` True bits of each row.
 
-    The result is int32 if that holds all positions, else int64.
+    The result is int32 if all positions fit, else int64.
     """
     rows, size = bits.shape
     flat = tf.where(tf.reshape(bits, [-1]))
@@ -105,12 +108,12 @@ def count_set(bits: tf.Tensor) -> tf.Tensor:
 
 
 def position_dtype(size: int) -> tf.DType:
-    """Return the integer dtype that holds positions in `size` elements."""
+    """Return int32 if it holds positions in `size` elements, else int64."""
     return tf.int32 if size <= tf.int32.max else tf.int64
 
 
 def _eights(bits: tf.Tensor) -> tf.Tensor:
-    """Return uint64 numbers, each with eight bits, one per byte."""
+    """Return uint64 numbers that hold eight bits each, one bit per byte."""
     rows, count = bits.shape
     size = -(-count // 8)
     bits = tf.pad(tf.cast(bits, tf.uint8), [[0, 0], [0, 8 * size - count]])
@@ -141,8 +144,8 @@ def write_positions(
     """Return the bits, [rows, any], of the positions of several tensors.
 
     Args:
-        positions: int [rows, n] of each tensor, strictly increasing; the first
-            ones of a row may be -1, where there is no entry.
+        positions: int [rows, n] of each tensor, strictly increasing. The first
+            positions of a row may be -1, where there is no entry.
         sizes: Number of elements of each tensor.
     """
     counts = [part.shape[1] for part in positions]
@@ -187,7 +190,8 @@ class _BitPerElement(NamedTuple):
         return [set_bits(addresses[0], self.size + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
-        # Added bits make the number of 1 bits the same in each row.
+        # A 1 bit is put in front for each position of -1, so that all rows have
+        # the same number of 1 bits.
         count = count_set(bits)
         places = tf.range(self.entries, dtype=count.dtype)
         missing = places < self.entries - count
@@ -196,7 +200,7 @@ class _BitPerElement(NamedTuple):
 
 
 class _EliasFano(NamedTuple):
-    """Tensors with the same number of low bits, encoded as one."""
+    """Tensors with the same number of low bits, encoded as one tensor."""
 
     low: int
     members: tuple[int, ...]
@@ -240,7 +244,7 @@ class _EliasFano(NamedTuple):
 def _groups(
     sizes: Sequence[int], counts: Sequence[int]
 ) -> list[_BitPerElement | _EliasFano]:
-    """Return groups of tensors, in the same order on all workers."""
+    """Return tensors grouped by encoding, in the same order on all workers."""
     by_low: dict[Any, list[tuple[int, int, int]]] = {}
     for i, (size, count) in enumerate(zip(sizes, counts, strict=True)):
         by_low.setdefault(_low_bits(size, count), []).append((i, size, count))
@@ -251,9 +255,9 @@ def _groups(
 
 
 def _low_bits(size: int, count: int) -> int | None:
-    """Return the number of low bits with the shortest code.
+    """Return the number of low bits that gives the shortest code.
 
-    None if a bit per element is shorter.
+    Return None if one bit per element takes no more bits.
     """
     low = min(
         range(size.bit_length()), key=lambda b: _split_bits(size, count, b)
@@ -266,5 +270,5 @@ def _split_bits(size: int, count: int, low: int) -> int:
 
 
 def _blocks(size: int, low: int) -> int:
-    """Return the number of blocks that hold `size` addresses and 0."""
+    """Return the number of blocks that hold the addresses 0 to `size`."""
     return (size >> low) + 1

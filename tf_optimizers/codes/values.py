@@ -1,18 +1,20 @@
-"""Encodes values as floats, or in a few bits with a scale for each chunk.
+"""Encodes values as floats, or in a few bits with scales for each chunk.
 
-A chunk holds up to 64 consecutive entries of one tensor, as one replica sends
-them: see `Layout`. A few bits encode each value:
+A chunk holds up to 64 consecutive entries of one tensor that one replica sends;
+see `Layout`. Two codes encode each value in a few bits:
 
     int4   one of 15 equally spaced values, from -7 to 7 times the scale; the
            scale is a seventh of the chunk's largest magnitude
     int2   a sign, and whether the magnitude is below the chunk's mean
-           magnitude; each of the two sides has its own mean as its scale
+           magnitude; the scales are the mean magnitudes below and above
 
-Scales are bfloat16, which has the range of float32, so rounding does not depend
-on the learning rate or on the layer. The finer steps of float16 would not help:
-codes are a hundred times coarser than either. If a value of a chunk is not
-finite, the chunk's scale is inf. The codes then mark the values that are not
-finite, and are 0 for the others, which stay in the residual.
+Scales are bfloat16. This dtype has the range of float32, so rounding does not
+depend on the learning rate or on the layer. The finer steps of float16 would
+not help: codes are a hundred times coarser than either dtype.
+
+If a value of a chunk is not finite, the chunk's scales are inf. The codes then
+distinguish NaN, inf and -inf. They are 0 for finite values, which stay in the
+residual.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +46,7 @@ class Float:
     def round(
         self, values: Sequence[tf.Tensor], layout: Layout
     ) -> list[tf.Tensor]:
-        """Return values in the dtype, finite ones clipped to its range."""
+        """Return values in the dtype, with finite values clipped to fit."""
         if self.dtype == tf.float32:
             return list(values)
         every = tf.concat(values, 1)
@@ -69,8 +71,8 @@ class Chunked:
     """Encodes values in a few bits, with scales for each chunk.
 
     Attributes:
-        width: Bits of a code.
-        scales: Scales of a chunk.
+        width: The number of bits of a code.
+        scales: The number of scales of a chunk.
         encode: Returns the uint8 codes of chunks, and scales of shape
             [chunks, scales].
         decode: Returns the chunks that codes stand for, with 0 in gaps.
@@ -124,11 +126,11 @@ class Chunked:
         return self._decode(layout.fill(codes), scales, layout)
 
     def _padded(self, count: int) -> int:
-        """Return `count`, rounded up to codes that fill whole bytes."""
+        """Return `count`, rounded up so that the codes fill whole bytes."""
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:
-        """Pack codes into bytes: a byte holds one from each part of a row."""
+        """Pack codes into bytes, with one code from each part of a row."""
         parts = tf.split(codes, 8 // self.width, axis=1)
         # The bits do not overlap, so adding joins them.
         return tf.add_n(
@@ -136,7 +138,7 @@ class Chunked:
         )
 
     def _from_bytes(self, data: tf.Tensor) -> tf.Tensor:
-        """Return the codes of `_to_bytes`."""
+        """Return the codes that `_to_bytes` packed."""
         lowest = np.uint8((1 << self.width) - 1)
         parts = [
             tf.bitwise.bitwise_and(
@@ -191,7 +193,7 @@ class Int4(Chunked):
     ) -> tf.Tensor:
         """Return the chunks that codes stand for, with 0 in gaps."""
         # Gaps were encoded as zeros. The product is exact: a step has 3 bits,
-        # and a scale 8.
+        # and a scale has 8 significant bits.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
 
@@ -204,8 +206,8 @@ class Int2(Chunked):
         """Return uint8 codes, and scales of shape [chunks, 2]."""
         magnitudes = tf.abs(chunks)
         largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
-        # Relative magnitudes, so that their sum cannot overflow. Zeros do not
-        # count in means.
+        # The sum of relative magnitudes cannot overflow. Zeros do not count in
+        # means.
         relative = tf.math.divide_no_nan(magnitudes, largest)
         is_high = relative >= _mean(relative)
         means = [
@@ -257,6 +259,6 @@ def _not_finite_index(values: tf.Tensor) -> tf.Tensor:
 
 
 def _from_not_finite_index(codes: tf.Tensor) -> tf.Tensor:
-    """Return the values of `_not_finite_index`."""
+    """Return the values for indices from `_not_finite_index`."""
     kinds = tf.cast(codes % len(_NOT_FINITE), tf.int32)
     return tf.gather(tf.constant(_NOT_FINITE), kinds)

@@ -11,9 +11,11 @@ import tensorflow as tf
 from tf_optimizers._compat.owned import Rows
 
 # Largest load, relative to the mean, before a warning. If all variables can be
-# split, no load exceeds this: an unsplit variable has at most half of the mean.
+# split, no load exceeds this limit: a variable that is not split has at most
+# half of the mean load.
 _LARGEST_LOAD = 1.5
-# Keras's elementwise optimizers: the step of an entry depends on it alone.
+# Keras's elementwise optimizers. In these, the step of an entry depends on no
+# other entry.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (
@@ -33,7 +35,7 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole variable, which may be a scalar."""
+        """Whether the piece is the whole variable, which may be a scalar."""
         return self.ends is None
 
     @property

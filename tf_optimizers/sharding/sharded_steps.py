@@ -1,4 +1,4 @@
-"""Steps the pieces that a replica owns, and sends the results to all."""
+"""Steps the pieces that a replica owns, and sends the results to the others."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
-# Settings of the inner optimizer that are applied outside of it.
+# Settings of the inner optimizer that are applied outside of its steps.
 _OUTSIDE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum of a gradient over replicas, for a piece that is owned here."""
+    """The sum of a gradient over replicas, for a piece of this replica."""
 
     piece: Piece
     group: int  # The index of the gradient.
@@ -45,7 +45,7 @@ class ShardedSteps:
     Args:
         optimizer: The inner optimizer, built in the scope of `slots`.
         variables: The model's variables.
-        pieces: Their pieces and owners.
+        pieces: The pieces of the variables, with their owners.
         slots: The optimizer's state.
         strategy: The strategy.
     """
@@ -65,7 +65,7 @@ class ShardedSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.position, []).append(piece)
         self._replicated = slots.replicated
-        # The indices of variables in the last step that was traced.
+        # The positions of the variables in the step that was traced last.
         self._stepped: set[int] = set()
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
@@ -90,8 +90,8 @@ class ShardedSteps:
 
         Args:
             gradients: This replica's gradients, dense.
-            positions: Positions of their variables. A variable may have several
-                gradients.
+            positions: The position of each gradient's variable. A variable may
+                have several gradients.
         """
         inner, rank = self._optimizer, self._group.rank
         updates = micro_steps(inner) // (inner.gradient_accumulation_steps or 1)
@@ -104,7 +104,7 @@ class ShardedSteps:
             [_rows_of(gradients[group], piece) for group, piece in sent],
             [piece.owner for _, piece in sent],
         )
-        # Averages move even without a gradient.
+        # Averages move even if a variable has no gradient.
         moved = self._stepped = set(positions)
         pieces = [
             piece
@@ -127,7 +127,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the weight that this replica steps, or a copy of some rows."""
+        """Return the weight to step; if it is split, a copy of the rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -176,7 +176,7 @@ class ShardedSteps:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Step a variable; raise if this changes other replicated state."""
+        """Step a variable; raise if the step changes other replicated state."""
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]
         with replaced(
@@ -187,7 +187,7 @@ class ShardedSteps:
             return step(gradient, variable, *args, **kwargs)
 
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
-        """Clip gradients by norms, or by the global norm, over all replicas."""
+        """Clip gradients by their norms, or global norm, over all replicas."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
@@ -229,7 +229,7 @@ class ShardedSteps:
 
         Keras passes the variables that are trainable now, even if the optimizer
         does not know them. A step that was traced earlier still updates
-        variables that were frozen later.
+        variables that were frozen later. So these variables are set, too.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):
@@ -262,7 +262,8 @@ class ShardedSteps:
         ]
         values += [variable.read_value() for variable in state]
         owners = [piece.owner for piece in pieces]
-        # All owners of a variable's rows made the same changes to this state.
+        # All owners of a variable's rows have changed this state in the same
+        # way, so the first owner sends it.
         owners += [
             self._pieces_of[stepped if position is None else position][0].owner
             for _, position in self._replicated
@@ -270,8 +271,8 @@ class ShardedSteps:
         news = self._group.gather_from_owners(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
-            # An owner's weight is already new, unless it stepped a copy of
-            # rows.
+            # The owner of a whole weight already has the new value. An owner of
+            # rows has stepped a copy.
             if piece not in weights or not piece.is_whole:
                 parts.setdefault(piece.position, []).append(new)
         for position, rows in parts.items():

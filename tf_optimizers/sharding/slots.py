@@ -1,4 +1,4 @@
-"""Creates the slots of an inner optimizer on their owners."""
+"""Creates the slots of an inner optimizer on the replicas that own them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +22,21 @@ class Slots:
     State created by `add_variable_from_reference` belongs to the referenced
     variable. State created in a loop over the variables belongs to the loop's
     current variable. Only the owners of a variable hold such state, each for
-    the rows that it owns. All other state is replicated: every replica holds
-    it. Gradient accumulators are on every replica, too, each with its own sum.
+    its own rows. All other state is replicated: every replica holds all of it.
+    Every replica also holds gradient accumulators, with its own sums.
 
     Args:
         strategy: The strategy.
         variables: The model's variables.
-        pieces: Their pieces and owners.
+        pieces: The pieces of the variables, with their owners.
         devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: Pairs of a slot, and a piece that it belongs to.
-        replicated: Pairs of state that is the same on every replica, and the
-            position of its variable, which is split by rows. The position is
-            None if the state belongs to no variable.
+        owned: Pairs of a slot and a piece of the slot's variable.
+        replicated: Pairs of a state variable that is the same on every replica,
+            and the position of the model's variable that it belongs to. That
+            variable is split by rows, and differs from the state in shape. The
+            position is None if the state belongs to no variable.
     """
 
     def __init__(
@@ -51,14 +52,17 @@ class Slots:
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        # The position of a loop over the variables, and that of the variable
-        # that `add_variable_from_reference` refers to.
+        # The position of the variable that a loop has reached, and the position
+        # of the variable that `add_variable_from_reference` refers to.
         self._looped: int | None = None
         self._referred: int | None = None
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[list[Any]]:
-        """Create an optimizer's state; yield the variables to build it with."""
+        """Collect the state of an optimizer that is built in this scope.
+
+        Yields the variables to pass to `build`.
+        """
         positions = {
             variable_key(optimizer, variable): position
             for position, variable in enumerate(self._variables)
@@ -74,7 +78,8 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # A higher priority than that of optimizers with state on the host.
+        # This scope must be called before the strategy's scope, and before the
+        # scopes of optimizers with state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)
@@ -113,7 +118,7 @@ class Slots:
         return variable
 
     def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
-        """Raise if state has a variable's shape, but no reference to one."""
+        """Raise if state of no variable has the shape of a variable."""
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
@@ -136,7 +141,7 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
 
 
 class _Watched(list):
-    """A list that reports the position of a loop over it."""
+    """A list that reports the current position of a loop over the list."""
 
     def __init__(
         self,

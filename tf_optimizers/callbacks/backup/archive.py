@@ -1,4 +1,4 @@
-"""Writes and reads backups of a state, all workers together.
+"""Writes and reads backups, with all workers together.
 
 equal on all replicas ── written by worker 0 ──┐
 a replica's own ──────── written by its worker ┴─ all done? ── worker 0 commits
@@ -25,7 +25,7 @@ from tf_optimizers.callbacks.backup.resuming import BackupReader
 from tf_optimizers.callbacks.backup.state import State, Values, redistribute
 from tf_optimizers.replicas import ReplicaGroup
 
-# The errors that files cause; any other is a bug.
+# The errors that files cause. Any other error is a bug.
 _FILE_ERRORS = (OSError, DamagedError)
 
 
@@ -38,7 +38,7 @@ class Archive:
         folder: The folder of the backups.
         state: The state of the model.
         group: The replicas.
-        backups: How many backups to keep.
+        backups: The number of backups to keep.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Archive:
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise unless all workers see the folder and can write to it."""
+        """Raise if a worker does not see the folder or cannot write to it."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -176,8 +176,8 @@ class Archive:
     def delete(self) -> bool:
         """Delete all backups if all variables are finite.
 
-        Returns whether they were deleted. When all workers have called this,
-        none of them needs the backups any more.
+        Returns whether the backups were deleted. Worker 0 deletes them after
+        all workers have called this method, so no worker needs them any more.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)
@@ -196,7 +196,7 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete all backups; warn if that fails, since the run is complete."""
+        """Delete all backups; only warn if this fails, as the run is over."""
         try:
             self._folder.keep([])
         except OSError as error:
@@ -217,7 +217,7 @@ class Archive:
     def _own(
         self, values: Values, identical: set[str]
     ) -> dict[str, np.ndarray]:
-        """Return the arrays that this worker has to write."""
+        """Return the arrays that this worker must write."""
         arrays: dict[str, np.ndarray] = {}
         for name, copies in values.items():
             if name not in identical:

@@ -1,7 +1,7 @@
 """Checks the arguments of `BackupAndRestore`, and the state of a run.
 
-Each worker calls the same functions in the same order, and all get the same
-result.
+All workers must call the same functions in the same order. They get the same
+results.
 """
 
 import os
@@ -55,7 +55,7 @@ def check_name(value: Any) -> str | None:
 
 
 def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
-    """Return the statements of all workers, made of JSON values."""
+    """Return the statements of all workers, which must be JSON values."""
     hint = "Pass `BackupAndRestore` to `fit` on every worker."
     return group.agree("a backup", statement, hint)
 
@@ -94,7 +94,7 @@ def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
 
 
 def check_weights(state: State, identical: set[str]) -> None:
-    """Raise if replicas that share their weights have different ones."""
+    """Raise if replicas that must share their weights have different ones."""
     if not state.has_common_weights:
         return
     for i, variable in enumerate(state.sections["lasting"]):
@@ -110,12 +110,12 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings that `fit` has nothing to do or may see different batches.
+    """Yield warnings if `fit` has nothing to do, or may see other batches.
 
     Args:
         content: The content of the backup.
         epochs: The `epochs` of `fit`.
-        steps: The batches of an epoch, or None if their number is unknown.
+        steps: The number of batches in an epoch, or None if it is unknown.
     """
     if content["epoch"] >= epochs:
         yield (
@@ -137,7 +137,7 @@ def warnings_of_lengths(
 
 
 def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
-    """Yield a warning of other runs' backups, unless this run has a name."""
+    """Yield a warning if other runs have backups, and this run has no name."""
     others = folder.others()
     if others and name is None:
         yield (

@@ -38,92 +38,94 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
-# How many fits of this process have ended and deleted their backups, by folder.
-# A restarted script counts its fits in the same way.
+# By folder, the number of calls of `fit` in this process that have ended and
+# deleted their backups. A restarted script counts in the same way.
 _ENDED: Counter[str] = Counter()
 
 
 class BackupAndRestore(keras.callbacks.Callback):
     """Backs up a run, and resumes it after an interruption.
 
-    `fit` writes backups to `backup_dir`. When it is started again, after any
-    of its processes was killed, it restores the newest one and continues from
-    there:
+    `fit` writes backups to `backup_dir`. If any process is killed, start the
+    script again: `fit` restores the newest backup and continues from there.
 
         model.fit(..., epochs=10, callbacks=[
             tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
 
-    At most the steps since the last backup are lost. With the same number of
-    workers, and of replicas on each, the run continues bit for bit as if
-    nothing had happened. Every replica gets its own state back. In the middle
-    of an epoch, batches that were already seen are drawn and dropped. With
-    another number of workers or replicas, sums over replicas (`DGCMomentum`'s u
-    and v, gradient accumulators, metrics) are divided evenly, and conserved to
-    float32 accuracy. Other numbers that differ are averaged: the state inside
-    `SparseLoCo`, the weights in the middle of its local steps, the statistics
-    of `BatchNormalization`.
+    At most the steps since the last backup are lost. If the number of workers
+    and the number of replicas on each are the same as before, every replica
+    gets its own state back. The run then continues bit for bit as if it had not
+    been interrupted. In the middle of an epoch, `fit` draws and drops the
+    batches that were already seen.
 
-    Under `tfo.SparseMultiWorkerMirroredStrategy` all workers take part, and
-    must see the same folder, on a file system that they share. The first worker
-    writes the values that all replicas share, and each worker its replicas' own
-    values. A backup replaces the previous one when it is complete. Checksums
-    are verified when it is read, and it holds no code.
+    With another number of workers or replicas, sums over replicas
+    (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
+    evenly, and their totals are kept to float32 accuracy. Other numbers that
+    differ between replicas are averaged: the state inside `SparseLoCo`, the
+    weights in the middle of its local steps, the statistics of
+    `BatchNormalization`.
 
-    If a worker gets SIGTERM, such as before its machine is taken away, all
+    Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers take part. The
+    folder must be on a file system that all workers share. The first worker
+    writes the values that all replicas share, and each worker writes its
+    replicas' own values. A complete backup replaces the previous one. Checksums
+    are verified before a backup is restored. Backups hold no code.
+
+    If any worker gets SIGTERM, for example before its machine is preempted, all
     workers stop after the same step, write a backup, and exit with code 143.
-    Start the script again to resume there; `--max-restarts` of the launcher
-    does this for you.
+    Start the script again to resume; `--max-restarts` of the launcher does this
+    for you.
 
-    A resumed epoch sees the same batches as without the interruption, provided
-    that an epoch's data do not depend on earlier epochs: `shuffle=False`, or
-    `tf.data.Dataset.shuffle` with a `seed` and
+    A resumed epoch sees the same batches as an uninterrupted one if an epoch's
+    data do not depend on earlier epochs: use `shuffle=False`, or a
+    `tf.data.Dataset.shuffle` that has a `seed` and
     `reshuffle_each_iteration=False`. With `steps_per_epoch` and a dataset
-    that spans several epochs, the data start from the beginning, as after
-    Keras's own `initial_epoch`.
+    that spans several epochs, the data start from the beginning, as they do
+    with Keras's own `initial_epoch`.
 
     The learning rate is part of the state. If the script has changed the
-    learning rate since the run began, the new one is used, with a warning.
+    learning rate since the run began, the new rate is used, with a warning.
 
-    Callbacks run in the order of their list. Put those that change the model at
-    the end of an epoch, such as `ReduceLROnPlateau`, before this one, and
-    `SwapEMAWeights` after it. Other callbacks also see the batches that are
-    drawn and dropped.
+    Callbacks run in the order of their list. Put callbacks that change the
+    model at the end of an epoch, such as `ReduceLROnPlateau`, before
+    `BackupAndRestore`, and `SwapEMAWeights` after it. Other callbacks also see
+    the batches that are drawn and dropped.
 
     Random numbers of Keras's layers and of `keras.random`, seeded or not,
-    continue where they were. Random numbers of `tf.random`, NumPy and Python do
-    not. The attributes of other callbacks are not backed up.
+    continue where they stopped. Random numbers of `tf.random`, NumPy and Python
+    do not. The attributes of other callbacks are not backed up.
 
     A script may call `fit` several times with one folder. When the script is
     started again, it repeats the fits that had ended, and resumes the
-    interrupted one.
+    interrupted fit.
 
     Differs from `keras.callbacks.BackupAndRestore`: it works on several
-    workers; it restores each replica's own state, random seeds and metrics, in
-    the middle of an epoch too; it verifies checksums; NaN and inf raise an
-    error instead of being backed up; it deletes only its own files, not others
-    in the folder.
+    workers; it restores each replica's own state, random seeds and metrics,
+    even in the middle of an epoch; it verifies checksums; it raises an error
+    for NaN and inf instead of backing them up; it deletes only its own files in
+    the folder.
 
     Args:
         backup_dir: str or path. A folder on a local or mounted file system that
             no other script uses; created if it does not exist.
-        save_freq: "epoch", or int >= 1. When to back up: at the end of every
-            epoch, or each time this many batches have been seen.
+        save_freq: "epoch", to back up at the end of every epoch, or int >= 1,
+            to back up each time that `save_freq` more batches have been seen.
             Defaults to `"epoch"`.
-        double_checkpoint: bool. Whether to keep the previous backup too. If
-            the newest is damaged, the previous one is restored, with a
+        double_checkpoint: bool. Whether to keep the previous backup, too. If
+            the newest backup is damaged, the previous one is restored, with a
             warning. Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
-            ended with finite variables. Those of a `fit` with more epochs are
+            ended with finite variables. Backups of a `fit` with more epochs are
             kept. Defaults to `True`.
-        name: str or None. Distinguishes runs that share the folder: each leaves
-            the others' backups alone. Defaults to `None`: "fit 1"
-            for the first `fit` of a process with this folder, "fit 2" after it
-            has ended and deleted its backups, and so on. While backups are
+        name: str or None. The name of the run. Runs that share a folder leave
+            each other's backups alone. Defaults to `None`: the first `fit` of a
+            process with this folder is "fit 1". When it has ended and deleted
+            its backups, the next one is "fit 2", and so on. While backups are
             kept, the next `fit` continues from them.
-        on_preemption: bool. Whether SIGTERM to any worker ends all workers
-            with exit code 143, after a backup at a common step, unless the
-            script has its own handler for SIGTERM. Must be the same on all
-            workers. Defaults to `True`.
+        on_preemption: bool. Whether SIGTERM to any worker makes all workers
+            back up at a common step, and exit with code 143. If the script has
+            its own handler for SIGTERM, that handler is called instead. Must be
+            the same on all workers. Defaults to `True`.
 
     Raises:
         TypeError: If an argument or the strategy has the wrong type.
@@ -134,7 +136,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         RuntimeError: If a backup cannot be written or read, if all are
             damaged, if a variable is not finite, if weights differ between
             workers, if workers do not share the folder, or if another process
-            has made backups there in the meantime.
+            has made backups in the folder in the meantime.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -221,7 +223,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Back up, if a backup is due."""
         # The last execution of an epoch may have fewer batches.
         seen = min(batch + 1, self._steps)
-        is_new = seen > self._batch  # Otherwise, the backup has it already.
+        is_new = seen > self._batch  # Otherwise, the restored backup has it.
         if is_new:
             self._unsaved += seen - self._batch
             self._batch = seen
@@ -230,12 +232,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_if(is_new and is_due, is_new)
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Save the metrics of training, which validation resets."""
+        """Remember the training metrics, which validation resets."""
         if self._preemption is not None:
             self._metrics_of_training = self._state.metrics()
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Back up before validation, if this worker must end."""
+        """Back up the state before validation, if the run must stop here."""
         if self._preemption is not None and self._preemption.reach():
             for component, value in self._metrics_of_training:
                 component.assign(value)
@@ -248,7 +250,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Delete the backups, unless they should stay or are still needed."""
+        """Delete the backups, unless they are kept or still needed."""
         self._forget_start()
         preemption, self._preemption = self._preemption, None
         if preemption is not None and preemption.finish():
@@ -273,20 +275,20 @@ class BackupAndRestore(keras.callbacks.Callback):
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
-            self.model.reset_metrics()  # They hold results of validation.
+            self.model.reset_metrics()  # Metrics hold results of validation.
         else:
             self._epoch, self._batch = epoch + 1, 0
         return True
 
     def _save_if(self, is_due: bool, is_new: bool) -> None:
-        """Back up if it is due, or if the state is new and this is the end."""
+        """Back up if a backup is due, or if the run stops with a new state."""
         if is_due:
             self._save()
         if self._preemption is not None and self._preemption.reach():
             self._leave(is_new and not is_due)
 
     def _leave(self, is_unsaved: bool = True) -> None:
-        """Back up, and end this process once all workers have done so."""
+        """Back up, then exit once all workers have backed up."""
         if is_unsaved:
             self._save()
         # Worker 0 must not exit before the others have read its last message.
@@ -320,14 +322,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # `fit` makes no step, so it does not end the run of the backup.
+        # If the backup is from after the last epoch, `fit` makes no step. The
+        # backup is of a longer run, and is kept.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
     def _restore_in_epoch(self, content: dict[str, Any]) -> None:
         """Restore the state once more when the resumed epoch has begun.
 
-        Callbacks may have changed it since, such as the learning rate.
+        Callbacks may have changed the state since `fit` began, such as the
+        learning rate.
         """
         self._archive.restore(content, "lasting")
         self._rates.set(content)
@@ -344,7 +348,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @property
     def _steps(self) -> int:
-        """The batches of an epoch; `_UNKNOWN`, a large number, if unknown."""
+        """The number of batches in an epoch, or `_UNKNOWN`, a large number."""
         steps = (self.params or {}).get("steps")
         return _UNKNOWN if steps is None else steps
 

@@ -6,9 +6,10 @@ A folder holds generations of backups, numbered from 1:
     00000007.worker-0.npz  arrays, by name
     00000007.worker-1.npz
 
-Every file gets its name when it is complete. The .json is written last: without
-it, a generation does not exist. It also holds the name of the run. Several runs
-may share a folder, and each leaves the others' files alone. No file holds code.
+Every file gets its name when it is complete. The .json is written last. Without
+the .json, a generation does not exist. The .json also holds the name of the
+run. Several runs may share a folder: each run changes only its own files. No
+file holds code.
 """
 
 import contextlib
@@ -27,9 +28,10 @@ import numpy as np
 from tf_optimizers.replicas import as_bytes
 
 # Errors of `fsync` that mean lost data. Other errors mean that the file system,
-# such as one on a network, does not support it, or not for folders.
+# such as a network file system, does not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# The suffix of an array's name if its rows of zeros were left out.
+# If an array's rows of zeros were left out, its name with this suffix is the
+# name of [first, end], the range of the rows that were kept.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -41,11 +43,11 @@ class DamagedError(Exception):
 class Folder:
     """The folder of a run's backups, which may hold other runs' backups, too.
 
-    It is created when it is needed.
+    The folder is created when the first file is written.
     """
 
     def __init__(self, path: str, name: str = "") -> None:
-        self.path = Path(path).absolute()  # A script may change its folder.
+        self.path = Path(path).absolute()  # A script may call `os.chdir`.
         self.name = name
         self._mark: Path | None = None
 
@@ -75,7 +77,7 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Complete a generation; `content["parts"]` are its digests."""
+        """Complete a generation; `content["parts"]` has its parts' digests."""
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
@@ -105,7 +107,7 @@ class Folder:
         return content
 
     def check_part(self, generation: int, worker: int, expected: str) -> None:
-        """Raise unless a part has the digest that it was written with."""
+        """Raise if a part is missing, or differs from the expected digest."""
         path = self._part(generation, worker)
         try:
             found = digest(path)
@@ -115,11 +117,11 @@ class Folder:
             raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_part(self, generation: int, worker: int) -> Any:
-        """Return a part's arrays by name, as bytes that are read on access."""
+        """Return a part's arrays as bytes, by name; each is read on access."""
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
-        """Delete the run's other generations, and incomplete files."""
+        """Delete all other generations of the run, and incomplete files."""
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all
         # parts.
@@ -158,7 +160,10 @@ class Folder:
         )
 
     def _name_of(self, generation: int) -> str:
-        """Return the name of a backup's run, or this run's if it is damaged."""
+        """Return the name of a backup's run.
+
+        For a damaged backup, return the name of this run.
+        """
         try:
             return self.content(generation)["name"]
         except (OSError, DamagedError):
@@ -210,10 +215,10 @@ def _sync(descriptor: int) -> None:
 
 
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-    """Return an array's bytes without its first and last rows of zeros.
+    """Return an array's bytes, without rows of zeros at its start and end.
 
-    A worker has few rows of the state that `ShardedState` shards, and reads
-    all other rows as zeros.
+    A worker has only its own rows of the state that `ShardedState` shards. All
+    other rows read as zeros.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:

@@ -4,14 +4,15 @@
     worker 1    step 10    step 11   SIGTERM   │ back up, exit
 
 All workers count the points where a run can stop: after a step, an epoch, or a
-batch of validation. A thread of each worker checks once a second whether any
-worker was asked to end. If so, it states the next point that its worker will
-reach, and all stop at the latest of these points. Meanwhile, a worker that
-reaches a point waits there. This needs no message in a step.
+batch of validation. Once a second, a thread of each worker checks whether any
+worker got SIGTERM. If so, each thread publishes the next point that its worker
+will reach, and all workers stop at the latest of these points. Until this point
+is known, a worker that reaches any point waits there. Steps themselves send no
+messages.
 
-TensorFlow's `PreemptionCheckpointHandler` agrees in a similar way. It is not
-used, because it must call each step itself instead of `fit`, and because it
-saves a `tf.train.Checkpoint`, without each replica's own state.
+TensorFlow's `PreemptionCheckpointHandler` works in a similar way, but cannot be
+used here. It must call each step itself, instead of `fit`. It also saves a
+`tf.train.Checkpoint`, which lacks each replica's own state.
 """
 
 import atexit
@@ -31,13 +32,11 @@ import tensorflow as tf
 from tf_optimizers.forks import restore_in_forks
 from tf_optimizers.replicas import ReplicaGroup
 
-# The exit code of a process that SIGTERM ended, also used by TensorFlow.
+# The exit code of a process that SIGTERM ended. TensorFlow uses the same code.
 EXIT_CODE = 128 + signal.SIGTERM
-# In seconds: how often to look for a request, how long reading a note may take,
-# and how long to wait for the notes of other workers.
-_LOOKING_SECONDS = 1.0
-_READING_SECONDS = 0.2
-_WAITING_SECONDS = 60.0
+_LOOKING_SECONDS = 1.0  # Between two checks whether a worker got SIGTERM.
+_READING_SECONDS = 0.2  # The timeout of reading a worker's note.
+_WAITING_SECONDS = 60.0  # The timeout of waiting for the notes of all workers.
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
@@ -46,10 +45,11 @@ _running: "Preemption | None" = None
 class Preemption:
     """Catches SIGTERM during one `fit`, and finds where all workers stop.
 
-    If the script has its own handler, SIGTERM is left to it.
+    If the script has its own handler of SIGTERM, that handler is kept.
 
     Args:
-        group: The replicas; all workers must create this at the same time.
+        group: The replicas. All workers must create their `Preemption` at the
+            same time.
 
     Attributes:
         is_asked: Whether this worker got SIGTERM.
@@ -67,7 +67,7 @@ class Preemption:
         self._is_catching = False
 
     def begin(self) -> None:
-        """Catch SIGTERM from now on, and look for requests of other workers."""
+        """Catch SIGTERM from now on, and check for SIGTERM to other workers."""
         global _running
         if _running is not None:
             _running.end()  # An exception ended the previous `fit`.
@@ -83,8 +83,8 @@ class Preemption:
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         if self._is_catching:
-            # Python calls handlers only between steps, but writes to a file at
-            # once.
+            # Python calls handlers only between steps, but writes to the wakeup
+            # file at once.
             self._former = signal.set_wakeup_fd(
                 self._sender, warn_on_full_buffer=False
             )
@@ -92,7 +92,7 @@ class Preemption:
         self._thread.start()
 
     def reach(self) -> bool:
-        """Count a point; return whether it is the last."""
+        """Count a point; return whether all workers stop there."""
         with self._lock:
             self._passed += 1
             is_open = not self._has_stated
@@ -104,7 +104,7 @@ class Preemption:
         return self._last == self._passed
 
     def finish(self) -> bool:
-        """Count the end of `fit`; return whether it is the last point."""
+        """Count the end of `fit`; return whether all workers stop there."""
         with self._lock:
             self._passed += 1
             self._is_at_end = True
@@ -118,9 +118,10 @@ class Preemption:
         return self._group.workers == 1 or self._last == self._passed
 
     def end(self, is_leaving: bool = False) -> None:
-        """Stop the thread; unless leaving, let SIGTERM end the process again.
+        """Stop the thread, and let SIGTERM end the process again.
 
-        A worker that leaves may get SIGTERM from its launcher.
+        If `is_leaving`, the handler stays: the launcher may send SIGTERM to a
+        worker that is about to exit.
         """
         global _running
         _running = None
@@ -138,7 +139,7 @@ class Preemption:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def release(self) -> None:
-        """Let SIGTERM end this process again, or a child that was forked."""
+        """Let SIGTERM end this process, or a forked child, again."""
         if signal.getsignal(signal.SIGTERM) == self._ask:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -172,8 +173,8 @@ class Preemption:
                 return
         except tf.errors.OpError:  # Another worker is gone.
             if self.is_asked:
-                # The main thread may be waiting for that worker. There is
-                # nothing to save.
+                # The main thread may be waiting for that worker. No backup is
+                # possible without it.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(EXIT_CODE)
@@ -181,7 +182,7 @@ class Preemption:
             self._decided.set()
 
     def _listen(self) -> None:
-        """Wait for a signal, or until it is time to look for requests."""
+        """Wait for a signal, or for the next check of other workers."""
         if select.select([self._receiver], [], [], _LOOKING_SECONDS)[0]:
             signals = os.read(self._receiver, 4096)
             main = threading.main_thread().ident
@@ -212,7 +213,7 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code that called the function of this name on the stack."""
+    """Return the code that called the function `name` on the stack."""
     frame: Any = inspect.currentframe()
     while frame.f_code.co_name != name:
         frame = frame.f_back
@@ -230,12 +231,12 @@ def _release_in_child() -> None:
 
 
 def _end_at_exit() -> None:
-    # No thread may be in TensorFlow when Python ends.
+    # No thread may run TensorFlow code when Python ends.
     if _running is not None:
         _running.end(is_leaving=True)
 
 
-# Otherwise, a child that gets SIGTERM at once writes to the pipe that it shares
-# with this process, and the run ends.
+# Otherwise, a child that gets SIGTERM at once writes to this process's pipe,
+# and the run ends.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

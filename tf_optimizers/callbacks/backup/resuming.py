@@ -19,11 +19,12 @@ class BackupReader:
 
     Args:
         folder: The folder of the backup.
-        content: Its description, as `Archive.newest` returns it.
-        files: A stack that closes its files.
+        content: The description of the backup, from `Archive.newest`.
+        files: A stack that closes the files of the backup.
 
     Attributes:
-        layout: The number of workers that wrote it, and of replicas on each.
+        layout: The number of workers that wrote the backup, and the number of
+            replicas on each worker.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Rates:
     """The learning rates of optimizers when `fit` begins.
 
     A constant rate is part of the optimizer's state, so restoring the state
-    restores the rate. If the script has changed the rate since, the new one is
-    used.
+    restores the rate. If the script has changed the rate since the run began,
+    the new rate is used.
 
     Args:
         state: The state of the model, before it is restored.
 
     Attributes:
-        given: The rates of the script, in the order of `state`.
+        given: The rates that the script sets, in the order of `state.slots`.
     """
 
     def __init__(self, state: State) -> None:
@@ -102,8 +103,8 @@ class Rates:
 def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """Call `undo` when Keras next asks for a model's train function.
 
-    All training begins with that. If `fit` ends with an exception, Keras calls
-    no callback that could undo the changes to the model.
+    Keras asks for the train function before any training. If `fit` ends with an
+    exception, Keras calls no callback that could undo the changes to the model.
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:
@@ -115,19 +116,19 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
 
 
 def cancel_undoing(model: keras.Model) -> None:
-    """Restore the method of the model's class."""
+    """Cancel `undo_before_training`: restore the method of the class."""
     vars(model).pop("make_train_function", None)
 
 
 class Skip:
     """A model's train function that draws batches without training on them.
 
-    The model gets its own function back after the last of these batches, when
-    `end` is called, or before anything else trains.
+    The model gets its own train function back after the last skipped batch,
+    when `end` is called, or before any other training begins.
 
     Args:
         model: The model.
-        batches: How many batches to skip.
+        batches: The number of batches to skip.
         restore_metrics: Sets the metrics to their values after these batches.
     """
 
@@ -146,7 +147,7 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw the batches of one call, or the rest if fewer remain."""
+        """Draw the batches of one execution, or the remaining ones if fewer."""
         for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1
@@ -177,7 +178,7 @@ def check_executions(steps: int, seen: int) -> None:
 
 
 def check_batches(batches: int, seen: int) -> None:
-    """Raise if a backup has seen more batches of an epoch than there are."""
+    """Raise if an epoch has fewer batches than a backup has seen."""
     if batches < seen:
         raise ValueError(
             "An epoch must have at least as many batches as a backup has seen. "

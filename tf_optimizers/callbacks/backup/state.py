@@ -1,4 +1,4 @@
-"""Collects the state of a run: of each replica, and of all together."""
+"""Collects the state of a run: common state, and each replica's own."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from tf_optimizers.wrapped import (
     with_updated,
 )
 
-# The values that a process has of every variable, by name.
+# A process's values of each variable, by the variable's name.
 Values: TypeAlias = dict[str, list[np.ndarray]]
 
 
@@ -34,7 +34,7 @@ class State:
 
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
-        """The variables by section; metrics do not outlive an epoch."""
+        """The variables by section: lasting ones, and metrics of an epoch."""
         return {
             "lasting": [
                 *with_updated(self._model, self._model.variables),
@@ -46,7 +46,7 @@ class State:
     @property
     def slots(self) -> list[keras.Variable]:
         """The variables of the optimizers."""
-        # One optimizer may wrap another.
+        # A wrapper and its inner optimizer may list the same variables.
         return distinct(
             variable
             for optimizer in optimizers_of(self._model).values()
@@ -56,12 +56,13 @@ class State:
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
 
-        There is one per replica, or one for all if the host keeps it.
+        There is one copy per replica, or one for all replicas if the host keeps
+        the variable.
         """
         return local_copies(self._model.distribute_strategy, variable)
 
     def settle(self) -> None:
-        """Wait until no exchange changes variables between steps."""
+        """Wait for exchanges that change variables between steps."""
         for optimizer in local_steppers(self._model):
             optimizer._finish_travel()
 
@@ -75,7 +76,7 @@ class State:
         }
 
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
-        """Return this process's copies of metric variables, with values."""
+        """Return this process's copies of metric variables and their values."""
         return [
             (component, array_of(component))
             for variable in self.sections["metrics"]
@@ -107,17 +108,18 @@ class State:
         return list(map(array_of, self.components(variable)))
 
     def is_summed(self, variable: keras.Variable) -> bool:
-        """Return whether each replica has a share of the variable's value."""
+        """Return whether a variable's value is a sum over replicas."""
         # Keras leaves the aggregation of accumulators at "none". Accumulators
         # on the host hold the sum already, and have another aggregation. Only
-        # optimizers have accumulators, but a layer may have such a name, too.
+        # optimizers have accumulators, but a layer's variable may have the same
+        # name.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (
             any(variable is slot for slot in self.slots)
         )
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether each row may have one owner, and be 0 on others."""
+        """Return whether each row may be on one replica, and 0 elsewhere."""
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -129,16 +131,16 @@ class State:
     def has_common_weights(self) -> bool:
         """Whether all replicas must have equal weights now.
 
-        In the middle of local steps of `SparseLoCo`, they need not.
+        In the middle of local steps of `SparseLoCo`, weights may differ.
         """
         return has_common_weights(self._model)
 
     @property
     def sparse_gradients(self) -> list[list[int] | None]:
-        """The variables with sparse gradients, for each `SparseLoCo`.
+        """The indices of variables with sparse gradients, by `SparseLoCo`.
 
-        Only for optimizers with several local steps. None if no step has been
-        traced.
+        Only optimizers with several local steps are listed. The entry of an
+        optimizer is None if no step has been traced.
         """
         return [
             optimizer._compressor.rows.indices
@@ -153,7 +155,7 @@ class State:
                 optimizer._compressor.rows.expect(indices)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description that must match that in a backup."""
+        """Return a description that must match a backup's description."""
         return {
             "optimizer": ", ".join(
                 map(kind_of, optimizers_of(self._model).values())
@@ -165,7 +167,7 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise unless a section comes from the same model, ignoring paths."""
+        """Raise if a saved section is of another model; paths may differ."""
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -196,12 +198,12 @@ def redistribute(
     own: Sequence[int],
     is_owned: bool = False,
 ) -> list[np.ndarray]:
-    """Return the values of some replicas, divided again if layouts differ.
+    """Return the values of some replicas, converted if the layout differs.
 
     Sums over replicas keep their total, and other floating-point values their
-    mean. Integers take the first replica's value. The same number of replicas
-    on fewer workers is another layout, too, because the values on one worker
-    may have to be equal.
+    mean. For integers, all replicas get the first replica's value. The same
+    number of replicas on fewer workers is another layout, too, because the
+    values on one worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.
@@ -210,8 +212,8 @@ def redistribute(
         old: The number of workers, and of replicas on each, in the backup.
         new: The number of workers, and of replicas on each, now.
         own: The replicas whose values to return.
-        is_owned: Whether each row is on one replica, and 0 on the others,
-            unless all replicas have the same value.
+        is_owned: Whether each row is on one replica, and 0 on the others. If
+            `is_identical`, this has no effect.
     """
     if old == new:
         return [read(replica) for replica in own]
@@ -227,7 +229,7 @@ def redistribute(
 
 
 def _description(variable: keras.Variable) -> list[Any]:
-    """Return dtype, shape and path, and the variable's `meaning` if any."""
+    """Return a variable's dtype, shape and path, and its `meaning` if any."""
     meaning = getattr(variable, "meaning", None)
     what = [variable.dtype, list(variable.shape), variable.path]
     return [*what, meaning] if meaning else what
