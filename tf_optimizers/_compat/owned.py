@@ -37,9 +37,8 @@ class OwnedVariable(values.SyncOnReadVariable):
 
     @property
     def aggregation(self) -> tf.VariableAggregation:
-        """MEAN, so that assigning does not divide the value."""
-        # With SUM, TensorFlow would divide an assigned or restored value by the
-        # number of replicas.
+        """MEAN, so that assigned and restored values are not divided."""
+        # With SUM, TensorFlow would divide them by the number of replicas.
         return tf.VariableAggregation.MEAN
 
 
@@ -195,7 +194,7 @@ class Copy(resource_variable_ops.UninitializedVariable):
 
     def free(self) -> None:
         """Free the memory of the value."""
-        # TensorFlow would reject this static shape, as it is not the variable's
-        # shape. The placeholder hides it.
+        # The placeholder hides the static shape, which TensorFlow would compare
+        # with the shape of the variable.
         nothing = tf.zeros([0], self.dtype)
         self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

@@ -48,8 +48,8 @@ def bring_in(
     outside = made_outside(strategy, variables)
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
-            # The Keras variable stays, so references to it stay valid. Only its
-            # TensorFlow variable is replaced, which has no public way.
+            # The Keras variable stays, so references to it stay valid. There is
+            # no public way to replace only its TensorFlow variable.
             variable._initialize(variable.numpy())
 
 
@@ -187,7 +187,7 @@ def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return the attributes for `replaced` that give a variable's name."""
+    """Return the attributes for `replaced` that copy the name of `other`."""
     # Keras sets both when it creates a variable, and has no setters.
     return [
         (variable, "_name", other.name),

@@ -43,7 +43,7 @@ def to_bytes(bits: tf.Tensor) -> tf.Tensor:
 
 
 def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
-    """Return the first `count` bits of each row of `to_bytes`."""
+    """Return the first `count` bits of each row that `to_bytes` packed."""
     eight = tf.cast(data, tf.uint64) * _COPY_BYTE
     own = tf.bitwise.bitwise_and(eight, np.uint64(_OWN_BITS))
     bits = tf.cast(tf.bitcast(own, tf.uint8), tf.bool)
@@ -63,7 +63,10 @@ def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
 
 
 def from_planes(bits: tf.Tensor, width: int, count: int) -> tf.Tensor:
-    """Return the numbers of `to_planes`, int32 if they fit, else int64."""
+    """Return the numbers from the bits of `to_planes`, in int32 or int64.
+
+    The dtype is int32 if numbers of this width fit, else int64.
+    """
     planes = tf.reshape(bits, [bits.shape[0], width, count])
     weights = _weights(width)
     return tf.reduce_sum(tf.cast(planes, weights.dtype) * weights, axis=1)

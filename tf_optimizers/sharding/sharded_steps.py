@@ -250,7 +250,11 @@ class ShardedSteps:
     ) -> None:
         """Send the owners' weights and replicated state to all replicas.
 
-        `stepped` is the position of any variable that was stepped.
+        Args:
+            pieces: The pieces to send.
+            weights: The weights that this replica has stepped.
+            stepped: The position of any variable that was stepped. Its first
+                owner sends state that belongs to no variable.
         """
         whole = [own_component(variable) for variable in self._variables]
         state = [own_component(variable) for variable, _ in self._replicated]

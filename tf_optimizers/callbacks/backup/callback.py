@@ -267,8 +267,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # If the length of the epoch was unknown, the last execution counted
-            # as a full one.
+            # If the length of the epoch was unknown, the last execution was
+            # counted as a full execution.
             if skip.remaining >= self.model.steps_per_execution:
                 # The backup is still the newest state.
                 if not self.model.stop_training:
@@ -291,7 +291,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Back up, then exit once all workers have backed up."""
         if is_unsaved:
             self._save()
-        # Worker 0 must not exit before the others have read its last message.
+        # Worker 0 must not exit before all workers have read its last message.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             gather(self._group, "the end")
         self._warn(
