@@ -1,1 +1,1 @@
-"""Sends values between replicas, in few messages and in one order."""
+"""Exchanges values between replicas, in few messages and in one order."""

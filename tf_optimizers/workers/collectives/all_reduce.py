@@ -1,4 +1,4 @@
-"""Reduces and gathers values of replicas; sparse ones share one message.
+"""Reduces and gathers values of replicas; packs them into few messages.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
@@ -10,9 +10,9 @@
     a: 4 entries, b: up to 4 rows, worker 0 first; rows of both are added
     c: dense and small, the sum of both
 
-Padding needs the number of rows on every replica. If there are `IndexedSlices`,
-a small all-gather exchanges these numbers first. Large dense values are summed
-separately, in one collective for each dtype.
+Rows are padded to the largest number of rows on any replica. If there are
+`IndexedSlices`, a small all-gather exchanges these numbers first. Large dense
+values are summed separately, in one collective for each dtype.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ from tf_optimizers.workers.collectives.message import (
 
 
 class SparseCollectiveAllReduce(CollectiveAllReduce):
-    """Collectives that pack sparse values, and dense ones of any dtype.
+    """Runs collectives that pack sparse and dense values of several dtypes.
 
     TensorFlow's own collectives need three all-gathers per `IndexedSlices`, and
-    cannot pack different dtypes. The results are the same, except that every
-    row occurs once in `IndexedSlices`: two replicas often have the same row,
-    such as one of a position embedding, and Keras's optimizers would square
-    each separately.
+    cannot pack different dtypes. The results are the same, except that no row
+    occurs twice in `IndexedSlices`. Two replicas often have gradients of the
+    same row, for example of a position embedding. Keras's optimizers would
+    square each of these gradients separately, instead of their sum.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        # Replicas in a graph, `merge_call` and eager mode all call this. In a
-        # graph, TensorFlow (2.21) leaves out the strategy's options.
+        # TensorFlow calls this in a graph, in `merge_call` and in eager mode.
+        # In a graph, TensorFlow (2.21) leaves out the strategy's options.
         options = self._options.merge(options)
         return self.all_reduce(reduce_op, value, replica_id, options)
 
@@ -152,8 +152,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             options: The communication options.
 
         Returns:
-            The sums are by dtype, like `groups`, without groups that are too
-            large to be gathered.
+            The entries; and a dictionary of the sums by dtype, like `groups`,
+            but without the groups that are too large to be gathered.
         """
         slices = groups.get(None, [])
         small = {
@@ -182,18 +182,18 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         options: Any,
         layout: int = 0,
     ) -> tf.Tensor:
-        """Concatenate the replicas' tensors, of one shape, on the first axis.
+        """Concatenate the tensors of all replicas along the first axis.
 
-        The public `all_gather` allows tensors of different shapes, and takes
-        two collectives for that. Replicas with different values of `layout`, a
-        number of 32 bits, do not exchange their tensors.
+        The tensors must have the same shape. The public `all_gather` also takes
+        tensors of different shapes, but needs two collectives. Replicas
+        exchange tensors only if they pass the same `layout`, a 32-bit number.
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 
     def all_to_all(
         self, tensor: tf.Tensor, replica_id: int, options: Any
     ) -> tf.Tensor:
-        """Send replica i row i of [N, ...]; return the rows received."""
+        """Send row i of a tensor to replica i; return the received rows."""
         return self._launchers[replica_id].all_to_all(tensor, options)
 
     def progress(self) -> list[list[int]]:
@@ -211,12 +211,12 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             own.progress.leave()
 
     def device(self, replica_id: int) -> str:
-        """The device of a local replica; no public accessor."""
+        """Return a local replica's device, which TensorFlow keeps private."""
         return self._devices[replica_id]
 
     @property
     def replicas(self) -> int:
-        """The number of replicas of all workers; no public accessor."""
+        """The number of all replicas, which TensorFlow keeps private."""
         return self._group_size
 
 

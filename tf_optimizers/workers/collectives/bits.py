@@ -2,11 +2,11 @@
 
     8 bits, bool     as float16, which represents all of their values
     other numbers    bit by bit
-    strings          as int32 words, padded, and lengths
+    strings          as padded int32 words, and their lengths
 
-A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21); a
-broadcast also takes bool. Shapes are kept, so that users recognize them in an
-error; only complex128 gets another dimension.
+A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21). A
+broadcast also takes bool. Encoded tensors keep their shapes, so that users
+recognize them in an error. Only complex128 gets one more dimension.
 """
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ _WORD_BYTES = 4
 
 
 def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor's numbers, encoded in one of the dtypes in `TAKEN`."""
+    """Return a tensor, encoded in one of the dtypes in `TAKEN`."""
     dtype = tensor.dtype
     if dtype in TAKEN:
         return tensor
@@ -27,7 +27,7 @@ def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the tensor of a dtype that `to_numbers` has encoded."""
+    """Return the tensor of the given dtype that `to_numbers` has encoded."""
     if dtype in TAKEN:
         return numbers
     if dtype.size == 1:
@@ -36,7 +36,10 @@ def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def longest_in(lengths: tf.Tensor) -> tf.Tensor:
-    """Return the longest string's bytes, rounded up to words, at least one."""
+    """Return the length of the longest string, rounded up to whole words.
+
+    The length is in bytes, and at least one word.
+    """
     most = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
     return -(-most // _WORD_BYTES) * _WORD_BYTES
 
@@ -47,7 +50,7 @@ def strings_to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def words_to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Return strings of the given lengths from their words."""
+    """Return the strings of given lengths from `strings_to_words`."""
     table = tf.constant([bytes([code]) for code in range(256)])
     codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
     joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])

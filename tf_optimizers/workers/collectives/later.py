@@ -7,8 +7,8 @@ result:
     step       starts a call                              waits for it
     thread     ....[ the call, on a separate channel ]....
 
-Calls run one after another, in the order of their starts, which is the same on
-all workers.
+Calls run one after another, in the order in which steps start them. This order
+is the same on all workers.
 """
 
 import collections
@@ -24,16 +24,16 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-# Programs wait for a call before they have started this many.
+# The capacity of a queue. Programs wait for calls long before it is full.
 _QUEUE_SIZE = 1 << 16
 
 
 class Later:
-    """A thread that runs calls, and the channel that they exchange on.
+    """Runs calls in a thread, and keeps the channel on which they exchange.
 
     Args:
-        owner: The object whose lifetime bounds the thread.
-        channel: The collectives of the calls.
+        owner: When this object is deleted, the thread ends.
+        channel: The collectives that the calls run.
     """
 
     def __init__(self, owner: object, channel: Any) -> None:
@@ -48,28 +48,29 @@ class Later:
             self._started,
             self._calls,
         )
-        # At exit, this closes the queue before `thread` waits.
+        # At exit, this closes the queue before `BackgroundCall` joins the
+        # thread.
         weakref.finalize(owner, started.close, True)
         thread.call(lambda: _run(started, calls))
 
     def call(
         self, function: Callable[[tf.Tensor], object], replicas: int = 1
     ) -> "Call":
-        """Return a call that `replicas` replicas of this process start."""
+        """Return a call for `replicas` replicas of this process to start."""
         call = Call(function, self._started, len(self._calls), replicas)
         self._calls.append(weakref.ref(call))
         return call
 
 
 class Call:
-    """A function that steps call in a thread.
+    """A function that runs in the thread of a `Later` when steps start it.
 
     Args:
-        function: Called in the thread once all replicas have started it, with
-            the int64 tensor that one of them has passed.
+        function: Called in the thread when all replicas have started the call,
+            with the int64 tensor that the last replica has passed.
         started: The queue of the thread.
-        number: The number of this call in the thread.
-        replicas: The number of replicas that start it.
+        number: The index of the call among the calls of the thread.
+        replicas: The number of replicas that start the call.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Call:
             ]
 
     def start(self, rank: int, argument: Any = 0) -> None:
-        """Start the call, in a step of a replica of this process."""
+        """Start the call, in a step of the local replica `rank`."""
         with tf.device("CPU:0"):
             self._is_on[rank].assign(True)
             argument = tf.cast(argument, tf.int64)
@@ -98,8 +99,9 @@ class Call:
             self._started.enqueue([number, argument])
 
     def wait(self, rank: int) -> tf.Tensor:
-        """Return a tensor that is known once the replica's call has ended.
+        """Return a tensor that is available when the replica's call has ended.
 
+        If the replica has started no call, the tensor is available at once.
         Raises:
             tf.errors.InvalidArgumentError: If the call has raised an error.
         """
@@ -116,12 +118,12 @@ class Call:
             return tf.cond(is_on, take, lambda: tf.constant(""))
 
     def wait_for_all(self) -> None:
-        """Wait for all replicas of this process, between steps."""
+        """Wait for the calls of all local replicas, between steps."""
         for rank in range(len(self._ended)):
             self.wait(rank)
 
     def run(self, argument: tf.Tensor) -> None:
-        """Run the function, and report its end to all replicas."""
+        """Run the function, and report its end or error to local replicas."""
         error = ""
         try:
             self._function(argument)
@@ -162,8 +164,8 @@ class GatherLater:
     Args:
         extended: The `SparseExtended` of the strategy.
         purpose: A key of `extended.later`.
-        shape: The shape of a tensor.
-        dtype: Its dtype.
+        shape: The shape of each replica's tensor.
+        dtype: The dtype of the tensors.
     """
 
     def __init__(
@@ -197,7 +199,11 @@ class GatherLater:
             self._call.start(0)
 
     def take(self) -> tf.Tensor:
-        """Return the values gathered last, only once; otherwise zeros."""
+        """Return the values gathered last.
+
+        Return zeros if nothing was gathered, or if the values were taken
+        already.
+        """
         with tf.device("CPU:0"), tf.control_dependencies([self._call.wait(0)]):
             arrived = self._arrived.read_value()
             with tf.control_dependencies([arrived]):
@@ -208,7 +214,7 @@ class GatherLater:
 
 
 class Current(threading.local):
-    """The channel of the code that runs in this thread, if not the main one."""
+    """The channel of the code in this thread; None for the main channel."""
 
     channel: Any = None
 

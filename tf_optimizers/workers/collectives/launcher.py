@@ -1,13 +1,14 @@
 """Runs a replica's collectives, in few rounds and under fixed keys.
 
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
-as many. On CPUs its all-to-all sends all messages at once, so a gather takes
-one round, and a sum two, with the bytes of the rings. Among many replicas, this
-takes many messages. So a gather has two levels there: first within a group of
-neighbors, then with one replica of every other group.
+as many. On CPUs, TensorFlow's all-to-all sends all messages at once. With it, a
+gather takes one round and a sum takes two, and both send as many bytes as the
+rings. Many replicas would send too many messages this way. They gather in two
+levels: first within a group of neighbors, then with one replica of every other
+group.
 
 Workers that enter different collectives wait for each other forever. So each
-records its progress, for `watchdog.py` to compare.
+replica records its progress, which `watchdog.py` compares.
 """
 
 import math
@@ -30,13 +31,13 @@ from tf_optimizers.workers.collectives.progress import (
 
 # TensorFlow (2.21) names a message by both ranks, without a separator, so that
 # "from 1 to 11" and "from 11 to 1" have the same name. If both replicas are in
-# one process, it aborts or confuses the messages.
+# one process, TensorFlow aborts or confuses the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
-# From this many replicas on, a second round, even of 20 ms, costs less than the
-# messages that it saves; see docs/benchmarks.md.
+# From this many replicas on, a second round costs less than the messages that
+# it saves, even if a round takes 20 ms; see docs/benchmarks.md.
 FEWEST_IN_LEVELS = 64
-# Must be above the group keys in `extended.py`.
+# These group keys must be larger than the group keys in `extended.py`.
 _NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
 
 
@@ -50,13 +51,14 @@ class Group(NamedTuple):
 def levels(everyone: Group, rank: int) -> list[Group]:
     """Return the groups in which a replica gathers, in order.
 
-    Few replicas, or a prime number of them, gather in one group. Others first
-    gather in groups of equal size: the largest divisor of their number that is
-    at most its square root.
+    Fewer than `FEWEST_IN_LEVELS` replicas, or a prime number of replicas,
+    gather in one group. Other replicas first gather in groups of equal size.
+    This size is the largest divisor of the number of replicas that is at most
+    its square root.
 
     Args:
         everyone: All replicas.
-        rank: The replica's rank among them, in TensorFlow's order.
+        rank: The replica's rank among all replicas, in TensorFlow's order.
     """
     key, size = everyone
     near = next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
@@ -72,8 +74,8 @@ def levels(everyone: Group, rank: int) -> list[Group]:
 def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
     """Return every replica's place in the result of a collective.
 
-    TensorFlow (2.21) orders workers by their names, so that task:10 comes
-    before task:2, and their devices by number.
+    TensorFlow (2.21) sorts workers by name, so that task:10 comes before
+    task:2. It sorts the devices of a worker by number.
 
     Args:
         tasks: The names of all workers.
@@ -165,9 +167,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(self._in_order(gathered, self._ranks), shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send every replica its row; return the rows received, by replica.
+        """Send row i to replica i; return the received rows in replica order.
 
-        TensorFlow has the collective, but no launcher or strategy uses it.
+        TensorFlow has this collective, but no launcher or strategy uses it.
         """
         by_rank = np.argsort(self._ranks).tolist()
         rows = tf.reshape(tensor, [self._group_size, -1])
@@ -179,7 +181,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(received, _shape(tensor))
 
     def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
-        """Return rows of equal length in another order, flat if unchanged."""
+        """Return rows of equal length in another order, as a matrix.
+
+        If the order is unchanged, return `rows` itself.
+        """
         if order == sorted(order):  # Up to ten workers are always in order.
             return rows
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
@@ -200,7 +205,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
-        """Let each replica sum one part, in the order of `tf.add_n`."""
+        """Sum a vector over replicas: each replica sums one part of it.
+
+        Parts are summed in the order of `tf.add_n`, and then gathered.
+        """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.
         each = -(-size // count)
@@ -226,13 +234,13 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         """Run an operation of TensorFlow.
 
         Args:
-            operation: Its name.
-            tensor: Its input.
-            signature: The kind of the collective that the operation is a part
-                of, the number of elements passed to it, and their layout. They
-                determine the shape of `tensor`.
+            operation: The name of the operation.
+            tensor: The input of the operation.
+            signature: The kind of the collective to which the operation
+                belongs, and the number and the layout of the elements passed to
+                the collective. The signature determines the shape of `tensor`.
             options: The communication options, or None.
-            replicas: The replicas that exchange. Defaults to all.
+            replicas: The replicas that exchange. Defaults to all replicas.
             **attributes: Attributes of the operation.
         """
         options = self._options.merge(options)
@@ -261,9 +269,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _timeout(self, options: Any) -> float | None:
         """Return the seconds after which TensorFlow ends a collective.
 
-        None if `watchdog.py` enforces the strategy's timeout instead. When
-        TensorFlow (2.21) ends a collective, it frees memory still in use, so
-        that the process may crash. It also keeps a thread for each timeout.
+        Return None if `watchdog.py` enforces the strategy's timeout instead.
+        When TensorFlow (2.21) ends a collective, it frees memory still in use,
+        and the process may crash. TensorFlow also keeps a thread for each
+        timeout.
         """
         seconds = options.timeout_seconds
         is_usual = seconds == self._options.timeout_seconds
@@ -275,9 +284,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
             if self.progress.is_guarded:
-                # This is no assertion, as TensorFlow makes one replica's
-                # assertions wait for another's. Under the lone key, this
-                # collective waits until `watchdog.py` ends it.
+                # Do not use an assertion: TensorFlow makes the assertions of
+                # one replica wait for the assertions of another. Under the lone
+                # key, this collective waits until `watchdog.py` ends it.
                 key = tf.where(may_begin, key, lone_key(self._rank))
             return tf.convert_to_tensor(key, tf.int32)
 

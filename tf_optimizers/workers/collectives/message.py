@@ -7,8 +7,8 @@ entries | values and indices of rows | dense values, by dtype
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-This way, dense values need no separate round, but N - 1 times their bytes are
-sent.
+Dense values need no separate round this way, but each replica sends N - 1 times
+their bytes.
 """
 
 import zlib
@@ -34,10 +34,10 @@ class Content(NamedTuple):
     """The values in the message of one replica.
 
     Attributes:
-        entries: Its entries.
-        slices: Its slices.
-        groups: Its dense values, grouped by dtype.
-        rows: For each `IndexedSlices`, its row count on every replica.
+        entries: The entries.
+        slices: The `IndexedSlices`.
+        groups: The dense values, grouped by dtype.
+        rows: For each of `slices`, the number of rows on every replica.
     """
 
     entries: Sequence[Entries] = ()
@@ -47,9 +47,9 @@ class Content(NamedTuple):
 
 
 def pack(content: Content) -> tf.Tensor:
-    """Return all values and positions as int32 words.
+    """Return a replica's message, a vector of int32 words.
 
-    Rows are padded to the largest row count of any replica.
+    Rows are padded to the largest number of rows on any replica.
     """
     entries, slices, groups, rows = content
     words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
@@ -71,7 +71,7 @@ def unpack(
 
     Args:
         gathered: The messages of all replicas; int32 [replicas * words].
-        content: This replica's values, for dtypes and shapes.
+        content: This replica's values, which determine dtypes and shapes.
         replicas: The number of replicas.
     """
     entries, slices, groups, rows = content
@@ -94,10 +94,11 @@ def unpack(
 
 
 def layout(content: Content) -> int:
-    """Return a checksum of all dtypes and shapes except row counts, at least 1.
+    """Return a checksum of all dtypes and shapes, without numbers of rows.
 
-    Replicas exchange messages only if their checksums agree; otherwise, bits
-    would be read as values of another dtype or shape.
+    The checksum is at least 1. Replicas exchange messages only if their
+    checksums are equal. Otherwise, a replica would read bits as values of
+    another dtype or shape.
     """
     described = [
         [(e.code, e.values.shape[0], e.size) for e in content.entries],
@@ -115,15 +116,16 @@ def layout(content: Content) -> int:
 
 
 def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Append zeros up to a number of rows."""
+    """Append rows of zeros, up to `rows` rows."""
     missing = rows - tf.shape(tensor)[0]
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 
 
 def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return slices with each row once, in order of first appearance.
+    """Sum the values of equal rows, so that no row occurs twice.
 
-    The sums are identical to the bit on all replicas.
+    Rows keep the order of their first appearance. The sums are identical to the
+    bit on all replicas.
     """
     rows, places = tf.unique(slices.indices)
     dtype = slices.values.dtype
@@ -137,7 +139,7 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Return the rows of every replica, without padding."""
+    """Read the rows of all replicas, without padding."""
     most = _most(counts)
     tensor = words.read(like.dtype, [most, *like.shape[1:]])
     return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
@@ -151,17 +153,19 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
     return tf.maximum(tf.reduce_max(counts), 1)
 
 
-# The cost of a round, in bytes: 1 Gbit/s carries this much in a round trip of
-# 1 ms, 100 Mbit/s in one of 10 ms. The network is not measured, since a wrong
-# choice costs little: twice these bytes, or two rounds.
+# The cost of a round, in bytes: a network of 1 Gbit/s carries this many bytes in
+# a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms. The
+# network is not measured, since a wrong choice costs little: twice these bytes,
+# or two rounds.
 ROUND_BYTES = 1 << 17
 
 
 def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     """Return whether values of one dtype are gathered, and summed locally.
 
-    That sends N - 1 times their bytes, and saves the two rounds of a separate
-    sum. On CPUs both sums are by `tf.add_n`, and identical to the bit.
+    A gather sends N - 1 times the bytes of the values, and saves the two rounds
+    of a separate sum. On CPUs, both ways add by `tf.add_n`, and their sums are
+    identical to the bit.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:
@@ -171,18 +175,18 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
 
 
 def join(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the elements of tensors of one dtype and known shape."""
+    """Join the elements of tensors of one dtype and known shapes."""
     return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
 
 
 def sum_replicas(
     words: WordReader, values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Return the sums of dense values over replicas, in the order of `add_n`.
+    """Return the sums of dense values over replicas, added by `tf.add_n`.
 
     Args:
-        words: The reader of the messages, about to read these values.
-        values: This replica's values, for dtype and shapes.
+        words: The reader of the messages, in which these values come next.
+        values: This replica's values, which determine the dtype and shapes.
     """
     sizes = [value.shape.num_elements() for value in values]
     every = words.read(values[0].dtype, [sum(sizes)])

@@ -1,24 +1,25 @@
 """Numbers collectives, and tracks how far a replica has come.
 
 Workers find each other in a collective by its number, its "instance key".
-TensorFlow counts these keys up, and asks the first worker about every new one:
-a round trip before anything is exchanged, and a record that is never deleted.
-Here the key depends only on the collective's kind, dtype and number of
-elements, which TensorFlow requires to be the same for one key. It does not
-depend on how often a worker has traced, which may differ between workers.
+TensorFlow itself counts these keys up, and asks the first worker about every
+new key. This takes a round trip before anything is exchanged, and leaves a
+record that is never deleted. Here, the key depends only on the collective's
+kind, dtype, number of elements and layout. TensorFlow requires collectives with
+the same key to have the same kind, dtype and number of elements. The key does
+not depend on how often a worker has traced, which may differ between workers.
 
-Keys may repeat, within a step and in the next one. The ordering token runs the
-collectives of a replica one after another, all workers run them in the same
-order, and each ends only when everything it sends has been read and everything
-it receives has arrived. A worker that is ahead finds no partner under its key,
-and waits.
+Keys may repeat, within a step and in later steps. The ordering token makes a
+replica run its collectives one after another, and all workers run them in the
+same order. A collective ends only when all values that it sends have been read,
+and all values that it receives have arrived. A worker that is ahead finds no
+partner under its key, and waits.
 
 Because keys repeat in every step, a worker that continues after a failed step
 would exchange values with other workers in the wrong collective, undetected. So
 each replica records whether it is in a collective, and whether it is in a run
-of a step, and does not continue if either has not ended:
+of a step. If the last collective or run has not ended, the replica fails:
 
-              idle    in a collective    in a run    in a collective of it
+              idle    in a collective    in a run    in both
     enter     run     failed             failed      failed
     begin     coll.   failed             coll.       failed
     end               idle                           run
@@ -45,9 +46,9 @@ DTYPES = (
     *(tf.int32, tf.int64),
 )
 
-# A key has 31 bits: the group in the upper ones, the number of elements in the
-# lower ones. Keys without a group are left to TensorFlow, which counts from
-# 100.
+# A key has 31 bits. The upper 5 bits hold the group, and the lower 26 bits
+# depend on the number of elements. Keys without a group are left to TensorFlow,
+# which counts from 100.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
@@ -60,7 +61,7 @@ def group_of(kind: str, dtype: tf.DType) -> int:
 
 
 def describe(group: int, elements: int, layout: int = 0) -> str:
-    """Describe a collective's values, for an error."""
+    """Return the description of a collective for an error message."""
     kind, place = divmod(group - 1, len(DTYPES) + 1)
     dtype = (*(d.name for d in DTYPES), "another dtype")[place]
     packed = f" in the layout {layout:08x}" if layout else ""
@@ -73,11 +74,11 @@ def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
     The chance that two layouts have the same key is 1 in 600 million.
 
     Args:
-        group: The number of its kind and dtype, from `group_of`.
-        elements: The number of elements passed to it: an int, or an int64
-            tensor if it is not known yet.
+        group: The number of the collective's kind and dtype, from `group_of`.
+        elements: The number of elements passed to the collective: an int, or an
+            int64 tensor if the number is not known statically.
         layout: A checksum of the meaning of the elements, from
-            `message.layout`. Defaults to `0`: plain values of the dtype.
+            `message.layout`. Defaults to `0`, for plain values of the dtype.
     """
     size, first = 1 << _ELEMENT_BITS, group
     if layout:
@@ -109,17 +110,17 @@ def has_failed(progress: Sequence[int]) -> bool:
 
 
 def is_in_run(progress: Sequence[int]) -> bool:
-    """Return whether a step has begun, and not ended."""
+    """Return whether a step has begun and has not ended."""
     return progress[-1] in (_RUN, _IN_RUN)
 
 
 def is_waiting(progress: Sequence[int]) -> bool:
-    """Return whether a collective has begun, and not ended."""
+    """Return whether a collective has begun and has not ended."""
     return progress[-1] in (_ALONE, _IN_RUN)
 
 
 def failure(place: str) -> str:
-    """Return the error for a step that has failed on a worker."""
+    """Return the error message for a step that has failed on `place`."""
     return (
         "All workers must end a step before they begin the next. Received: a "
         f"step that has failed on {place}; see the first error there. Other "
@@ -153,8 +154,8 @@ class Progress:
     def numpy(self) -> list[int]:
         """Return `[count, group, elements, layout, state]`.
 
-        The count is the number of runs and collectives that have begun; group,
-        elements and layout are those of the last collective.
+        The count is the number of runs and collectives that have begun. Group,
+        elements and layout describe the last collective.
         """
         return self._variable.numpy().tolist()
 

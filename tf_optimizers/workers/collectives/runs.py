@@ -1,14 +1,14 @@
 """Tracks runs of steps, and calls functions in the background.
 
-A step that fails on one worker may leave it between two collectives, or with
-some weights already updated. The other workers wait for it or have gone on,
-and must not exchange values with its next step. So every run records its start
-and its end.
+When a step fails on a worker, this worker may be between two collectives, or
+may have updated only some weights. The other workers wait for it or have gone
+on. They must not exchange values with the next step of the failed worker. So
+every run records its start and its end.
 
-Workers exchange some notes while a step runs. Inside a `tf.function`,
-TensorFlow runs that exchange in parallel, as no other operation needs the
-result. In eager mode, a background thread makes the call. The next call waits
-for the thread, so that all workers make their calls in the same order.
+Workers exchange some notes while a step runs. In a `tf.function`, TensorFlow
+runs this exchange in parallel, since no other operation needs the result. In
+eager mode, a background thread runs the exchange. The next exchange waits for
+the thread, so that all workers exchange in the same order.
 """
 
 import multiprocessing.pool
@@ -26,8 +26,8 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# How long to wait for the last call at exit. All workers have made it by then,
-# unless one failed.
+# The time to wait for the last call at exit. All workers have made this call by
+# then, unless a worker has failed.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
@@ -36,10 +36,10 @@ class BackgroundCall:
     """Calls functions in a thread, one at a time.
 
     Args:
-        owner: The object whose lifetime bounds the thread.
-        is_at_once: Whether to call functions directly instead, for example if
-            there are no other workers. Callers that cannot call `wait` before
-            each step may set it later.
+        owner: When this object is deleted, the thread ends.
+        is_at_once: Whether to call functions directly instead of in a thread,
+            for example if there are no other workers. Callers that cannot call
+            `wait` before each step may set this attribute later.
     """
 
     def __init__(self, owner: object, is_at_once: bool = False) -> None:
@@ -73,7 +73,7 @@ class BackgroundCall:
             raise self._errors.pop()
 
     def _end(self) -> None:
-        """End the thread; TensorFlow crashes if one is left at exit."""
+        """End the thread: TensorFlow crashes if a thread is left at exit."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -88,7 +88,7 @@ def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
     ranks = range(count)
     if not tf.executing_eagerly():
         return list(map(function, ranks))
-    # In threads, since the first replica waits for the others.
+    # Use threads, since the first replica waits for the others.
     with multiprocessing.pool.ThreadPool(count) as pool:
         return pool.map(function, ranks)
 
@@ -99,8 +99,9 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         run: A function without arguments that calls all local replicas.
-        arguments: The arguments of the replicas. The run starts once they are
-            known, so that the end of an iterator is not a failed run.
+        arguments: The arguments of the replicas. The run starts when they are
+            known, so that the end of an iterator does not count as a failed
+            run.
     """
     if strategy.extended.workers == 1 or in_xla():
         return run()
@@ -110,11 +111,11 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 
 
 def after_its_arguments(fn: Callable) -> Callable:
-    """Return a replica's function that starts once its arguments are known.
+    """Return a replica's function that starts when its arguments are known.
 
-    At the end of data of unknown length, no arguments arrive. Otherwise
-    TensorFlow might still run the operations of a step that need no batch, such
-    as `iterations` or weight decay.
+    At the end of data of unknown length, no arguments arrive. TensorFlow might
+    still run the operations of a step that need no batch, such as weight decay
+    or the increment of `iterations`.
     """
     converted = convert(fn)
 
@@ -155,7 +156,7 @@ def _run_eagerly(
 
 
 def _tensors(strategy: Any, nest: Any) -> list[tf.Tensor]:
-    """Return the symbolic tensors of all local replicas."""
+    """Return the symbolic tensors of all local replicas in a nest."""
     parts = [
         strategy.experimental_local_results(value)
         for value in tf.nest.flatten(nest)

@@ -1,4 +1,4 @@
-"""Creates a strategy's variables of any dtype, which `float()` accepts."""
+"""Creates variables of any dtype, and lets `float()` accept them."""
 
 import functools
 from collections.abc import Callable
@@ -35,16 +35,17 @@ class _Number:
 
 @functools.cache
 def _converting(kind: Any) -> Any:
-    """Return a class of distributed variables that is also a `_Number`."""
+    """Return a subclass of a class of variables that is also a `_Number`."""
     return type(kind.__name__, (_Number, kind), {"__module__": __name__})
 
 
 class VariablesExtended(CollectiveAllReduceExtended):
-    """Starts a variable on all workers with the first worker's value."""
+    """Gives variables the first worker's initial value on all workers."""
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        # TensorFlow chooses the class of a variable from a fixed table.
+        # TensorFlow takes the class of a variable from a fixed table, so change
+        # the class of the object.
         kind: Any = type(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable.__class__ = _converting(kind)
@@ -53,7 +54,7 @@ class VariablesExtended(CollectiveAllReduceExtended):
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Any:
-        # TensorFlow broadcasts values of few dtypes.
+        # TensorFlow can broadcast values of only a few dtypes.
         own = replica_id, device, primary_var
         method = super()._get_variable_creator_initial_value
         make = functools.partial(method, *own)
@@ -68,7 +69,8 @@ def _of_first_worker(
     """Return a function that returns the first worker's initial value.
 
     Args:
-        make: TensorFlow's method, which returns such a function for few dtypes.
+        make: TensorFlow's method. It returns such a function, but supports only
+            a few dtypes.
         device: The device of this worker's first replica.
         arguments: The keyword arguments of `make`, with this worker's
             `initial_value` and `dtype`.
@@ -82,13 +84,14 @@ def _of_first_worker(
         with tf.device(device):
             value = arguments["initial_value"]
             value = value() if callable(value) else value
-            # A checkpoint may be restored before the variable is created.
+            # If a checkpoint is restored before the variable is created, the
+            # value is wrapped.
             value = getattr(value, "wrapped_value", value)
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
                 # TensorFlow crashes in a broadcast without elements, so send
-                # one element. Its shape differs from that of a value with
-                # elements, so a worker that has one gets an error.
+                # one element. Its rank is higher than the rank of the value. So
+                # a worker whose value has elements gets an error.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:
