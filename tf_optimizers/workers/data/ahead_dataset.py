@@ -1,4 +1,4 @@
-"""Makes distributed datasets with the iterator of `look_ahead.py`."""
+"""Makes distributed datasets whose iterators look one batch ahead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
 # If a worker's only replica is its host, batches need no copy to a device.
-# Creating and using an iterator that copies them would take twice as long.
+# Creating and using an iterator that copies batches would take twice as long.
 # Strategies accept these options only in the methods for datasets.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
@@ -65,7 +65,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def __iter__(self) -> AheadIterator:
-        """Return an iterator; drawing its first batch waits for an exchange."""
+        """Return an iterator, whose first draw waits for an exchange."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
             unknown = tf.constant(batch_digests.UNKNOWN)
@@ -78,13 +78,13 @@ class AheadDataset(DistributedDatasetsFromFunction):
             known = batch_digests.start(self._last)
             self._last = plain_variable(known, trainable=False, shape=[None])
         iterator.variable, iterator.known = self._last, self._last.handle
-        # As in TensorFlow's own iterators: with asynchronous ops, a function
-        # could otherwise run before the variable exists.
+        # With asynchronous ops, a function could otherwise run before the
+        # variable exists. TensorFlow's own iterators wait, too.
         async_wait()
         return iterator
 
     def map(self, *_: Any, **__: Any) -> None:
-        """Raise an error; `fit` calls this if it is given `class_weight`."""
+        """Raise an error; `fit` calls this method to use `class_weight`."""
         raise ValueError(
             "`class_weight` and `map` need data that are not distributed yet. "
             "Received: a distributed dataset. Pass the `tf.data.Dataset` "
@@ -135,8 +135,8 @@ def look_ahead(
         batches: The number of batches, or TensorFlow's constant for an unknown
             or infinite number.
         endless: This worker's dataset, continued without end. Eager iterators
-            draw from it instead of `distributed`; a function would wait for an
-            endless iterator to end.
+            draw from this dataset instead of `distributed`. Iterators in a
+            function do not, since the function would wait for their end.
         begin: Called before an epoch with a function that makes an iterator.
             Returns the iterator.
     """
@@ -175,7 +175,10 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _leave_devices_untuned(iterator: Any) -> None:
-    """Disable autotuning in the iterators of devices, which take no options."""
+    """Replace the iterators of devices by iterators without autotuning.
+
+    TensorFlow accepts no options for these iterators.
+    """
     (worker,) = iterator._iterators
     made = worker._iterator
     for i, each in enumerate(getattr(made, "_device_iterators", ())):

@@ -1,16 +1,18 @@
 """Compares the batches that workers draw, by digests of samples.
 
-Each replica writes a note on its part of a batch, an int32 vector. The notes of
-all replicas are reduced to a summary:
+Each replica writes a note on its part of a batch, an int32 vector:
 
     is a part, rows, how to compare, is informative 0..7, digest 0..7
 
-A digest covers one component of the batch, such as its images or its labels. It
-is computed from a sample of bounded size, a different one for each batch.
+The function `summarize` reduces the notes of all replicas to a summary.
+
+A digest covers one component of the batch, such as its images or its labels.
+The digest is computed from a sample of bounded size. Each batch has a different
+sample.
 
 With random augmentation, the images of a batch differ between workers although
-the rows are the same. Then equal labels show that the rows are the same, if the
-labels are informative: not equal for all rows of this batch.
+the rows are the same. In this case, equal labels show that the rows are the
+same, if the labels are informative: if they differ between rows of the batch.
 """
 
 import enum
@@ -21,9 +23,9 @@ import tensorflow as tf
 
 _SLOTS = 8  # If a batch has more components, some share a slot.
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
-# The largest sample: rows, and elements of each.
+# The size of the largest sample: its rows, and the elements of each row.
 _ROWS, _COLUMNS = 256, 64
-# How many undecided batches in a row are accepted.
+# The largest number of consecutive undecided batches that is accepted.
 _PATIENCE = 64
 
 
@@ -73,10 +75,14 @@ def note(
     digests: tf.Tensor | None = None,
     total: Any = None,
 ) -> tf.Tensor:
-    """Return the note on a replica's part: `rows` rows, padding not included.
+    """Return the note on a replica's part of a batch.
 
-    If this worker knows `total`, the rows of all replicas, the note ends with
-    that number, which is not exchanged.
+    Args:
+        rows: The number of rows in the part, without padding.
+        comparison: How to compare the batch.
+        digests: The result of the function `digests`. Defaults to zeros.
+        total: The rows of all replicas, if this worker knows them. The note
+            then ends with this number, which is not exchanged.
     """
     if digests is None:
         digests = tf.zeros([2 * _SLOTS], tf.int32)
@@ -116,7 +122,7 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
-    """Return the tensors of a value; the one with its elements comes first."""
+    """Return the tensors of a value; the tensor of its elements is first."""
     if isinstance(value, tf.SparseTensor):
         return [value.values, value.indices, value.dense_shape]
     tensors = tf.nest.flatten(value, expand_composites=True)
@@ -154,7 +160,7 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return whether the rows of a slot are not all the same."""
+    """Return whether any rows of a slot differ."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
@@ -172,9 +178,10 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         before: The summary of the previous batch.
 
     Returns:
-        An int32 vector. The number of replicas that have a part, the total of
-        rows, and a `Verdict`. Then, for the next summary: the number of
-        consecutive undecided batches, and the slots that were informative.
+        An int32 vector: the number of replicas that have a part, the total of
+        rows, and a `Verdict`. The other elements are for the next summary: the
+        number of consecutive undecided batches, and whether each slot was
+        informative in any batch so far.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -185,9 +192,10 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     agrees = is_used & same & tf.reduce_all(informative > 0, 0)
     differs = ~same
     is_undecided = tf.reduce_any(differs) & ~tf.reduce_any(agrees)
-    # Differing images with equal but uninformative labels are undecided. They
-    # are an error if the slot that differs was informative before, if no slot
-    # agrees, or if no batch has been decided for too long.
+    # A batch is undecided if, for example, its images differ, and its labels
+    # are equal but uninformative. Such a batch is wrong if a slot that differs
+    # was informative before, if no slot is equal, or if no batch has been
+    # decided for too long.
     is_wrong = is_undecided & (
         tf.reduce_any(differs & was_informative)
         | ~tf.reduce_any(is_used & same)
@@ -212,12 +220,12 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """Return the summary of the last of several batches.
 
-    If a batch differs between replicas, return the summary of that batch.
+    If workers differ in a batch, return the summary of this batch.
 
     Args:
         notes: The notes, an int32 [replicas, batches, 19]. A batch that no
             replica has is skipped.
-        before: The summary of the batch before.
+        before: The summary of the batch before these batches.
     """
 
     def add(before: tf.Tensor, notes: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Adds to a worker's elements notes on their rows and the next batch's.
+"""Adds notes on the current and the next batch to a worker's data.
 
 Two replicas of a worker take three elements in turn:
 
@@ -6,7 +6,7 @@ Two replicas of a worker take three elements in turn:
     is a part, rows          1, 4     1, 4     1, 2     0, 0     0, 0   ...
     two elements later       1, 2     0, 0     0, 0     0, 0     0, 0
 
-c' is the first row of c. When the data of a worker end, it continues with c'
+c' is the first row of c. When a worker's data end, the worker continues with c'
 until the data of all workers have ended, since few layers accept a batch
 without rows.
 """
@@ -27,7 +27,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# AutoGraph would take longer to convert these functions than they run.
+# Converting these functions by AutoGraph would take longer than running them.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -45,20 +45,21 @@ def note_next(
 
     Args:
         dataset: A worker's dataset.
-        parts_of: Called with an element. Returns its parts, of one type, each
-            with a note, an int32 vector.
+        parts_of: Called with an element. Returns pairs: a part of the element,
+            and the note on this part, an int32 vector. All parts have one type.
         replicas: The number of replicas that take parts in turn.
         end: The note for positions after the last part.
-        is_endless: Whether to continue after the last part with padding: its
-            first row.
+        is_endless: Whether to continue after the last part, with its first row
+            as padding.
         may_lack: Whether the last batch may lack a part.
 
     Returns:
-        A dataset of pairs: a part, and an int32 [1, 2, size of a note], wrapped
-        in an `Ending` if the last batch may lack a part.
+        A dataset of pairs: a part, and two notes, an int32 [1, 2, size of a
+        note]. The notes are wrapped in an `Ending` if the last batch may lack a
+        part.
     """
-    # Each mapped function costs time when it is traced, when an iterator is
-    # made, and in every step. So there are only three.
+    # Each mapped function costs time in tracing, when an iterator is made, and
+    # in every step. So there are only three of them.
     spec: Any = None
 
     @_as_it_is
@@ -84,7 +85,7 @@ def note_next(
     @_as_it_is
     def unbox_first(state: Any, last: Any) -> Any:
         full, (box, has_rows, here), *others = state
-        # The last part with rows, from which a row is repeated at the end.
+        # Keep the last part with rows. Its first row is repeated at the end.
         full = tf.cond(has_rows, lambda: box, lambda: full)
         first = tf.cond(
             has_rows,
@@ -104,13 +105,16 @@ def note_next(
 
 
 def has_rows(element: Any) -> tf.Tensor:
-    """Return whether an element has rows; few layers accept one without."""
+    """Return whether an element has rows, or is not a batch."""
     counts = counts_of_rows(element)
     return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
 
 
 def _first_row(element: Any, spec: Any) -> Any:
-    """Return the first row, or all rows of a value with a fixed number."""
+    """Return the first row of each value.
+
+    A value with a fixed number of rows is returned unchanged.
+    """
     return tf.nest.map_structure(
         lambda value, kind: (
             value if rows_of_type(kind) else take_rows(value, 0, 1)
@@ -124,9 +128,9 @@ def _box(element: Any) -> tf.Tensor:
     """Return one tensor that holds a copy of an element.
 
     The state of a `Dataset.scan` cannot be a `tf.experimental.Optional`
-    (TensorFlow 2.21), but it can be the variant tensor of one. The copy is
-    necessary because a step may write into its tensors, which may be the user's
-    arrays or mapped files.
+    (TensorFlow 2.21), but it can be the variant tensor of such an optional. The
+    copy is necessary because a step may write into its input tensors. These may
+    share memory with the user's arrays or with mapped files.
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
@@ -176,7 +180,7 @@ class Rows(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A note on data whose last batch may lack parts."""
+    """Notes on data whose last batch may lack parts."""
 
     note: tf.Tensor
 
@@ -185,12 +189,12 @@ class Counted(PerReplica):
     """Each replica's part of a tensor of a batch, and the batch's rows.
 
     `strategy.run` gives each replica only its own part, and has no public way
-    to pass information on the whole batch. Every tensor carries it, since users
-    may pass tensors in any order.
+    to pass information on the whole batch. So every tensor of the batch carries
+    the numbers of rows, since users may pass tensors in any order.
 
-    All parts share one type. A part's own shape may be more specific, such as
-    two rows, and a step traced for it could not be reused by a replica with one
-    row.
+    All parts share one type. The shape of a single part may be more specific,
+    such as two rows. A step traced for this shape could not run on a replica
+    with one row.
     """
 
     def __init__(
@@ -233,7 +237,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class LackingSpec(CountedSpec):
-    """The type of a `Counted` of fixed size; some parts may be padding."""
+    """The type of a `Counted` of which some parts may be only padding."""
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
@@ -242,7 +246,7 @@ def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
     Args:
         element: A nest of `PerReplica`, each replica's part of every tensor.
         rows: The rows of the parts.
-        spec: The type of the batch. None derives it from the parts.
+        spec: The type of the batch. None means the type of the parts.
     """
     leaves = tf.nest.flatten(element)
     if spec is None:

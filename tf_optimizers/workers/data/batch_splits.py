@@ -44,7 +44,7 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
 
     Args:
         batch: A nest that satisfies `is_split`.
-        places: Which parts to return, numbered from 0.
+        places: The indices of the parts to return.
         replicas: The number of all parts.
     """
     rows = _common_rows(batch)
@@ -100,7 +100,7 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
 
 
 def rows_in(value: Any) -> Any:
-    """Return the number of rows of a value, or None if it has none.
+    """Return the number of rows of a value, or None if it is not a batch.
 
     The number is an int if it is known statically, else an int32 tensor.
     """
@@ -115,13 +115,13 @@ def rows_in(value: Any) -> Any:
 
 
 def fixed_rows(spec: Any) -> int | None:
-    """Return the number of rows in a specification; None if it may vary."""
+    """Return the number of rows of a batch's type; None if it may vary."""
     leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
     return rows_of_type(leaves[0]) if leaves else None
 
 
 def rows_of_type(spec: Any) -> int | None:
-    """Return the fixed number of rows of a specification, or None."""
+    """Return the number of rows of a tensor's type; None if it may vary."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return None
     return spec.shape[0]
@@ -153,7 +153,7 @@ def _blank(spec: Any) -> Any:
 
 
 def _common_rows(batch: Any) -> Any:
-    """Return the number of rows of a batch; raise if its values differ."""
+    """Return the number of rows of a batch; raise if its values disagree."""
     every = counts_of_rows(batch)
     known = [rows for rows in every if isinstance(rows, int)]
     if len({*known}) > 1:
@@ -171,6 +171,6 @@ def _common_rows(batch: Any) -> Any:
 
 
 def counts_of_rows(batch: Any) -> list[Any]:
-    """Return the number of rows of each value of a batch that has rows."""
+    """Return the numbers of rows of all values in a batch except scalars."""
     counts = map(rows_in, tf.nest.flatten(batch))
     return [rows for rows in counts if rows is not None]

@@ -33,7 +33,8 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The parent's methods; those of the strategy call the functions below.
+# The functions below call methods of this class. The strategy overrides these
+# methods to call the functions below.
 _Parent = tf.distribute.Strategy
 
 
@@ -49,7 +50,8 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         distributed = distribute()
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
-            # When TensorFlow splits the batches of files, it adds empty ones.
+            # When TensorFlow splits the batches of files, it adds empty
+            # batches.
             own = own.filter(lambda *element: has_rows(element))
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options
@@ -82,8 +84,9 @@ def split_arguments(
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         args: The argument of a Keras model's step, in a sequence.
-        seen: For each number of tensors in a batch: the summary of the model's
-            last such batch, and the number of batches so far.
+        seen: A variable for each number of tensors in a batch. It holds the
+            summary of the model's last batch with this number of tensors, and
+            the number of such batches so far.
 
     Raises:
         tf.errors.InvalidArgumentError: If batches differ between workers. A
@@ -141,8 +144,8 @@ def _rows_of_all(batch: Any) -> tf.Tensor:
 def _places(extended: Any) -> range:
     """Return the places of this worker's replicas in a global batch.
 
-    Keras joins predictions in this order: first those of every worker's first
-    replica, then those of the second, and so on.
+    Keras joins predictions in this order: first from the first replica of every
+    worker, then from the second replica of every worker, and so on.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 
@@ -218,7 +221,7 @@ def split_batches(
 
     Args:
         dataset: A dataset of global batches, the same on all workers.
-        places: Which parts of a batch the replicas of this worker get.
+        places: The indices of the parts that this worker's replicas get.
         replicas: The number of replicas of all workers.
         comparison: How to compare the batches that workers draw.
     """
@@ -245,12 +248,13 @@ def with_notes(
     total: int | None = None,
     **options: bool,
 ) -> tf.data.Dataset:
-    """Return a dataset's elements with notes; replicas take them in turn.
+    """Return a dataset of elements with notes, which replicas take in turn.
 
     Args:
         dataset: A dataset that this worker does not share.
         replicas: The number of replicas of this worker.
-        total: The rows of each batch on all workers; None if they vary.
+        total: The number of rows of each batch on all workers; None if it
+            varies.
         **options: See `note_next`.
     """
     spec = dataset.element_spec

@@ -1,8 +1,8 @@
 """Begins each epoch with the same order of data on all workers.
 
-If one worker alone looks at a batch of shuffled data, it draws the order that
-the other workers will use next. So workers compare how often their shuffles
-have drawn, and those that are behind catch up.
+If only one worker looks at a batch of shuffled data, its shuffle draws the
+order that the other workers will use next. So workers compare how often their
+shuffles have drawn, and the workers that are behind catch up.
 """
 
 import zlib
@@ -30,7 +30,7 @@ class EpochStart:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         dataset: The dataset, the same on all workers.
-        generator: The generator from which Keras has made it, or None.
+        generator: The generator from which Keras has made the dataset, or None.
     """
 
     def __init__(
@@ -41,22 +41,22 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # These must be the same on all workers, as the exchange depends on
-        # them.
+        # These values must be the same on all workers, since the exchange
+        # depends on them.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)
 
     def __call__(self, make: Callable[[], Any]) -> Any:
-        """Return `make()`, an iterator, in the same order on all workers."""
+        """Return an iterator from `make`, in the same order on all workers."""
         if self._generator:
             self._generator.begin(self._strategy)
         iterator = make()
         if not self._draws and not self._is_python:
             return iterator
         generators = generators_of_host() if self._is_python else []
-        # Only after `make()`, when every shuffle has drawn: the number of draws
-        # cannot be set to 0.
+        # Compare only after `make()`, when every shuffle has drawn, since the
+        # number of draws cannot be set to 0.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:
@@ -81,7 +81,7 @@ class EpochStart:
         return iterator
 
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
-        """Return an iterator after which shuffles have drawn `most` times."""
+        """Return an iterator that leaves the numbers of draws at `most`."""
         _set(self._draws, most)
         make()
         steps = [
@@ -89,8 +89,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # The number of draws cannot be set to 0. If it had to be, all workers
-        # skip the first order.
+        # The number of draws cannot be set to 0. If this would be necessary,
+        # all workers skip the first order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

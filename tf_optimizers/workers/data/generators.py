@@ -1,9 +1,9 @@
 """Draws from Python generators equally often on all workers.
 
 TensorFlow reads ahead, in threads. When Keras drops an iterator, at the end of
-a `fit` or of an evaluation by steps, some workers have read further than
-others, and the next iterator would continue from there. So workers that are
-behind first draw batches until all workers have drawn the same number.
+`fit` or of an evaluation with `steps`, some workers have read further than
+others. The next iterator would then begin at different batches. So workers that
+are behind first draw batches until all workers have drawn the same number.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Finds the steps of `fit` in which a model with local steps exchanges.
 
 `SparseLoCo(sync_every=H)` makes rounds of H steps, and exchanges entries in the
-last step of each. `fit` exchanges logs and notes on batches in the same step,
-so that no other step waits for the network:
+last step of each round. `fit` exchanges logs and notes on batches in the same
+step, so that no other step waits for the network:
 
     step       1   2   3  ...   H   1   2  ...
     entries                     x
@@ -25,7 +25,7 @@ from tf_optimizers.wrapped import (
 
 
 class _Training(threading.local):
-    """The training by `fit` in a thread of this process."""
+    """The training that `fit` runs in the current thread."""
 
     optimizers: Sequence[Any] = ()  # The optimizers that make local steps.
 

@@ -31,23 +31,24 @@ from tf_optimizers.workers.data.batch_splits import blank
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.wrapped import LocalRound
 
-# Names the graph op that exchanges the notes on an iterator's first batch.
+# The name of the graph op that exchanges notes on an iterator's first batch.
 FIRST_BATCH = "first_batch"
 
 
 class AheadIterator(DistributedIterator):
-    """Draws batches of `Counted` from elements with notes on two batches.
+    """Draws batches of `Counted`, and exchanges notes on the next batch.
 
-    An element's note is an int32 [1, 2, n]: a vector for its own batch, and one
-    for the next batch. In a vector, entry 0 is 1 if this replica has a part,
-    and entry 1 is the number of its rows without padding. The notes of all
-    replicas on the next batch are gathered in parallel with the step, and their
-    summary is kept in a variable.
+    Each element comes with notes on two batches, an int32 [1, 2, n]: a vector
+    for its own batch, and a vector for the next batch. Entry 0 of a vector is 1
+    if this replica has a part of the batch. Entry 1 is the number of rows in
+    this part, without padding. In parallel with a step, workers gather the
+    notes of all replicas on the next batch, and keep their summary in a
+    variable.
 
     In a round of local steps (`local_rounds.py`), a worker makes the summary
-    from its own note, if notes include the total of rows. It appends the notes
-    of the round to the summary in the variable. In the last step of the
-    round, the notes of all replicas are gathered and compared.
+    from its own note, if notes include the total of rows. The worker appends
+    the notes of the round to the summary in the variable. In the last step of
+    the round, workers gather and compare the notes of all replicas.
     """
 
     variable: Any  # This reference keeps the variable alive.
@@ -86,18 +87,19 @@ class AheadIterator(DistributedIterator):
         )
 
     def _draw(self) -> tuple[tf.Tensor, Any]:
-        """Return how many replicas have a part, and this worker's parts.
+        """Return the number of replicas with a part, and this worker's parts.
 
         A replica whose data have ended gets a part whose rows do not count.
         """
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
-            # If a step failed here, the other workers still wait in it. Record
-            # the failure before this worker waits for a batch.
+            # If the last step failed on this worker, the other workers still
+            # wait in it. Record the failure before this worker waits for a
+            # batch.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
-        # The parts may be wrapped in an `Ending`.
+        # The notes may be wrapped in an `Ending`.
         (notes,) = tf.nest.flatten(notes)
         this, following = zip(
             *(tf.unstack(note[0]) for note in notes.values), strict=True
@@ -127,7 +129,7 @@ class AheadIterator(DistributedIterator):
         """Return this batch's summary, and start the exchange for the next one.
 
         In a function, TensorFlow runs the exchange in parallel with every op
-        that does not depend on it. Eagerly, a thread runs it.
+        that does not depend on it. In eager mode, a thread runs the exchange.
 
         Args:
             this: The notes of this worker's replicas on this batch.
@@ -138,8 +140,8 @@ class AheadIterator(DistributedIterator):
             extended.summarize_notes, batch_digests.summarize
         )
         self.wait()
-        # The size is unknown in a function that is called with both kinds of
-        # data: with totals, and without.
+        # The size of a note is unknown in a function that is called with both
+        # kinds of notes: with the total of rows, and without.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
@@ -197,7 +199,7 @@ class AheadIterator(DistributedIterator):
 
         Args:
             known: The summary of this batch.
-            waiting: Notes on batches of this round, not exchanged yet.
+            waiting: The notes on batches of this round, not exchanged yet.
             following: The notes of this worker's replicas on the next batch.
             current: The round.
 
@@ -229,9 +231,9 @@ class AheadIterator(DistributedIterator):
                 summary = extended.summarize_notes(
                     batch_digests.summarize_all, parts, known
                 )
-            # Raise now if there may be no next draw: the step of a worker
-            # waits for entries of a worker whose data have ended. Otherwise the
-            # next draw raises the error, before its step begins.
+            # Raise now if there may be no next draw: a worker's step may wait
+            # for entries of another worker whose data have ended. Otherwise,
+            # the next draw raises the error, before its step begins.
             is_last = (summary[2] == Verdict.ENDED) | (own[0] == 0)
             verdict = tf.where(is_last, summary[2], Verdict.SAME)
             check = batch_digests.check(tf.stack([0, 0, verdict]))
@@ -304,16 +306,16 @@ def _summarize_later(
     known: tf.Tensor,
     is_end: tf.Tensor,
 ) -> tf.Tensor:
-    """Send notes on a round; return the summary up to the round before.
+    """Send the notes on a round; return the summary of all earlier rounds.
 
     Args:
         gather: Gathers notes while the next steps run.
         parts: The notes of this worker's replicas.
         known: The summary so far.
-        is_end: Whether to wait for the notes of this round, too.
+        is_end: Whether to wait for the notes of this round, and include them.
     """
-    # If no notes have arrived, these are zeros, which say that no replica has a
-    # batch.
+    # If no notes have arrived, `take` returns zeros. They stand for batches
+    # that no replica has.
     before = batch_digests.summarize_all(gather.take(), known)
     with tf.control_dependencies([before]):
         effects = effects_of(lambda: gather.start(parts))
@@ -333,7 +335,8 @@ def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _or_abort(function: Callable[[], None]) -> None:
     """Call a function; if it raises an error, end all collectives.
 
-    A step in the main thread may wait for a worker whose data have ended.
+    Otherwise, a step in the main thread could wait for a worker whose data have
+    ended.
     """
     try:
         function()

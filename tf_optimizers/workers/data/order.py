@@ -2,7 +2,7 @@
 
 Every worker iterates over the whole dataset, and keeps its part of each batch.
 If workers shuffle differently, an epoch misses some rows and sees others twice.
-If they count different numbers of batches, they wait for each other forever.
+If workers have different numbers of batches, they wait for each other forever.
 """
 
 import collections
@@ -50,9 +50,9 @@ class _ShuffleSeed:
     def set(self, seed: int) -> None:
         """Shuffle by this seed from now on.
 
-        Arrays that are about to be distributed use it, too. Their own seed may
-        differ, since workers may call `fit` on different lines, or after a
-        worker has trained alone.
+        Arrays that are about to be distributed use this seed, too. The seed
+        that they already have may differ between workers: workers may call
+        `fit` on different lines, or one worker may have trained alone before.
         """
         _shuffle_in_one_order()
         self._seed = seed
@@ -99,7 +99,7 @@ class _ShuffleSeed:
 
 
 def _line_of_user() -> str:
-    """Return the function and line in the user's code that led here."""
+    """Return the innermost function and line of the user's code."""
     for frame, line in traceback.walk_stack(None):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package not in ("tensorflow", "keras", "tf_optimizers"):
@@ -128,7 +128,10 @@ def generators_of_host() -> list[int]:
 
 
 def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
-    """Shuffle with the first worker's seed, unless the user has set one."""
+    """Adopt the first worker's seeds, unless the user has seeded TensorFlow.
+
+    Python's and NumPy's generators are aligned, too.
+    """
     _shuffle_seed.set(proposals[0][0])
     align_generators([digests for _, *digests in proposals])
 
@@ -171,10 +174,11 @@ def agree_on_data(
         dataset: The dataset that workers share, or None if each has its own.
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown number.
-        rows: The rows of each batch on this worker; None if they vary.
+        rows: The number of rows of each batch on this worker; None if it
+            varies.
 
     Returns:
-        The rows of each batch on all workers; None if they vary.
+        The number of rows of each batch on all workers; None if it varies.
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []

@@ -1,9 +1,10 @@
 """Counts how often shuffles have drawn their seeds.
 
-Every iterator over a shuffled dataset draws a pair of seeds. If one worker
-alone makes an iterator, its order differs in all later epochs. TensorFlow has
-no API for the number of draws, but saves it as part of an iterator's state. So
-draws are counted by comparing such states with those of a second generator.
+Every iterator over a shuffled dataset draws a pair of seeds. If only one worker
+makes an iterator, this worker has another order in all later epochs. TensorFlow
+has no API for the number of draws, but saves it in the state of an iterator. So
+this module compares such a state with the states of a second generator, whose
+draws it counts.
 """
 
 import functools
@@ -14,7 +15,7 @@ import tensorflow as tf
 from tf_optimizers._compat.tensorflow_internals import add_to_graphs
 from tf_optimizers.workers._compat.distribution import ShuffleDataset
 
-# Shuffles that have drawn more often than this are not counted.
+# The largest number of draws that is counted.
 _MOST_DRAWS = 2000
 
 
@@ -42,7 +43,7 @@ class _Probe:
         return self.save()
 
     def save(self) -> bytes:
-        """Return the state, which depends on how often the generator drew."""
+        """Return the state, which depends on the number of draws."""
         state = tf.raw_ops.SerializeIterator(resource_handle=self._iterator)
         return tf.io.serialize_tensor(state).numpy()
 
@@ -55,7 +56,7 @@ class _Probe:
 
 
 class ShuffleDraws:
-    """Counts the draws of a shuffle, and can set their number, but not to 0.
+    """Counts the draws of a shuffle, and sets their number, except to 0.
 
     Attributes:
         seeds: The two seeds of the generator.
@@ -82,9 +83,9 @@ class ShuffleDraws:
         return _Probe(self.seeds, self._make_generator())
 
     def state(self) -> bytes:
-        """Return bytes that are the same after the same number of draws.
+        """Return bytes that are equal on workers with equal numbers of draws.
 
-        They also match after all workers have called `set` with the same
+        They are also equal after all workers have called `set` with the same
         number.
         """
         if not self._saved:
@@ -94,7 +95,7 @@ class ShuffleDraws:
     def count(self) -> int:
         """Return the number of draws, or -1 if it is too large.
 
-        If nothing was drawn yet, this draws once and returns 1.
+        If nothing was drawn yet, this method draws once and returns 1.
         """
         with tf.device("CPU:0"):
             found = self._find(self._own.draw())
@@ -135,12 +136,13 @@ def count_draws(
 
     Args:
         dataset: The result of `Dataset.shuffle`. Its generator of seeds is
-            private, so this gives it another one with the same seeds.
+            private, so the dataset gets another generator with the same seeds.
         source: The dataset that is shuffled.
         size: The number of elements in the shuffle buffer.
         reshuffles: Whether each iteration has a different order. None means
             True.
-        chosen: The seed that we have chosen, or None if the user has set one.
+        chosen: The seed that we have chosen, or None if the user has set a
+            seed.
     """
     if not isinstance(dataset, ShuffleDataset) or reshuffles is False:
         return dataset
@@ -160,7 +162,7 @@ def count_draws(
             seed_generator=draws.generator[0],
             **dataset._common_args,
         )
-    # A function may keep only the variant, and still needs the generator.
+    # A function may keep only the variant, but also needs the generator.
     variant.draws = dataset.draws = draws
     dataset._variant_tensor_attr = variant
     return dataset
@@ -170,9 +172,9 @@ def _of_function(chosen: int | None) -> ShuffleDraws | None:
     """Return the draws of a shuffle in a function; None if the user seeds it.
 
     An example is a function of `flat_map` that makes a dataset for each file.
-    TensorFlow gives each of these datasets its own generator, so that with one
-    seed, all would have the same order in all epochs. Instead, all draw from
-    one generator, which the function captures.
+    TensorFlow gives each of these datasets its own generator. With one seed,
+    all datasets would have the same order in all epochs. So here all datasets
+    draw from one generator, which the function captures.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         if chosen is None or not tf.executing_eagerly():

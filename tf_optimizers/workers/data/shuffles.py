@@ -39,8 +39,9 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
 def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
-    It may if a `map` draws random numbers or calls Python, or if rows come from
-    Python. TensorFlow has no public way to list a dataset's inputs.
+    The content may differ if a `map` draws random numbers or calls Python, or
+    if rows come from Python. TensorFlow has no public way to list a dataset's
+    inputs.
     """
     is_map = isinstance(dataset, MAPS)
     for function in dataset._functions():
@@ -83,7 +84,10 @@ def _has_random_maps(graph: Any) -> bool:
 
 
 def _ops(graph: Any, is_entered: Callable[[Any], bool]) -> Iterator[Any]:
-    """Yield the ops of a graph, and of functions called by entered ops."""
+    """Yield the ops of a graph, and of the functions that its ops call.
+
+    Functions of an op are included only if `is_entered(op)`.
+    """
     for op in graph.get_operations():
         yield op
         if is_entered(op):
@@ -105,14 +109,14 @@ def replace_shuffles(
     """Change how data are shuffled, permanently in this process.
 
     TensorFlow's global seed would have other effects, too: random numbers in
-    `Dataset.map`, and therefore the order that Keras gives arrays, would be the
-    same in every epoch.
+    `Dataset.map` would be the same in every epoch. Keras shuffles arrays by
+    such numbers, so their order would be the same, too.
 
     Args:
-        choose_seed: Returns the seed of a `Dataset.shuffle` without one. None
-            changes nothing.
+        choose_seed: Returns the seed for a `Dataset.shuffle` without a seed, or
+            None to change nothing.
         choose_shuffle: Returns a function that shuffles the rows of arrays in
-            `fit`. None keeps Keras's own.
+            `fit`, or None to keep Keras's own function.
     """
 
     def seeded(
@@ -138,7 +142,7 @@ def replace_shuffles(
 
 @contextlib.contextmanager
 def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
-    """Have an adapter of arrays shuffle by a function, unless it is None."""
+    """Have Keras's adapter of arrays shuffle by a function, or by its own."""
     if shuffle is None:
         yield
         return
