@@ -7,8 +7,8 @@ result:
     step       starts a call                              waits for it
     thread     ....[ the call, on a separate channel ]....
 
-Calls run one after another, in the order in which steps start them. This order
-is the same on all workers.
+Calls run one after another. Steps start calls in the same order on all workers,
+and calls run in this order.
 """
 
 import collections
@@ -102,6 +102,7 @@ class Call:
         """Return a tensor that is available when the replica's call has ended.
 
         If the replica has started no call, the tensor is available at once.
+
         Raises:
             tf.errors.InvalidArgumentError: If the call has raised an error.
         """

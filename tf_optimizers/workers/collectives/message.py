@@ -185,7 +185,7 @@ def sum_replicas(
     """Return the sums of dense values over replicas, added by `tf.add_n`.
 
     Args:
-        words: The reader of the messages, in which these values come next.
+        words: The reader of the messages, positioned at these values.
         values: This replica's values, which determine the dtype and shapes.
     """
     sizes = [value.shape.num_elements() for value in values]

@@ -237,7 +237,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class LackingSpec(CountedSpec):
-    """The type of a `Counted` of which some parts may be only padding."""
+    """The type of a `Counted` whose parts may consist of only padding."""
 
 
 def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:

@@ -1,8 +1,9 @@
-"""Averages over replicas state that steps assign without an optimizer.
+"""Averages the state of replicas that steps assign without an optimizer.
 
-Layers and steps compute state from their replica's rows: moving statistics,
-centers, codebooks. Within an epoch, each replica has its own values. Before the
-model is evaluated or saved, they become the mean over replicas.
+Layers and steps compute state from the rows of their replica: moving
+statistics, centers, codebooks. Within an epoch, each replica has its own
+values. Before the model is evaluated or saved, all replicas get the mean of
+these values.
 
     in an epoch              at its end, `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
@@ -49,7 +50,7 @@ def watch_state() -> None:
 
 
 class AverageState(keras.callbacks.Callback):
-    """Makes state common before Keras or other callbacks read it."""
+    """Averages state over replicas before Keras or other callbacks read it."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Make state common before other callbacks save the model."""
@@ -107,7 +108,7 @@ class CommonState:
     """
 
     def __init__(self, strategy: Any) -> None:
-        # No reference: `_states` must not keep the strategy, its key, alive.
+        # A weak reference: values of `_states` must not keep their keys alive.
         self._reference = weakref.ref(strategy)
         self._assigned: dict[int, _Assigned] = {}
         # The progress when a variable was last common, by the variable's id.
@@ -137,15 +138,15 @@ class CommonState:
     def make_common(self, model: keras.Model, subject: str) -> None:
         """Give all replicas the mean of a model's state.
 
-        Every worker must call this, unless no step has run since the state was
-        last common. Then nothing is exchanged.
+        Every worker must call this method, unless no step has run since the
+        state was last common. In that case, the method exchanges nothing.
 
         Args:
             model: The model.
             subject: The purpose, for errors, such as "a prediction".
 
         Raises:
-            RuntimeError: If only some workers call this.
+            RuntimeError: If only some workers call this method.
         """
         strategy, now = self._strategy, self._progress()
         variables = [
@@ -183,7 +184,8 @@ class CommonState:
         """Return a value that stays equal until a step runs."""
         extended = self._strategy.extended
         # With one worker, steps are not counted. A new object differs from all
-        # before, so replicas are always compared, which is cheap there.
+        # earlier objects, so replicas are always compared. This is cheap on one
+        # worker.
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _of(self, model: keras.Model) -> list[Any]:
@@ -199,7 +201,7 @@ class CommonState:
         return [*found, *_variables_of_tensorflow(model)]
 
     def _warn(self, variables: Sequence[Any]) -> None:
-        """Warn about variables without a mean, on the first worker, once."""
+        """Warn once, on the first worker, about variables without a mean."""
         new = [v for v in variables if id(v) not in self._warned]
         self._warned |= {id(variable) for variable in new}
         if new and self._strategy.extended.worker_index == 0:
@@ -229,9 +231,9 @@ def state_of(strategy: Any) -> CommonState:
 
 
 def _state_of_model(model: keras.Model) -> CommonState | None:
-    """Return the state of a model's strategy, or None if it has one replica.
+    """Return the state of a model's strategy, if the strategy is ours.
 
-    It is also None for strategies that are not ours.
+    Return None for other strategies, and for a strategy with one replica.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):
@@ -251,7 +253,8 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 def _states_of_rows(model: keras.Model) -> set[int]:
     """Return the ids of states that recurrent layers keep for each row.
 
-    A replica gets the same rows of every batch, and continues their states.
+    A replica gets the same rows of every batch, and continues the states of
+    these rows.
     """
     return {
         id(state)
@@ -264,8 +267,9 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return each `tf.Variable` that is an attribute of a model or its layers.
 
-    Keras does not track them or their assignments. Random generators are not
-    included, as each replica intentionally has its own.
+    Keras does not track these variables or their assignments. Variables of
+    random generators are not included, as each replica intentionally has its
+    own generators.
     """
     return [
         each

@@ -31,7 +31,7 @@ _METRICS = (
 
 
 class MetricReader:
-    """Reads a variable as the sum over replicas; all workers must take part.
+    """Reads variables as sums over replicas; all workers must take part.
 
     At the end of every epoch, Keras reads the variables of a model's metrics
     one by one. The first read sums all of them, and lets workers compare their
@@ -44,7 +44,7 @@ class MetricReader:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # In the order of the script, which is the same on all workers.
+        # Scripts pass models to `watch` in the same order on all workers.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()
         )
@@ -69,8 +69,8 @@ class MetricReader:
         """Return the sum of a metric's variable; None for other variables.
 
         Raises:
-            RuntimeError: If only some workers read it, or if they have trained
-                differently.
+            RuntimeError: If only some workers read the variable, or if workers
+                have trained differently.
         """
         if self._known_at == self._now():
             own = self._own(variable)
@@ -119,7 +119,7 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum all variables that have this one's dtype."""
+        """Sum all variables that have the dtype of `variable`."""
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = reduce_together(
             self._strategy, reducing(self._strategy, "SUM"), variables

@@ -1,7 +1,7 @@
 """Records which tensors of a step are results of metrics.
 
-If a step returns a metric's result unchanged, it is computed again, from the
-metric's variables summed over all replicas.
+If a step returns a metric's result unchanged, the result is computed again from
+the sums of the metric's variables over all replicas.
 """
 
 import math
@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.share import replica
 
-# The largest size of a metric's variables to be summed in every step.
+# The largest size of a metric's variables that are summed in every step.
 _MOST_BYTES = 1 << 16
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     """Return a `result` that records its tensors in `replica.results`.
 
-    Each is recorded as (name, tensor, metric, place among the tensors). The
-    metric is None if its results must not be computed again.
+    Each tensor is recorded as (name, tensor, metric, place among the tensors).
+    The metric is None if its results must not be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -79,6 +79,9 @@ def _is_summed(variables: Iterable[keras.Variable]) -> bool:
 def names_of(
     nest: Any, flat: Sequence[Any], otherwise: Any = None
 ) -> list[Any]:
-    """Return the names of all leaves: keys if `nest` is a flat dictionary."""
+    """Return the names of all leaves: the keys if `nest` is a flat dictionary.
+
+    The leaves of other nests all get the name `otherwise`.
+    """
     is_flat = isinstance(nest, dict) and len(nest) == len(flat)
     return sorted(nest) if is_flat else [otherwise] * len(flat)

@@ -1,15 +1,14 @@
 """Finds wrong uses of metrics' variables in the graphs of steps, and warns.
 
-A variable of a metric is a sum, unless it was added with another
-`aggregation`: outside of a step, its value is the sum over replicas. This is
-right for
+Outside of a step, the value of a metric's variable is the sum over replicas,
+unless the variable was added with another `aggregation`. The sum is right for
 
     total.assign(total + of_rows)
 
 and wrong for a maximum, a mean or the last value. In a step, the variable has
-the value for the replica's rows. This is right for the metric's `result()`,
-which is computed again from the sums, and wrong for other outputs that the step
-computes from the variable.
+the value for the replica's rows. This value is right for the metric's
+`result()`, which is computed again from the sums. It is wrong for other outputs
+that the step computes from the variable.
 """
 
 import warnings
@@ -108,7 +107,7 @@ def _source(tensor: tf.Tensor) -> Any:
 
 
 def _is_sum(value: tf.Tensor, source: Any) -> bool:
-    """Return whether a value is the source's value plus something."""
+    """Return whether a value is the value read from a handle plus something."""
     op = value.op
     if op.type in _PASS_THROUGH or op.type in _ADDITIONS:
         return _is_sum(op.inputs[0], source)
@@ -122,7 +121,12 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
 def _read_by(
     output: Any, sources: dict[int, keras.Variable]
 ) -> keras.Variable | None:
-    """Return the first variable found that a tensor depends on, or None."""
+    """Return a variable on which a tensor depends, or None.
+
+    Args:
+        output: The tensor, or another output of a step.
+        sources: The variables to look for, by the ids of their handles.
+    """
     if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
         return None
     waiting: list[tf.Operation] = [output.op]

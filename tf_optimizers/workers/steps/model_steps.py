@@ -71,8 +71,8 @@ class Steps:
     ) -> tuple["Step | None", Any]:
         """Return the step to run in place of a function, and its arguments.
 
-        The step is None if the function is not the step of a model. Otherwise
-        the arguments are split among replicas, unless they already are.
+        The step is None if the function is not the step of a model. Otherwise,
+        the arguments are split among replicas, unless they are split already.
         """
         found = step_of(function)
         is_alone = self._strategy.num_replicas_in_sync == 1
@@ -91,7 +91,7 @@ class Steps:
             take = _without_padding
             return Step(step, kind, take, [], *known, reduction), shared
         self._watch(model)
-        # `train_on_batch`, which passes arrays, returns the logs of its step.
+        # `train_on_batch` passes arrays, and must return the logs of this step.
         is_fit = isinstance(function, ModelStep) and shared is args
         has_others = self._strategy.extended.workers > 1
         if is_fit and not tf.executing_eagerly() and has_others:
@@ -111,7 +111,7 @@ class Step:
             result.
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
-        row_variables: See `variables` of `share_of`.
+        row_variables: The `variables` for `share_of`.
         reduction: Reduces the results of replicas.
     """
 
@@ -226,8 +226,8 @@ class Step:
 
         If the number of rows is fixed, an array of the same length is
         ambiguous: two elements from a replica with two rows may also be the
-        means of two columns. So this traces the step with one more row, without
-        running it.
+        means of two columns. So this method traces the step with one more row,
+        without running it.
 
         Args:
             run: Runs a step on all replicas.
@@ -272,7 +272,7 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Return all outputs, and a list of those that replicas have in common.
+        """Return all outputs, and a list of the outputs common to replicas.
 
         Args:
             strategy: The strategy, outside of its replicas.
@@ -309,12 +309,12 @@ class Step:
             # A result may itself be a variable.
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            flat[i] = run(tf.identity, (value,))  # Each replica's own value.
+            flat[i] = run(tf.identity, (value,))  # Copy it to each replica.
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
     def _variables(self) -> list[keras.Variable]:
-        """Return the variables of the metrics that the step returned."""
+        """Return the variables of the metrics whose results were returned."""
         metrics = distinct(metric for metric, _ in self._found.values())
         return [v for metric in metrics for v in metric.variables]
 
@@ -322,9 +322,10 @@ class Step:
 def _weighted(weight: tf.Tensor, value: Any) -> Any:
     """Return a number times the replica's weight, for a mean over replicas.
 
-    A variable counts as if it were read outside of the step: a common value is
-    returned unscaled, and one to which replicas add becomes their sum. Values
-    that are not numbers are returned unchanged.
+    A variable counts as if it were read outside of the step. The value of a
+    variable that replicas have in common is returned unscaled. A variable to
+    which replicas add becomes their sum. Values that are not numbers are
+    returned unchanged.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

@@ -38,7 +38,7 @@ class _Replica(threading.local):
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
     updated: dict[int, keras.Variable] = {}  # Variables of metrics.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
-    note_metric: Callable | None = None  # Has a metric add to `results`.
+    note_metric: Callable | None = None  # Makes a metric add to `results`.
     is_applying: bool = False  # Whether it is in an optimizer's `apply`.
     is_assigning: bool = False  # Whether it is in `keras.Variable.assign`.
     loop: Any = None  # The `Loop` of a function that is not a model's step.

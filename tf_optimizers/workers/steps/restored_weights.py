@@ -1,7 +1,7 @@
 """Restores weights exactly when a step moves them away and back.
 
 Sharpness-aware steps add e to the weights, take gradients there, and subtract
-e again. e depends on the rows of a replica, and w + e - e is rounded: from then
+e again. e depends on the rows of a replica, and w + e - e is rounded. From then
 on, weights would differ between replicas. So each replica restores w itself.
 
     the step assigns        w + e         w + e - e
@@ -21,7 +21,7 @@ _EPSILONS = {
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# Weights are restored only if they had moved by more than this, times the
+# Weights are restored only if they had moved by more than this number times the
 # largest rounding error.
 _LEAST_MOVE = 16.0
 
@@ -53,9 +53,10 @@ class RestoredWeights:
 
 
 def _exact(value: tf.Tensor, before: list[tf.Tensor]) -> tf.Tensor:
-    """Return the first previous value if this one equals it up to rounding.
+    """Return the initial value if the new value equals it up to rounding.
 
-    Each assignment rounds by at most half of the distance to the next number.
+    Return the new value otherwise, or if the weight has not moved away. Each
+    assignment rounds by at most half of the distance to the next number.
     """
     start, *_, last = before
     largest = functools.reduce(tf.maximum, map(tf.abs, before))

@@ -17,7 +17,7 @@ from tf_optimizers._compat.tensorflow_internals import (
 from tf_optimizers.workers.collectives.later import GatherLater
 from tf_optimizers.wrapped import LocalRound, only_local_steppers
 
-_NEVER = tf.int32.max  # The number of steps before any has reduced values.
+_NEVER = tf.int32.max  # The age of values before the first reduction.
 
 
 class _Kept:
@@ -25,7 +25,8 @@ class _Kept:
 
     Args:
         like: A tensor with the shape and dtype of the values.
-        gather: Gathers later values while steps run. Defaults to `None`.
+        gather: A `GatherLater`, to exchange values while steps run. Defaults to
+            `None`.
     """
 
     def __init__(self, like: tf.Tensor, gather: Any = None) -> None:
@@ -36,8 +37,8 @@ class _Kept:
             self.age = plain_variable(_NEVER, trainable=False)
 
 
-# The values of each model's steps. A traced function keeps no variable alive,
-# so the graphs of the steps own them.
+# The values of each model's steps. A traced function does not keep variables
+# alive, so the graphs of the steps own these values.
 _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
     weakref.WeakKeyDictionary()
 )
@@ -62,10 +63,10 @@ class Reduction:
     """Reduces values over replicas, in parallel with a step.
 
     With local steps, only the last step of a round and the first step of an
-    epoch exchange values. Other steps return the result of the last exchange:
-    a callback that reads logs, and may stop training, must get the same logs on
-    all workers. If rounds overlap, the last step of a round starts an exchange,
-    and returns the result of the one before.
+    epoch exchange values. Other steps return the result of the last exchange,
+    since callbacks may stop training by the logs: they must get the same logs
+    on all workers. If rounds overlap, the last step of a round starts an
+    exchange, and returns the result of the previous exchange.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

@@ -27,7 +27,7 @@ def gather_any(
         strategy: The strategy, outside of its replicas.
         gather: TensorFlow's function, called with a value and an axis.
         value: A value of each replica.
-        axis: The axis.
+        axis: The axis along which values are joined.
     """
     local = strategy.experimental_local_results(value)[0]
     tensor = tf.convert_to_tensor(local)
@@ -50,12 +50,15 @@ def gather_any(
 
 
 def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
-    """Append zeros, eagerly, up to the largest number of rows."""
+    """Pad the values of all replicas to the largest number of rows, eagerly.
+
+    The padding consists of zeros.
+    """
     local = strategy.experimental_local_results(value)
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
     ):
-        return value  # On the host, or a variable: all have the same shape.
+        return value  # Variables and values on the host have one shape.
 
     def map_local(function: Callable) -> Any:
         """Return `function(component, replica's number)` for each replica."""
@@ -73,7 +76,7 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
             * tf.one_hot(replica, replicas, dtype=tf.int32)
         )
     )
-    # Our own `strategy.reduce` would pad these, too.
+    # Our own `strategy.reduce` would call this function again.
     most = tf.reduce_max(
         tf.distribute.Strategy.reduce(
             strategy, tf.distribute.ReduceOp.SUM, rows, axis=None
@@ -85,8 +88,9 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
 class ScalarsOfRun:
     """The scalars that one `strategy.run` returned, reduced together.
 
-    Keras reduces the logs of a step one by one. A collective for all of them
-    costs as much as one for a single scalar, so the first call reduces all.
+    Keras reduces the logs of a step one by one. A collective for all scalars
+    costs as much as a collective for one scalar. So the first call of `reduce`
+    reduces all scalars.
     """
 
     def __init__(
@@ -127,7 +131,8 @@ class ScalarsOfRun:
         if isinstance(reduce_op, str):  # Keras passes a string.
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
-            # One collective, which runs in parallel with the gradients'.
+            # Use one collective. It runs in parallel with the collectives of
+            # gradients.
             reduce = self._reduction.by(reduce_op)
             results = reduce_together(self._strategy, reduce, self._waiting)
             self._reduced += [

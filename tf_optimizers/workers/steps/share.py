@@ -21,7 +21,7 @@ class Share:
     """The number of a batch's rows on a replica, and on all replicas.
 
     A function that a step calls may be traced once and called again with other
-    numbers. So it reads them from a variable.
+    numbers. So such a function reads the numbers from a variable.
 
     Args:
         own: The rows of the replica; 0 if it holds only a padding row.
@@ -90,7 +90,7 @@ def share_of(
 
 
 def rows_of_inputs(batch: Any) -> Any:
-    """Return the number of rows of a batch's inputs; None if they have none.
+    """Return the number of rows of a batch's inputs; None if all are scalars.
 
     The number is an int if it is known statically, else a tensor.
     """
@@ -119,11 +119,12 @@ class Loop:
         """Return the replica's rows of a batch, and the rows of all replicas.
 
         Args:
-            rows: The number of rows on the replica. It identifies the batch: if
-                several match, the first one.
+            rows: The number of rows on the replica. It identifies the batch. If
+                several batches have this number, the first batch counts.
 
         Returns:
-            A pair of int32 scalars, or None if they are not known here.
+            A pair of int32 scalars, or None if the batch is unknown in this
+            graph.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -173,9 +174,10 @@ def without_padding(function: Callable, arguments: Any) -> Callable:
 
 
 def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
-    """Return all rows of a value or none, as a dynamic number of rows.
+    """Return all rows of a value, or none if `is_taken` is false.
 
-    A value that is not a batch is returned unchanged.
+    The number of rows is dynamic in a graph. A value that is not a batch is
+    returned unchanged.
     """
     rows = rows_in(value)
     if rows is None:
@@ -184,9 +186,9 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
-    """Return a replica's part, without its padding if no replica has rows.
+    """Return a replica's part, but without padding if no replica has rows.
 
-    One process would get a batch without rows, too.
+    A single process would get a batch without rows, too.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):
@@ -204,7 +206,7 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
 def trace_with_rows(
     function: Callable[[Any], object], batch: Any, rows: int
 ) -> None:
-    """Trace a function for parts with one more row, without running it.
+    """Trace a function for parts with one more row, but do not run it.
 
     Args:
         function: Called with the batch, outside of `strategy.run`.

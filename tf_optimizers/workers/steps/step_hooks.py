@@ -2,8 +2,9 @@
 
 A step computes from the replica's rows as one process would. Gradients are
 multiplied by the replica's share when they are given to an optimizer, which
-sums them over replicas. A number given to a `Mean` is weighted by the share,
-too, since it stands for the batch. A replica without rows changes no metric.
+sums them over replicas. A number given to a `Mean` is also weighted by the
+share, since the number stands for all rows of the replica. A replica without
+rows changes no metric.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,8 @@ def apply(
 ) -> Any:
     """Give an optimizer gradients that are multiplied by the replica's share.
 
-    An inner optimizer, as in a `LossScaleOptimizer`, gets them unchanged.
+    A wrapper, such as a `LossScaleOptimizer`, passes them on to its inner
+    optimizer, which does not multiply them again.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -63,12 +65,12 @@ def apply(
 
 
 def _build_for_all(optimizer: Any, variables: Any) -> None:
-    """Build an optimizer, on all replicas, in the first step that uses it.
+    """Build an optimizer on all replicas, in the first step that uses it.
 
-    Keras would build it on the first replica only. The other replicas would
-    miss assignments, such as that of the weights to the momentum of
-    `ScheduleFreeAdamW`. An optimizer that was created outside of the scope
-    becomes the strategy's.
+    Keras would build the optimizer on the first replica only. The other
+    replicas would miss assignments of `build`: for example,
+    `ScheduleFreeAdamW` assigns the weights to its momentum. An optimizer that
+    was created outside of the scope becomes the strategy's.
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
@@ -121,7 +123,7 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     if not is_scaled:
         weight = tf.cast(share.weight, gradient.dtype)
         return tf.math.multiply_no_nan(gradient, weight)
-    # A separate multiplication would take another pass through memory.
+    # A multiplication would take another pass through memory.
     weighted = tf.cond(
         share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
     )
@@ -133,8 +135,8 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
     In Keras's own step, and under dynamic loss scaling, the loss is multiplied
     by the share here, so that gradients overflow only if their sum does. In
-    these cases, all gradients come from this loss. The gradient of a vector, a
-    loss without a reduction, is the sum over rows, so it needs no share.
+    these cases, all gradients come from this loss. A loss without a reduction
+    is a vector. Its gradient is the sum over rows, so it needs no share.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
@@ -164,9 +166,10 @@ def update_mean(
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign to a variable; a metric's is left unchanged without rows.
+    """Assign to a variable.
 
-    Assignments by a step itself, without an optimizer, are recorded.
+    A replica without rows leaves variables of metrics unchanged. Assignments by
+    the step itself, not by an optimizer, are recorded.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:

@@ -5,8 +5,8 @@ as one process would. Its gradients and metrics are then multiplied by its share
 
     rows of the replica / rows of all replicas
 
-in `step_hooks.py`. So Keras's own scaling of losses, by the number of
-replicas, is disabled there, and only these losses are scaled:
+in `step_hooks.py`. So Keras's own scaling of losses, by the number of replicas,
+is disabled in such a step, and only these losses are scaled:
 
     sums by Keras or TensorFlow    by the inverse of the share
     means over unmasked elements,  by own divisor / divisor of all replicas,
@@ -36,7 +36,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weight_uneven_batches() -> None:
-    """Have Keras weight rows in this way under our strategy, permanently."""
+    """Have Keras weight losses by rows under our strategy, permanently."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
@@ -58,12 +58,12 @@ def weight_uneven_batches() -> None:
 
 
 def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Return Keras's scaled loss; in a model's step, the loss unscaled."""
+    """Return the loss, as scaled by Keras except in a model's step."""
     return original(loss) if replica.share is None else loss
 
 
 def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Return the sum of a regularization loss, the same on all replicas."""
+    """Return a regularization loss: in a model's step, its unscaled sum."""
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
 
 
@@ -73,7 +73,7 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Return TensorFlow's average, scaled so that steps equal one process."""
+    """Return TensorFlow's average of losses, scaled by the replica's rows."""
     share = replica.share
     if share is None:
         if global_batch_size is None and _is_replica_of_ours():
@@ -145,7 +145,7 @@ def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
 
 
 def _fraction(divisor: tf.Tensor) -> tf.Tensor:
-    """Return this replica's divisor as a fraction of all replicas' sum."""
+    """Return this replica's divisor over the sum of all replicas' divisors."""
     if tf.executing_eagerly():
         _check_alone()
     if replica.share is not None:
@@ -163,7 +163,10 @@ def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
 def _moments(
     original: Callable, layer: Any, inputs: tf.Tensor, *args: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return a batch's mean and variance; if it is empty, the moving ones."""
+    """Return the mean and variance of a batch.
+
+    For an empty batch, return the moving mean and variance.
+    """
     if not _is_replica_of_ours():
         return original(layer, inputs, *args)
     has_rows = tf.size(inputs) > 0
@@ -191,9 +194,10 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Return values whose gradients are multiplied by a factor.
 
     Through synchronized statistics, a replica gets gradients of all replicas.
-    In the user's own step, gradients are weighted by the receiving replica's
-    share when they are given to an optimizer. So this scales gradients by each
-    sender's share, then by the inverse of the receiver's share.
+    In the user's own step, the receiving replica weights all its gradients by
+    its share when it gives them to an optimizer. So `_moments` multiplies
+    gradients by the sender's share, then by the inverse of the receiver's
+    share.
     """
 
     @tf.custom_gradient
