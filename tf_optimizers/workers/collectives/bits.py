@@ -50,7 +50,7 @@ def strings_to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def words_to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Return the strings of given lengths from `strings_to_words`."""
+    """Return the strings that `strings_to_words` has encoded."""
     table = tf.constant([bytes([code]) for code in range(256)])
     codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
     joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])

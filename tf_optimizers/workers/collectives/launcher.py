@@ -1,11 +1,11 @@
 """Runs a replica's collectives, in few rounds and under fixed keys.
 
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
-as many. On CPUs, TensorFlow's all-to-all sends all messages at once. With it, a
-gather takes one round and a sum takes two, and both send as many bytes as the
-rings. Many replicas would send too many messages this way. They gather in two
-levels: first within a group of neighbors, then with one replica of every other
-group.
+as many. On CPUs, TensorFlow's all-to-all sends all messages at once. There, a
+gather by all-to-all takes one round, and a sum takes two. Both send as many
+bytes as the rings. Many replicas would send too many messages this way. They
+gather in two levels: first within a group of neighbors, then with one replica
+of every other group.
 
 Workers that enter different collectives wait for each other forever. So each
 replica records its progress, which `watchdog.py` compares.
@@ -75,7 +75,7 @@ def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
     """Return every replica's place in the result of a collective.
 
     TensorFlow (2.21) sorts workers by name, so that task:10 comes before
-    task:2. It sorts the devices of a worker by number.
+    task:2. The devices of a worker are sorted by number.
 
     Args:
         tasks: The names of all workers.
@@ -205,7 +205,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
-        """Sum a vector over replicas: each replica sums one part of it.
+        """Sum a vector over replicas, by letting each replica sum one part.
 
         Parts are summed in the order of `tf.add_n`, and then gathered.
         """

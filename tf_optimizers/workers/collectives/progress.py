@@ -17,7 +17,7 @@ partner under its key, and waits.
 Because keys repeat in every step, a worker that continues after a failed step
 would exchange values with other workers in the wrong collective, undetected. So
 each replica records whether it is in a collective, and whether it is in a run
-of a step. If the last collective or run has not ended, the replica fails:
+of a step. If either has not ended when another begins, the replica has failed:
 
               idle    in a collective    in a run    in both
     enter     run     failed             failed      failed

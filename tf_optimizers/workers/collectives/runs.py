@@ -1,9 +1,9 @@
 """Tracks runs of steps, and calls functions in the background.
 
 When a step fails on a worker, this worker may be between two collectives, or
-may have updated only some weights. The other workers wait for it or have gone
-on. They must not exchange values with the next step of the failed worker. So
-every run records its start and its end.
+may have updated only some weights. The other workers wait for this worker or
+have gone on. They must not exchange values with its next step. So every run
+records its start and its end.
 
 Workers exchange some notes while a step runs. In a `tf.function`, TensorFlow
 runs this exchange in parallel, since no other operation needs the result. In
@@ -113,9 +113,9 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 def after_its_arguments(fn: Callable) -> Callable:
     """Return a replica's function that starts when its arguments are known.
 
-    At the end of data of unknown length, no arguments arrive. TensorFlow might
-    still run the operations of a step that need no batch, such as weight decay
-    or the increment of `iterations`.
+    At the end of data of unknown length, no arguments arrive. Otherwise,
+    operations that need no batch might still run, such as weight decay or the
+    increment of `iterations`.
     """
     converted = convert(fn)
 

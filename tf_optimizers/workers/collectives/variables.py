@@ -35,7 +35,7 @@ class _Number:
 
 @functools.cache
 def _converting(kind: Any) -> Any:
-    """Return a subclass of a class of variables that is also a `_Number`."""
+    """Return a subclass of both `_Number` and a class of variables."""
     return type(kind.__name__, (_Number, kind), {"__module__": __name__})
 
 
@@ -90,8 +90,8 @@ def _of_first_worker(
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
                 # TensorFlow crashes in a broadcast without elements, so send
-                # one element. Its rank is higher than the rank of the value. So
-                # a worker whose value has elements gets an error.
+                # one element instead, of a higher rank than the value. So a
+                # worker whose value has elements gets an error.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:

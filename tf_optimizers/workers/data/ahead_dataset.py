@@ -136,7 +136,7 @@ def look_ahead(
             or infinite number.
         endless: This worker's dataset, continued without end. Eager iterators
             draw from this dataset instead of `distributed`. Iterators in a
-            function do not, since the function would wait for their end.
+            function do not: it would wait for an endless iterator to end.
         begin: Called before an epoch with a function that makes an iterator.
             Returns the iterator.
     """

@@ -42,8 +42,8 @@ class AheadIterator(DistributedIterator):
     for its own batch, and a vector for the next batch. Entry 0 of a vector is 1
     if this replica has a part of the batch. Entry 1 is the number of rows in
     this part, without padding. In parallel with a step, workers gather the
-    notes of all replicas on the next batch, and keep their summary in a
-    variable.
+    notes of all replicas on the next batch, and keep a summary of these notes
+    in a variable.
 
     In a round of local steps (`local_rounds.py`), a worker makes the summary
     from its own note, if notes include the total of rows. The worker appends

@@ -142,7 +142,10 @@ def replace_shuffles(
 
 @contextlib.contextmanager
 def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
-    """Have Keras's adapter of arrays shuffle by a function, or by its own."""
+    """Let Keras's adapter of arrays shuffle by a function, in this context.
+
+    None keeps Keras's own function.
+    """
     if shuffle is None:
         yield
         return

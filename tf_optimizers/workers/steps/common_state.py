@@ -1,4 +1,4 @@
-"""Averages the state of replicas that steps assign without an optimizer.
+"""Averages the state that steps assign without an optimizer.
 
 Layers and steps compute state from the rows of their replica: moving
 statistics, centers, codebooks. Within an epoch, each replica has its own

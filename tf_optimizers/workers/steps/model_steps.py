@@ -309,7 +309,7 @@ class Step:
             # A result may itself be a variable.
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            flat[i] = run(tf.identity, (value,))  # Copy it to each replica.
+            flat[i] = run(tf.identity, (value,))  # Give each replica a copy.
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
@@ -322,10 +322,10 @@ class Step:
 def _weighted(weight: tf.Tensor, value: Any) -> Any:
     """Return a number times the replica's weight, for a mean over replicas.
 
-    A variable counts as if it were read outside of the step. The value of a
-    variable that replicas have in common is returned unscaled. A variable to
-    which replicas add becomes their sum. Values that are not numbers are
-    returned unchanged.
+    A variable counts as if it were read outside of the step. The common value
+    of a variable is returned unscaled. If replicas add to their variables, the
+    result is the sum of the variables. Values that are not numbers are returned
+    unchanged.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

@@ -63,10 +63,10 @@ class Reduction:
     """Reduces values over replicas, in parallel with a step.
 
     With local steps, only the last step of a round and the first step of an
-    epoch exchange values. Other steps return the result of the last exchange,
-    since callbacks may stop training by the logs: they must get the same logs
-    on all workers. If rounds overlap, the last step of a round starts an
-    exchange, and returns the result of the previous exchange.
+    epoch exchange values. Other steps return the result of the last exchange. A
+    callback may read logs and stop training, so it must get the same logs on
+    all workers. If rounds overlap, the last step of a round starts an exchange,
+    and returns the result of the previous exchange.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

@@ -58,7 +58,8 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
     ):
-        return value  # Variables and values on the host have one shape.
+        # Variables and values on the host have one shape on all replicas.
+        return value
 
     def map_local(function: Callable) -> Any:
         """Return `function(component, replica's number)` for each replica."""

@@ -39,8 +39,8 @@ def apply(
 ) -> Any:
     """Give an optimizer gradients that are multiplied by the replica's share.
 
-    A wrapper, such as a `LossScaleOptimizer`, passes them on to its inner
-    optimizer, which does not multiply them again.
+    A wrapper, such as a `LossScaleOptimizer`, passes these gradients to its
+    inner optimizer, which does not multiply them again.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)

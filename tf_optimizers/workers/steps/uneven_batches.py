@@ -58,7 +58,7 @@ def weight_uneven_batches() -> None:
 
 
 def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Return the loss, as scaled by Keras except in a model's step."""
+    """Return Keras's scaled loss, or the unscaled loss in a model's step."""
     return original(loss) if replica.share is None else loss
 
 
