@@ -237,7 +237,7 @@ def four_gpus(monkeypatch, tmp_path):
         (2, 1, "3,1,-1,0", ["3", "1"]),
         (5, None, None, "5 workers must have 1 GPUs each. Received: a machine"),
         (2, 3, None, "2 workers must have 3 GPUs each. Received: a machine"),
-        (2, 1, "-1", "that shows 0"),
+        (2, 1, "-1", "with 0 GPUs"),
     ],
 )
 def test_workers_divide_the_gpus(workers, each, visible, expected):

@@ -40,7 +40,7 @@ def divide_gpus(
     if per_worker == 0 or per_worker * workers > len(gpus):
         raise ValueError(
             f"{workers} workers must have {per_worker or 1} GPUs each. "
-            f"Received: a machine with {len(gpus)}. Start fewer workers, "
+            f"Received: a machine with {len(gpus)} GPUs. Start fewer workers, "
             "pass `--gpus-per-worker 0` to train on CPUs, or set "
             f"{VISIBLE} yourself to let workers share a GPU."
         )
