@@ -281,7 +281,7 @@ def _check_inner(value: Any) -> None:
             raise ValueError(
                 "`inner_optimizer` must be one optimizer. Received: "
                 f"`{type(part).__name__}`. Put `ShardedState` around each "
-                "optimizer inside it."
+                f"optimizer inside `{type(part).__name__}`."
             )
 
     check_new(value, check)

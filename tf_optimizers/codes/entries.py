@@ -34,7 +34,7 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class WordReader:
-    """Reads the tensors of several replicas in the order of writing.
+    """Reads the replicas' tensors in the order in which they were written.
 
     Args:
         words: int32, the words of all replicas, one replica after another. All

@@ -33,7 +33,7 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # The first step that sends loaded residuals, if these are loaded after
+        # The first step that sends loaded residuals, if they were loaded after
         # the cool-down.
         self._late: int | None = None
 

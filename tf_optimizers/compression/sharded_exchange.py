@@ -139,7 +139,7 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        # A row holds entries of all variables, but these share no scale.
+        # A row holds entries of all variables, but variables share no scale.
         ends = tuple(self.shards.first_groups[1:].tolist())
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))

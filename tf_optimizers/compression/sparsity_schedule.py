@@ -20,8 +20,8 @@ RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
 NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 # The settings of `SparseLoCo` with local steps, found by
 # benchmarks/local_schedule.py: the steps in which a replica sends every entry
-# once, how often it sends every entry in a shorter run, and the largest share
-# of the entries that a round sends.
+# once, how many times it does so in a shorter run, and the largest share of the
+# entries that a round sends.
 STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, 0.5
 OUTER_LEARNING_RATE = 1.4
 

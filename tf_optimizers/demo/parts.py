@@ -33,8 +33,8 @@ class Settings:
     """The settings from the command line.
 
     Args:
-        seeds: int >= 2. Networks to train for each test accuracy; a slow part
-            trains fewer.
+        seeds: int >= 2. The number of networks to train for each test
+            accuracy. Slow parts train fewer.
         first_seed: int >= 0. The first of consecutive seeds.
         link: The simulated link between workers.
         quick: Whether to run at a reduced size.

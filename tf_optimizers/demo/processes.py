@@ -31,7 +31,7 @@ def run_workers(
         command: Module and arguments.
         workers: The number of processes.
         limit: Seconds until the workers are stopped.
-        progress: The bar, which moves with lines of the first worker.
+        progress: The bar. Marked lines of the first worker advance it.
 
     Raises:
         WorkersError: If a worker fails, or the limit is exceeded.
@@ -65,7 +65,7 @@ def run_workers(
         return
     rule, received = "end without an error", f"exit code {code}"
     if expired.is_set():
-        rule, received = f"end within {limit:g} s", "they still ran"
+        rule, received = f"end within {limit:g} s", "they were still running"
     raise WorkersError(
         f"The {workers} workers of the demo must {rule}. Received: {received}. "
         f"See the end of their output:\n{''.join(output)}"

@@ -15,7 +15,7 @@ Parts = dict[str, tuple[ModuleType, ModuleType]]
 
 def load_parts(names: Iterable[str]) -> Parts:
     """Import TensorFlow and parts of the demo; start TensorFlow's devices."""
-    # Later, TensorFlow prints only errors.
+    # Once TensorFlow has started, it prints only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with hidden_unless_it_fails():
         parts = {name: load_part(name) for name in names}

@@ -42,7 +42,8 @@ def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
     """Run `python *command` in this process, at once or after standing by."""
-    # Before any of the user's code, so that the watchdog misses no process.
+    # Register before the user's code runs, so that the watchdog misses no
+    # process.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1 and not stands_by:

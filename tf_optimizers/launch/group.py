@@ -52,10 +52,10 @@ class Events:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
-        # The pipe stays open: a thread that forwards output may call `wake`.
+        # The pipe stays open: a thread that forwards output may still use it.
 
     def wake(self) -> None:
-        """Make `wait` return, from any thread."""
+        """Make `wait` return. Any thread may call this method."""
         with suppress(BlockingIOError):  # A full pipe also ends `wait`.
             os.write(self._sender, b"\0")
 

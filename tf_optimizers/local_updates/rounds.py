@@ -42,7 +42,7 @@ class Rounds:
     since the last round.
 
     Args:
-        optimizer: The optimizer, which gets this state.
+        optimizer: The optimizer. Its variables hold this state.
         variables: All variables that the optimizer updates.
         masters: The master weight of each variable, or the variable itself if
             it has no master weight.
@@ -157,7 +157,9 @@ class Rounds:
         """Count a local step; return whether it was the last of its round."""
         taken = own_component(self._taken)
         taken.assign_add(1)
-        if self._overlaps:  # `taken` is 0 only while all weights are equal.
+        if self._overlaps:
+            # `taken` also counts the steps of earlier rounds: it is 0 only
+            # while all replicas have the same weights.
             return taken % self.steps == 0
         return taken >= self.steps
 

@@ -70,8 +70,8 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
     if isinstance(part, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must step from the weights that it is given. "
-            f"Received: `{name}`, which computes weights from its own sums, so "
-            "it would repeat a step that is not sent yet. Use "
+            f"Received: `{name}`, which recomputes all weights from its own "
+            "state, so it would repeat steps that are not sent yet. Use "
             "`keras.optimizers.AdamW` or another optimizer."
         )
     for argument in _OF_THE_OUTER:

@@ -34,9 +34,9 @@ class Slots:
     Attributes:
         owned: Pairs of a slot and a piece of the slot's variable.
         replicated: Pairs of a state variable that is the same on every replica,
-            and the position of the model's variable that it belongs to. That
-            variable is split by rows, and differs from the state in shape. The
-            position is None if the state belongs to no variable.
+            and a position. If the state belongs to a variable of the model,
+            this is the variable's position. Such a variable is split by rows,
+            and its state has another shape. Otherwise, the position is None.
     """
 
     def __init__(

@@ -223,7 +223,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Back up, if a backup is due."""
         # The last execution of an epoch may have fewer batches.
         seen = min(batch + 1, self._steps)
-        is_new = seen > self._batch  # Otherwise, the restored backup has it.
+        is_new = seen > self._batch  # Otherwise, the batch was skipped.
         if is_new:
             self._unsaved += seen - self._batch
             self._batch = seen

@@ -234,7 +234,7 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
-    """Return an array of an open part, with the zeros that were left out."""
+    """Return an array of an open part, and add the zeros that it omits."""
     kept = part[name].view(dtype)
     if f"{name}{_ROWS_SUFFIX}" not in part:
         return kept.reshape(shape)

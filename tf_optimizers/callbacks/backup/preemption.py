@@ -236,7 +236,7 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-# Otherwise, a child that gets SIGTERM at once writes to this process's pipe,
-# and the run ends.
+# Otherwise, SIGTERM to a new child would be written to this process's pipe, and
+# would end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

@@ -24,7 +24,7 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-# The capacity of a queue. Programs wait for calls long before it is full.
+# The capacity of a queue. Programs wait long before it is full.
 _QUEUE_SIZE = 1 << 16
 
 

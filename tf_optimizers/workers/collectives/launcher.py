@@ -185,7 +185,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
 
         If the order is unchanged, return `rows` itself.
         """
-        if order == sorted(order):  # Up to ten workers are always in order.
+        if order == sorted(order):  # True for up to ten workers.
             return rows
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 

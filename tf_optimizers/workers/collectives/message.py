@@ -155,8 +155,8 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
 
 # The cost of a round, in bytes: a network of 1 Gbit/s carries this many bytes
 # in a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
-# The network is not measured, since a wrong choice costs little: twice these
-# bytes, or two rounds.
+# The network is not measured, since a wrong choice costs little: sending twice
+# these bytes, or waiting for two rounds.
 ROUND_BYTES = 1 << 17
 
 

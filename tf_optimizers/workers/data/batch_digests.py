@@ -237,7 +237,9 @@ def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 
 
 def of_own(note: tf.Tensor, replicas: int, before: tf.Tensor) -> tf.Tensor:
-    """Return the summary of a batch, as if all workers had the same batch.
+    """Return the summary of a batch without exchanging notes.
+
+    The summary assumes that all workers have drawn the same batch.
 
     Args:
         note: The note of a replica of this worker, with the total of rows.

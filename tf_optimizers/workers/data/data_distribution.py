@@ -76,10 +76,11 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
 def split_arguments(
     strategy: Any, args: Sequence[Any], seen: dict[int, tf.Variable]
 ) -> Sequence[Any]:
-    """Split a batch of plain arrays, the same on all workers, among replicas.
+    """Split a batch of plain arrays among replicas.
 
-    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches.
-    TensorFlow would give every replica the whole batch.
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches,
+    the same on all workers. TensorFlow would give every replica the whole
+    batch.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

@@ -55,8 +55,8 @@ class EpochStart:
         if not self._draws and not self._is_python:
             return iterator
         generators = generators_of_host() if self._is_python else []
-        # Compare only after `make()`, when every shuffle has drawn, since the
-        # number of draws cannot be set to 0.
+        # Compare after `make()`: by then, every shuffle has drawn. A shuffle
+        # that has drawn could not be set back to 0 draws.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:

@@ -45,15 +45,15 @@ class AheadIterator(DistributedIterator):
     notes of all replicas on the next batch, and keep a summary of these notes
     in a variable.
 
-    In a round of local steps (`local_rounds.py`), a worker makes the summary
-    from its own note, if notes include the total of rows. The worker appends
-    the notes of the round to the summary in the variable. In the last step of
-    the round, workers gather and compare the notes of all replicas.
+    In a round of local steps (`local_rounds.py`), workers gather notes only in
+    the last step, if each note also holds the number of rows of the whole
+    batch. Before that, each worker makes the summaries from its own notes. In
+    the variable, the notes of the round so far follow the summary.
     """
 
     variable: Any  # This reference keeps the variable alive.
     known: tf.Tensor  # The handle of the variable.
-    is_argument: bool = False  # Whether it is an argument of a function.
+    is_argument: bool = False  # Whether a `tf.function` received this iterator.
 
     @property
     def _is_endless(self) -> bool:
@@ -140,8 +140,8 @@ class AheadIterator(DistributedIterator):
             extended.summarize_notes, batch_digests.summarize
         )
         self.wait()
-        # The size of a note is unknown in a function that is called with both
-        # kinds of notes: with the total of rows, and without.
+        # A function may be called both with notes that have the total of rows
+        # and with notes that do not. The size of a note is then unknown.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
@@ -217,7 +217,8 @@ class AheadIterator(DistributedIterator):
         missing = current.batches - tf.shape(notes)[0]
 
         def exchange() -> tf.Tensor:
-            # Fill the round up with notes for positions after the last batch.
+            # Pad the notes to the length of a round. The padding stands for
+            # batches that no replica has.
             end = tf.pad(following[0][2:3], [[2, SIZE - 3]])
             ends = tf.tile(end[tf.newaxis, tf.newaxis], [missing, count, 1])
             filled = tf.ensure_shape(
