@@ -60,9 +60,9 @@ class Wire(NamedTuple):
         return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return the unit of values that are proportional to `rate`, or None.
+        """Return the unit in which values are sent, or None if they have none.
 
-        The unit is the largest power of two up to the rate, or 1 if there is
+        The values are proportional to `rate`. The unit is the largest power of two up to the rate, or 1 if there is
         none. Division by the unit is exact, and all replicas compute the same
         unit. Only half-precision values need a unit: at a low rate, they would
         become 0.

@@ -279,7 +279,7 @@ def follow(
             break
         if failure is not None and received is not None:
             failure, is_asked = failure._replace(may_restart=False), True
-            # Only output is left. Do not wait: perhaps nothing reads it.
+            # Only output is left, and perhaps no process reads it.
             if all(worker.is_gone for worker in group):
                 break
     return failure

@@ -31,7 +31,8 @@ from tf_optimizers.layerwise.layerwise_step import (
     step_each,
 )
 
-# The most variables in a launch and, if there are several, the most elements.
+# A launch has at most this many variables. If it has more than one variable, it
+# also has at most this many elements.
 # Larger launches would save little time, and need all their gradients in memory
 # at the same time.
 LAUNCH_VARIABLES = 32

@@ -184,7 +184,7 @@ class Archive:
         is_kept = path is not None and bool(self._whole)
         if self._group.worker == 0 and is_kept:
             warnings.warn(
-                "Backups are deleted when a run ends with finite variables. "
+                "Backups are deleted only if a run ends with finite variables. "
                 f"Received NaN or inf in {path}. The last backup, "
                 f"{self._whole[0]:08} in {str(self._folder.path)!r}, is kept: "
                 "start again from it with a lower learning rate or with "

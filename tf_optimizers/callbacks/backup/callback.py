@@ -267,8 +267,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # If the length of the epoch was unknown, the last execution was
-            # counted as a full execution.
+            # Fewer batches may remain at a proper end: in an epoch of unknown
+            # length, the backup has counted the last execution as a full one.
             if skip.remaining >= self.model.steps_per_execution:
                 # The backup is still the newest state.
                 if not self.model.stop_training:

@@ -54,7 +54,7 @@ _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 
 def group_of(kind: str, dtype: tf.DType) -> int:
-    """Return the number of a pair of kind and dtype, in [1, 21]."""
+    """Return the group number of a kind and a dtype, in [1, 21]."""
     # All other dtypes share the last number: TensorFlow rejects them anyway.
     place = (*DTYPES, dtype).index(dtype)
     return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place

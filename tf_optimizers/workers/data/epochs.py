@@ -81,7 +81,7 @@ class EpochStart:
         return iterator
 
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
-        """Return an iterator that leaves the numbers of draws at `most`."""
+        """Return an iterator; its shuffles have then drawn `most` times."""
         _set(self._draws, most)
         make()
         steps = [
