@@ -62,10 +62,10 @@ class Wire(NamedTuple):
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
         """Return the unit in which values are sent, or None if they have none.
 
-        The values are proportional to `rate`. The unit is the largest power of two up to the rate, or 1 if there is
-        none. Division by the unit is exact, and all replicas compute the same
-        unit. Only half-precision values need a unit: at a low rate, they would
-        become 0.
+        The values are proportional to `rate`. The unit is the largest power of
+        two up to the rate, or 1 if there is none. Division by the unit is
+        exact, and all replicas compute the same unit. Only half-precision
+        values need a unit: at a low rate, they would become 0.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None

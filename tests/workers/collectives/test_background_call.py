@@ -50,13 +50,25 @@ def test_error_is_raised_once_when_waiting(owner):
     asking.wait()
 
 
-def test_abandoned_calls_are_ended(owner, monkeypatch):
-    """This happens at the end of a worker that fails before others draw."""
-    aborted = threading.Event()
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_abandoned_calls_are_ended_at_exit(monkeypatch, is_deleted):
+    """A worker that fails before others draw ends, but not its collectives.
+
+    A script may go on without a strategy whose exchange other workers delay.
+    """
+    aborted, at_exit = threading.Event(), []
     monkeypatch.setattr(runs.coordination, "abort", lambda _: aborted.set())
+    monkeypatch.setattr(runs.atexit, "register", lambda *c: at_exit.append(c))
     monkeypatch.setattr(runs, "_ENDING_SECONDS", 0.0)
     owners = [Owner()]
-    BackgroundCall(owners[0]).call(lambda: aborted.wait(60))
-    owners.clear()
-    gc.collect()
+    asking = BackgroundCall(owners[0])
+    asking.call(lambda: aborted.wait(60))
+    if is_deleted:
+        owners.clear()
+        gc.collect()
+        assert not aborted.is_set()
+        function, *arguments = at_exit.pop()
+        function(*arguments)
+    else:
+        asking._end()
     assert aborted.is_set()

@@ -11,6 +11,7 @@ eager mode, a background thread runs the exchange. The next exchange waits for
 the thread, so that all workers exchange in the same order.
 """
 
+import atexit
 import multiprocessing.pool
 import threading
 import weakref
@@ -36,7 +37,8 @@ class BackgroundCall:
     """Calls functions in a thread, one at a time.
 
     Args:
-        owner: When this object is deleted, the thread ends.
+        owner: An object such as a strategy. The thread ends at exit. If the
+            owner was deleted before, other workers may still need the thread.
         is_at_once: Whether to call functions directly instead of in a thread,
             for example if there are no other workers. Callers that cannot call
             `wait` before each step may set this attribute later.
@@ -46,6 +48,7 @@ class BackgroundCall:
         self.is_at_once = is_at_once
         self._thread: threading.Thread | None = None
         self._errors: list[Exception] = []
+        self._owner = weakref.ref(owner)
         weakref.finalize(owner, self._end)
 
     def call(self, function: Callable[[], object]) -> None:
@@ -77,10 +80,19 @@ class BackgroundCall:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        thread.join(_ENDING_SECONDS)
-        if thread.is_alive():
-            coordination.abort("This worker ends before the others.")
-            thread.join(_ABORTED_SECONDS)
+        if self._owner() is None:
+            # Do not abort collectives that the process still uses.
+            atexit.register(_join, thread)
+        else:
+            _join(thread)
+
+
+def _join(thread: threading.Thread) -> None:
+    """Wait for a thread at exit, or abort its collectives."""
+    thread.join(_ENDING_SECONDS)
+    if thread.is_alive():
+        coordination.abort("This worker ends before the others.")
+        thread.join(_ABORTED_SECONDS)
 
 
 def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
