@@ -60,7 +60,7 @@ class Wire(NamedTuple):
         return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return the unit in which values are sent, or None if they have none.
+        """Return the unit of sent values, or None if they have none.
 
         The values are proportional to `rate`. The unit is the largest power of
         two up to the rate, or 1 if there is none. Division by the unit is
