@@ -142,8 +142,8 @@ def check_built(optimizer: Any, method: str) -> None:
     if not optimizer.built:
         raise RuntimeError(
             f"`{method}()` needs a built optimizer. Received: an optimizer "
-            "without variables. Call it after the first `fit`, or call "
-            "`optimizer.build(model.trainable_variables)`."
+            f"without variables. Call `{method}()` after the first `fit`, or "
+            "after `optimizer.build(model.trainable_variables)`."
         )
 
 

@@ -59,10 +59,10 @@ class ReplicaGroup:
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
         ):
             raise TypeError(
-                "The strategy must be a "
-                "`tfo.SparseMultiWorkerMirroredStrategy`, or run in a single "
-                f"process. Received: {type(self._strategy).__name__}. Keras "
-                "3's `fit` does not run under it."
+                "Training in several processes needs "
+                "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
+                f"{type(self._strategy).__name__}, under which Keras 3's `fit` "
+                "does not run."
             )
         return 1
 

@@ -311,7 +311,7 @@ def _check_distributed(
             "`ShardedState` cannot combine `use_ema` with "
             "`gradient_accumulation_steps`. Received: "
             f"`{type(inner).__name__}` with use_ema=True and "
-            f"gradient_accumulation_steps={given}: Keras updates its averages "
+            f"gradient_accumulation_steps={given}: Keras updates averages "
             "after every batch. Leave one of the two out."
         )
     for variable in variables:

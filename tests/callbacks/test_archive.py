@@ -358,10 +358,10 @@ def test_older_backups_are_deleted(tmp_path, kept):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"optimizer": "lans"}, "optimizer is LANS here, and Lamb"),
+        ({"optimizer": "lans"}, "optimizer is LANS in this run, and Lamb"),
         (
             {"optimizer": "lans", "wrapper": "in LossScaleOptimizer"},
-            r"is LossScaleOptimizer\(LANS\) here, and LossScaleOptimizer\(Lamb",
+            r"Optimizer\(LANS\) in this run, and LossScaleOptimizer\(Lamb",
         ),
         ({"width": 5}, r"dense_\d*/?kernel is .*8, 5.*8, 16|kernel is"),
     ],

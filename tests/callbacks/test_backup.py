@@ -481,7 +481,7 @@ def test_restart_ends_a_finished_run(tmp_path):
 def test_batches_of_another_size_are_warned_of(tmp_path):
     model = make_small(tmp_path)
     backup = tfo.callbacks.BackupAndRestore(tmp_path)
-    with pytest.warns(UserWarning, match="Received: 12, and 6 when.* 4 batch"):
+    with pytest.warns(UserWarning, match="12 batches, and 6 when.* first 4 b"):
         model.fit(X, Y, batch_size=5, callbacks=[backup], verbose=0)
 
 
@@ -496,7 +496,7 @@ class Scaled(keras.layers.Layer):
         return x * self.rate + self.sums
 
 
-@pytest.mark.filterwarnings("ignore:A backup must be of an earlier")
+@pytest.mark.filterwarnings("ignore:`epochs` must be greater")
 @pytest.mark.parametrize("strategy", ["one", "two"])
 def test_weights_may_be_called_like_parts_of_an_optimizer(
     tmp_path, strategies, strategy

@@ -88,7 +88,7 @@ LONG = [("on_train_batch_end", 12, 12), ("on_test_batch_end", 1, 6)]
     ("method", "n", "steps"), with_long([*SIGNALS, *LONG], LONG)
 )
 @pytest.mark.filterwarnings("ignore:A worker received SIGTERM")
-@pytest.mark.filterwarnings("ignore:A backup must be of an earlier epoch")
+@pytest.mark.filterwarnings("ignore:`epochs` must be greater")
 def test_run_continues_from_the_step_of_the_signal(
     tmp_path, expected, method, n, steps
 ):

@@ -350,5 +350,5 @@ def test_memory_summary_of_replicas_counts_each(mirrored):
 
 
 def test_memory_summary_before_build_is_rejected():
-    with pytest.raises(RuntimeError, match="Call it after the first `fit`"):
+    with pytest.raises(RuntimeError, match="after the first `fit`"):
         tfo.AdamOffload().memory_summary()

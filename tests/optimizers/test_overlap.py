@@ -405,7 +405,7 @@ def test_rounds_of_two_optimizers_travel_at_once(ours):
 
 
 WRONG = {
-    "no rounds": ({"overlap": True}, ValueError, "Pass `sync_every` of"),
+    "no rounds": ({"overlap": True}, ValueError, "Pass a larger `sync"),
     "no bool": ({"overlap": 1, "sync_every": 2}, TypeError, "`overlap` must"),
 }
 

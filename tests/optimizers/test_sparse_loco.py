@@ -427,7 +427,7 @@ def test_exclusions_reach_the_inner_optimizer():
 def test_optimizer_that_does_not_step_is_rejected(name):
     if not hasattr(keras.optimizers, name):
         pytest.skip(f"Keras has no {name} yet")
-    with pytest.raises(ValueError, match="must step from the weights"):
+    with pytest.raises(ValueError, match="must step from the current"):
         tfo.SparseLoCo(getattr(keras.optimizers, name)(RATE))
     subclass = type("Own", (getattr(keras.optimizers, name),), {})
     with pytest.raises(ValueError, match="Received: `Own`"):
@@ -453,7 +453,7 @@ def test_optimizer_of_another_strategy_is_rejected(mirrored):
 
 
 def test_state_on_the_host_is_rejected_if_replicas_share_it(mirrored):
-    with pytest.raises(ValueError, match="one state per worker process"):
+    with pytest.raises(ValueError, match="one replica per process"):
         train(mirrored, around(tfo.AdamOffload))
 
 

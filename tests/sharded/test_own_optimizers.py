@@ -158,9 +158,9 @@ class Others(Counted):
     [
         (
             ByIndex,
-            r"count_0 of shape \(6, 8\), which is the shape of a variable",
+            r"count_0 of shape \(6, 8\), the shape of a variable",
         ),
-        (Scalars, "changes replicated state"),
+        (Scalars, "changes state of another"),
         (Flags, "of dtype bool"),
         (Others, "uses another variable.s state"),
     ],
@@ -271,7 +271,7 @@ def test_large_gradients_are_clipped(mirrored, limit):
         )
 
 
-UNEVEN = pytest.mark.filterwarnings("ignore:The fullest replica")
+UNEVEN = pytest.mark.filterwarnings("ignore:Each replica should")
 
 
 @UNEVEN

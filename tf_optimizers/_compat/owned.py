@@ -145,11 +145,11 @@ class _Elsewhere:
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(
-            "The step of a variable must use only that variable's state. "
-            "Received: a step that uses another variable's state, which "
-            "another replica owns. Create the state of each variable by "
-            "`self.add_variable_from_reference(variable, name)`, or use the "
-            "inner optimizer without `ShardedState`."
+            "`update_step(gradient, variable, learning_rate)` must use only "
+            "the state of `variable`. Received: a call that uses another "
+            "variable's state, which another replica owns. Create the state of "
+            "each variable by `self.add_variable_from_reference(variable, "
+            "name)`, or use the inner optimizer without `ShardedState`."
         )
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:

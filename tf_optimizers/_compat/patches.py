@@ -242,8 +242,8 @@ def check_names(feature: str) -> None:
     """
     if missing := _missing(feature):
         raise RuntimeError(
-            f"{feature} must find the names in Keras and TensorFlow that it "
-            f"replaces. Received: Keras {keras.__version__} and TensorFlow "
+            f"{feature} needs functions that Keras or TensorFlow lacks. "
+            f"Received: Keras {keras.__version__} and TensorFlow "
             f"{tf.__version__}, without {', '.join(missing)}. Install a newer "
             "tf_optimizers, or older versions of Keras and TensorFlow."
         )

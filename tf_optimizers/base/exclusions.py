@@ -287,9 +287,8 @@ def _differ_by_model(path: str, other: str) -> bool:
 
 def _not_found(received: str, there: Sequence[str]) -> ValueError:
     return ValueError(
-        "Variables passed to `exclude_from_weight_decay(var_list)` must be in "
-        "the model that the optimizer's config is used for. Received: "
-        f"{received}, for a model with {there}. Use the model that the config "
-        "was saved with, call `optimizer.build(model.trainable_variables)` "
-        "before saving, or create a new optimizer."
+        "Variables that an optimizer's config excludes from weight decay must "
+        f"be in the model. Received: an exclusion of {received}, for a model "
+        f"with {there}. Call `optimizer.build(model.trainable_variables)` "
+        "before you save the config; for another model, create a new optimizer."
     )

@@ -135,7 +135,7 @@ def _check_gradient(gradient: Gradient, variable: Any) -> None:
     if not values.dtype.is_floating:
         raise TypeError(
             "A gradient must be of a floating dtype. Received a gradient of "
-            f"dtype {values.dtype.name} for {name}. Cast it first."
+            f"dtype {values.dtype.name} for {name}. Cast the gradient first."
         )
 
 

@@ -115,9 +115,9 @@ def check_part(
         )
     if isinstance(part, refused):
         raise ValueError(
-            f"`inner_optimizer` must leave the exchange to `{outer}`. "
-            f"Received: `{name}`, which exchanges gradients itself. Pass "
-            f"`{instead}`, or use `{name}` alone."
+            "`inner_optimizer` must leave the exchange of gradients to "
+            f"`{outer}`. Received: `{name}`, which exchanges gradients itself. "
+            f"Pass `{instead}`, or use `{name}` alone."
         )
 
 

@@ -96,8 +96,8 @@ class ChiefOnly(keras.callbacks.Callback):
         if is_stopped and self._group.workers > 1:
             raise RuntimeError(
                 "All workers must stop training together. Received: "
-                f"`stop_training` from `{kind}` on the chief alone. Pass it to "
-                "`fit` on every worker, without `ChiefOnly`."
+                f"`stop_training` from `{kind}` on the chief alone. Pass "
+                f"`{kind}` to `fit` on every worker, without `ChiefOnly`."
             )
 
 

@@ -106,7 +106,7 @@ class Monitor(keras.callbacks.Callback):
             raise ValueError(
                 f"`{name}` measures single steps. Received: a model with "
                 f"steps_per_execution={self.model.steps_per_execution}. "
-                "Compile it with `steps_per_execution=1`."
+                "Compile the model with `steps_per_execution=1`."
             )
         if self.log_dir is not None and not importlib.util.find_spec(
             "tensorboard"

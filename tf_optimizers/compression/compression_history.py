@@ -62,7 +62,7 @@ class CompressionHistory:
         evenly among all replicas.
         """
         own = [i for i, each in residuals.items() if each.is_nonzero()]
-        every = replicas_of(self._strategy).agree("the residuals to send", own)
+        every = replicas_of(self._strategy).agree("the first step", own)
         return sorted(set(itertools.chain(*every)))
 
     def stage(self, updates: Any) -> tf.Tensor:
@@ -117,11 +117,11 @@ class CompressionHistory:
         has_cool_down = self._schedule.rampdown_begin_step is not None
         if missing and has_cool_down and not is_all:
             raise ValueError(
-                "With a cool-down, all variables must have gradients in every "
-                "step, since one of the steps sends all residuals. "
-                f"Received: no gradient of {paths[min(missing)]}, which had "
-                "one in an earlier step. Pass `rampdown_begin_step=None` and "
-                "`rampdown_step=1`, or use a separate optimizer for each set "
-                "of variables."
+                "With a cool-down (`rampdown_begin_step`), every variable must "
+                "have a gradient in every step. Received: no gradient of "
+                f"{paths[min(missing)]}, which had a gradient in an earlier "
+                "step. Pass `rampdown_begin_step=None` and `rampdown_step=1`, "
+                "or use a separate optimizer for variables without a gradient "
+                "in some steps."
             )
         self._indices |= set(indices)

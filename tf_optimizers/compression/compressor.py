@@ -179,10 +179,9 @@ class Compressor:
         if in_xla() and residuals:
             raise unchanged_in_cond(
                 RuntimeError(
-                    f"`{self._name}` cannot run under XLA, which cannot "
-                    "compile a selection by value. Received: a step that is "
-                    "compiled by XLA. Pass `jit_compile=False` to `compile` or "
-                    "`tf.function`."
+                    f"`{self._name}` cannot run under XLA. Received: a step "
+                    "that XLA compiles. Pass `jit_compile=False` to `compile` "
+                    "or `tf.function`."
                 )
             )
         for residual in residuals:

@@ -76,21 +76,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--report-dir",
         type=_folder,
         default="report",
-        help="folder of report.md, its plots and results.json (%(default)s)",
+        help="folder for report.md, its plots and results.json (%(default)s)",
     )
     parser.add_argument(
         "--seeds",
         type=_seeds,
-        help="networks to train for each test accuracy "
-        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); "
-        "gradient-compression uses at most 5, and 2 with --quick",
+        help="number of seeds; each trains one network per test accuracy "
+        f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); gradient-compression "
+        "uses at most 5 (2 with --quick)",
     )
     parser.add_argument(
         "--first-seed",
         type=_first_seed,
         default=0,
-        help="the first seed; seeds decide initial weights and the order of "
-        "the data (%(default)s)",
+        help="the first seed; seeds set initial weights and the order of the "
+        "data (%(default)s)",
     )
     parser.add_argument(
         "--link",
@@ -102,12 +102,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a reduced run, to see that the demo works",
+        help="train less, only to check that the demo works",
     )
     parser.add_argument(
         "--data-dir",
         type=_folder,
-        help="folder of the dataset, written if missing (a temporary folder)",
+        help="folder for the dataset, created if missing (a temporary folder)",
     )
     parser.add_argument(
         "--parts",
@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=list(PARTS),
         metavar="PART",
-        help=f"any of: {', '.join(PARTS)} (all)",
+        help=f"parts to run, any of: {', '.join(PARTS)} (all)",
     )
     options = parser.parse_args(arguments)
     if options.seeds is None:
@@ -130,7 +130,7 @@ def _folder(text: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise argparse.ArgumentTypeError(
-            f"must be a folder or a path where one can be made. Received: "
+            "must be a folder, or a path where a folder can be made. Received: "
             f"{text} ({error.strerror}). Choose another path."
         ) from error
     if not os.access(path, os.W_OK):
@@ -148,7 +148,7 @@ def _seeds(text: str) -> int:
     if seeds < 2:
         raise argparse.ArgumentTypeError(
             "must be an integer of at least 2, since one run has no spread. "
-            f"Received: {text}. Leave it out for the default."
+            f"Received: {text}. Leave `--seeds` out for the default."
         )
     return seeds
 
@@ -156,8 +156,8 @@ def _seeds(text: str) -> int:
 def _first_seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"must be an integer of at least 0. Received: {text}. "
-            "Leave it out for 0."
+            f"must be an integer of at least 0. Received: {text}. Leave "
+            "`--first-seed` out for 0."
         )
     return int(text)
 

@@ -74,8 +74,8 @@ def parse_link(text: str) -> Link:
     found = re.fullmatch(rf"{number} ?({units}),? {number} ?ms", text)
     if found is None or not float(found[1]):
         raise ValueError(
-            "A link must have a rate and a round trip. Received: "
-            f"{text}. Write it as 100 Mbit/s, 20 ms, or none."
+            f"A link must have a rate and a round-trip time. Received: {text}. "
+            'Write it as "100 Mbit/s, 20 ms", or write "none".'
         )
     return Link(float(found[1]) * UNITS[found[2]], float(found[3]) / 1e3)
 
@@ -118,8 +118,8 @@ class Forwarder:
         if not line:
             raise RuntimeError(
                 "A simulated link needs ports of the loopback interface. "
-                "Received: none, see above. Check that `ping 127.0.0.1` works, "
-                "or use no link."
+                "Received: no ports; see the error above. Check that `ping "
+                "127.0.0.1` works, or pass `--link none`."
             )
         return line
 

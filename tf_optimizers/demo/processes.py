@@ -65,7 +65,7 @@ def run_workers(
         return
     rule, received = "end without an error", f"exit code {code}"
     if expired.is_set():
-        rule, received = f"end within {limit:g} s", "they were still running"
+        rule, received = f"end within {limit:g} s", "workers still running"
     raise WorkersError(
         f"The {workers} workers of the demo must {rule}. Received: {received}. "
         f"See the end of their output:\n{''.join(output)}"

@@ -190,37 +190,37 @@ def make_parser() -> argparse.ArgumentParser:
         "--workers",
         type=_count,
         metavar="N",
-        help="worker processes on this machine; 1 with --cluster",
+        help="number of worker processes on this machine (1 with --cluster)",
     )
     parser.add_argument(
         "--cluster",
         choices=["auto", *sorted(FINDERS)],
-        help="take this machine's place from the variables of a scheduler",
+        help="scheduler whose environment variables describe the cluster",
     )
     parser.add_argument(
         "--machines",
         type=_count,
         metavar="K",
-        help="launchers in the cluster, if no variable has their number",
+        help="number of machines, if the scheduler does not set it",
     )
     parser.add_argument(
         "--port",
         type=_port,
         metavar="P",
-        help=f"first port of every machine, with --cluster ({PORT})",
+        help=f"first port on every machine, with --cluster ({PORT})",
     )
     parser.add_argument(
         "--gpus-per-worker",
         type=functools.partial(_count, minimum=0),
         metavar="G",
-        help="GPUs of each worker (all, divided)",
+        help="GPUs per worker (all, divided equally)",
     )
     parser.add_argument(
         "--devices-per-worker",
         type=_count,
         default=1,
         metavar="M",
-        help="logical CPU devices of each worker (%(default)s)",
+        help="logical CPU devices per worker (%(default)s)",
     )
     parser.add_argument(
         "--host",
@@ -240,7 +240,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=functools.partial(_count, minimum=0),
         default=0,
         metavar="K",
-        help="how often to restart all workers when one fails (%(default)s)",
+        help="how many times to restart all workers if one fails (%(default)s)",
     )
     parser.add_argument(
         "--restart-pause",
@@ -253,7 +253,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--standby",
         type=_seconds,
         metavar="SECONDS",
-        help="start processes for the next restart this long after the workers",
+        help="start standby processes this many seconds after the workers",
     )
     return parser
 

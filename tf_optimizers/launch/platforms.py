@@ -109,13 +109,13 @@ def _detect(environment: Mapping[str, str]) -> str:
     )
     if found:
         raise ValueError(
-            "`--cluster auto` must find one platform. Received: variables of "
-            f"{' and '.join(found)}. Pass `--cluster {found[0]}` or "
-            f"`--cluster {found[1]}`."
+            "`--cluster auto` must find a single platform. Received: "
+            f"environment variables of {' and '.join(found)}. Pass `--cluster "
+            f"{found[0]}` or `--cluster {found[1]}`."
         )
     raise ValueError(
-        "`--cluster auto` must find the variables of a platform. Received: "
-        f"none of them ({variables}). Start this command through the "
+        "`--cluster auto` must find the environment variables of a platform. "
+        f"Received: none of them ({variables}). Start this command through the "
         "scheduler, such as with `srun`, or set TF_CONFIG."
     )
 
@@ -150,8 +150,8 @@ def _of_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"`{name}` must be JSON with a cluster and a task. Received: "
-            f"{name}={text!r} ({error!r}). Unset it if you have set it, or "
-            "write it like the example in docs/launch.md."
+            f"{name}={text!r} ({error!r}). If you have set this variable, "
+            "unset it, or follow the example in docs/launch.md."
         ) from error
     is_known = {*cluster, job} <= {*jobs}
     if not is_known or not all(isinstance(host, str) for host in hosts):
@@ -200,9 +200,9 @@ def _from_kubernetes(
     index = _number(name, _get(environment, name, "Kubernetes", hint))
     if machines is None:
         raise ValueError(
-            "`--machines` must be given in an indexed Job, which has no "
-            f"variable for it. Received: only {name}={index}. Pass the Job's "
-            "`completions`, such as `--machines 2`."
+            "`--machines` must be given in an indexed Job, which does not set "
+            f"the number of machines. Received: only {name}={index}. Pass the "
+            "Job's `completions`, such as `--machines 2`."
         )
     hosts = _pods_of_job(
         socket.getfqdn(), index, machines, "The pod's host name"
@@ -242,7 +242,7 @@ def _from_slurm(environment: Mapping[str, str], machines: int | None) -> Place:
     reported = environment.get("SLURM_LOCALID", str(local))
     if reported != str(local):
         raise ValueError(
-            "Slurm must place the tasks of a node one after another. Received: "
+            "Slurm must number the tasks of a node consecutively. Received: "
             f"SLURM_LOCALID={reported} for task {index}, instead of {local}. "
             "Pass `--distribution=block` to `srun`."
         )

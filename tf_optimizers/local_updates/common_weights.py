@@ -119,10 +119,10 @@ class EnoughRounds(keras.callbacks.Callback):
         if rounds < _FEWEST_ROUNDS and worker == 0:
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
-                f"synchronizations. Received: {rounds}, with sync_every="
-                f"{self._optimizer.sync_every}. Residuals have little time to "
-                "be sent: lower `sync_every` or `sparsity`, or train for "
-                "longer.",
+                f"synchronizations. Received: {rounds}, with "
+                f"sync_every={self._optimizer.sync_every}. Lower `sync_every` "
+                "or `sparsity`, or train for longer, so that deferred updates "
+                "have time to be sent.",
                 stacklevel=2,
             )
 

@@ -48,7 +48,7 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
         config of `SparseLoCo` holds their names, since the config of the inner
         optimizer does not. The names are removed from `arguments`.
     """
-    hint = "Give it to the inner optimizer."
+    hint = "Pass it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
     return check_exclusions(arguments.pop(NAMES, None), arguments)
 
@@ -69,9 +69,9 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
     check_part(part, "SparseLoCo", refused, instead)
     if isinstance(part, _ABSOLUTE):
         raise ValueError(
-            "`inner_optimizer` must step from the weights that it is given. "
-            f"Received: `{name}`, which recomputes all weights from its own "
-            "state, so it would repeat steps that are not sent yet. Use "
+            "`inner_optimizer` must step from the current weights. Received: "
+            f"`{name}`, which recomputes all weights from its own state, and "
+            "so would repeat updates that are still to be sent. Use "
             "`keras.optimizers.AdamW` or another optimizer."
         )
     for argument in _OF_THE_OUTER:
@@ -104,16 +104,15 @@ def check_under(
         name = type(part).__name__
         if strategy_of(part) is not strategy:
             raise ValueError(
-                "`inner_optimizer` must be created where `SparseLoCo` is. "
-                f"Received: `{name}`, created under {strategy_of(part)}. "
-                "Create both in `with strategy.scope():`."
+                "`inner_optimizer` must be created under the strategy of "
+                f"`SparseLoCo`. Received: `{name}`, created under "
+                f"{strategy_of(part)}. Create both in `with strategy.scope():`."
             )
         if isinstance(part, HostOptimizer) and count > 1:
             raise ValueError(
-                f"`{name}` inside `SparseLoCo` keeps one state per worker "
-                f"process. Received: a process of {count} replicas. "
-                "Run one process per device, as `python -m "
-                "tf_optimizers.launch` does."
+                f"`{name}` inside `SparseLoCo` must run with one replica per "
+                f"process. Received: a process with {count} replicas. Run one "
+                "process per device, as `python -m tf_optimizers.launch` does."
             )
 
 
@@ -122,8 +121,8 @@ def check_excluded(variables: Sequence[Any]) -> None:
     for variable in variables:
         if is_half(variable.dtype):
             raise ValueError(
-                "`var_list` must not hold half-precision variables: their "
-                "master weights are decayed instead. Received: "
+                "`var_list` must not hold float16 or bfloat16 variables, since "
+                "their float32 copies are decayed instead. Received: "
                 f"{variable.name}. Pass its name in `var_names`."
             )
 
@@ -142,9 +141,9 @@ def check_overlap(overlap: bool, sync_every: int) -> None:
     """Raise if there is no next round during which entries could travel."""
     if overlap and sync_every == 1:
         raise ValueError(
-            "`overlap` needs local steps during which entries travel. "
-            "Received: overlap=True, sync_every=1. Pass `sync_every` of at "
-            "least 2, such as 8, or leave `overlap` out."
+            "`overlap` needs a `sync_every` of at least 2. Received: "
+            "overlap=True, sync_every=1. Pass a larger `sync_every`, such as "
+            "8, or leave `overlap` out."
         )
 
 
@@ -167,11 +166,11 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise ValueError(
-                "Layers must not assign their weights if replicas take local "
-                "steps. Received: `"
-                f"{type(layer).__name__}` '{layer.name}', which divides its "
-                "kernel by a norm that differs between replicas. "
-                "Pass `sync_every=1` to `SparseLoCo`, or leave the layer out."
+                "Layers must not assign their own weights if `sync_every` is "
+                f"above 1. Received: `{type(layer).__name__}` '{layer.name}', "
+                "which divides its kernel by a norm that differs between "
+                "replicas. Pass `sync_every=1` to `SparseLoCo`, or leave the "
+                "layer out."
             )
 
 
@@ -183,8 +182,8 @@ def check_outside() -> None:
     ):
         raise RuntimeError(
             "`synchronize` must be called between steps. Received: a call "
-            "inside of `strategy.run` or `tf.function`. Call it afterwards, on "
-            "every worker."
+            "inside of `strategy.run` or `tf.function`. Call `synchronize` "
+            "outside of both, on every worker."
         )
 
 

@@ -78,7 +78,7 @@ class OnHost:
             name = type(optimizer).__name__
             raise ValueError(
                 f"`SwapEMAWeights` cannot swap averages of `{name}` under a "
-                "strategy, as they are on the host. Received: "
+                "strategy, since the averages are on the host. Received: "
                 f"{name}(use_ema=True) under a strategy. Use "
                 f"`ema_overwrite_frequency`, or `ShardedState({name}(...))`."
             )
@@ -188,10 +188,10 @@ def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
             if not is_host(component.device):
                 raise unchanged_in_cond(
                     RuntimeError(
-                        f"{name} keeps its state on {HOST}, and XLA can "
-                        "compile a train step only for that device. "
-                        f"Received: {component.name} on {component.device}. "
-                        "Use `model.compile(jit_compile=False)`; in a custom "
+                        f"{name} keeps its state on {HOST}, so XLA cannot "
+                        "compile a train step for another device. Received: "
+                        f"{component.name} on {component.device}. Use "
+                        "`model.compile(jit_compile=False)`; in a custom "
                         "training loop, `tf.function(jit_compile=False)`."
                     )
                 )

@@ -102,12 +102,11 @@ def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
         return
     largest = max(variables, key=bytes_of)
     warnings.warn(
-        "The fullest replica should own at most 1.5 times the mean. Received: "
-        f"a replica with {max(loads)} bytes, and a mean of {mean:.0f}; the "
-        f"largest variable is {largest.name}, with {bytes_of(largest)} bytes. "
-        "This replica determines the memory and time of a step: use fewer "
-        "replicas, split the largest variable into several, or use an "
-        "elementwise optimizer, such as `keras.optimizers.AdamW`, whose large "
-        "variables are split.",
+        "Each replica should update at most 1.5 times the mean bytes of "
+        f"weights. Received: a replica with {max(loads)} bytes, and a mean of "
+        f"{mean:.0f} bytes; the largest variable is {largest.name}, with "
+        f"{bytes_of(largest)} bytes. Use fewer replicas, split the largest "
+        "variable into several, or use an elementwise optimizer, such as "
+        "`keras.optimizers.AdamW`, whose large variables are split.",
         stacklevel=2,
     )

@@ -310,9 +310,9 @@ def _total_squares(
 
 def _reject_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
-        "The step of a variable must change only that variable's state. "
-        "Received: a step that changes replicated state that belongs to "
-        "another variable, or to none. Create the state of each variable by "
+        "`update_step(gradient, variable, learning_rate)` must change only the "
+        "state of `variable`. Received: a call that changes state of another "
+        "variable, or of no variable. Create the state of each variable by "
         "`self.add_variable_from_reference(variable, name)`, or use the inner "
         "optimizer without `ShardedState`."
     )

@@ -122,9 +122,9 @@ class Slots:
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
-                f"it. Received: {name} of shape {tuple(shape)}, which is the "
-                "shape of a variable, created outside of a loop over the "
-                "variables. Create it by "
+                f"the variable. Received: {name} of shape {tuple(shape)}, the "
+                "shape of a variable, created without a reference and outside "
+                "of a loop over the variables. Create it by "
                 "`self.add_variable_from_reference(variable, name)`, or use "
                 "the inner optimizer without `ShardedState`."
             )
@@ -134,9 +134,9 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
     """Raise if replicas cannot send a dtype."""
     if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
         raise ValueError(
-            "State must be of a floating dtype, int32 or int64. Received: "
-            f"{name} of dtype {dtype.name}. Create it with another dtype, or "
-            "use the inner optimizer without `ShardedState`."
+            "The state of an optimizer must be of a floating dtype, int32 or "
+            f"int64. Received: {name} of dtype {dtype.name}. Create it with "
+            "such a dtype, or use the inner optimizer without `ShardedState`."
         )
 
 

@@ -166,7 +166,7 @@ class SparseMultiWorkerMirroredStrategy(
             return
         statement = {
             "devices": len(self.extended.worker_devices),
-            "strategies so far": self.extended.number,
+            "number of strategies": self.extended.number,
             **versions(),
         }
         subject = "the strategy"

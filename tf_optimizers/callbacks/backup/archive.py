@@ -90,8 +90,8 @@ class Archive:
             raise RuntimeError(
                 "`backup_dir` must belong to one run at a time. Received: "
                 f"backup_dir={str(self._folder.path)!r}, where another process "
-                "has made a backup since this one began. Give each run its "
-                "own folder."
+                "has made a backup since this run began. Give each run its own "
+                "folder."
             )
         parts = self._together(
             lambda: self._folder.write_part(
@@ -127,7 +127,7 @@ class Archive:
                 if damage and self._group.worker == 0:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
-                        f"Restoring the previous one, {generation:08}.",
+                        f"Restoring the previous backup, {generation:08}.",
                         stacklevel=2,
                     )
                 return {
@@ -138,9 +138,10 @@ class Archive:
         if damage:
             raise RuntimeError(
                 "A backup must be intact to be restored. Received: "
-                f"{'; '.join(damage)}. Restore a copy of "
-                f"{str(self._folder.path)!r}, or delete it to start from the "
-                "beginning. `double_checkpoint=True` keeps a second backup."
+                f"{'; '.join(damage)}. Replace the folder "
+                f"{str(self._folder.path)!r} by an intact copy, or delete the "
+                "folder to start from the beginning. Later runs with "
+                "`double_checkpoint=True` keep two backups."
             )
         return None
 
@@ -186,9 +187,9 @@ class Archive:
             warnings.warn(
                 "Backups are deleted only if a run ends with finite variables. "
                 f"Received NaN or inf in {path}. The last backup, "
-                f"{self._whole[0]:08} in {str(self._folder.path)!r}, is kept: "
-                "start again from it with a lower learning rate or with "
-                "`clipnorm`, and check the data.",
+                f"{self._whole[0]:08} in {str(self._folder.path)!r}, is kept. "
+                "Check the data, and start again from this backup with a lower "
+                "learning rate or with `clipnorm`.",
                 stacklevel=2,
             )
         elif self._group.worker == 0:

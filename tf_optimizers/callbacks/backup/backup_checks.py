@@ -24,7 +24,8 @@ def check_folder(path: Any) -> str:
     if not text or "://" in str(text):
         raise ValueError(
             "`backup_dir` must be a folder on a local or mounted file system. "
-            f"Received: backup_dir={path!r}. Mount the storage to use it."
+            f"Received: backup_dir={path!r}. Mount the storage, and pass the "
+            "path of the mount."
         )
     return str(text)
 
@@ -87,9 +88,9 @@ def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
     path = find_not_finite(state, values, group)
     if path is not None:
         raise RuntimeError(
-            "A variable must be finite to be backed up. Received NaN or inf "
-            f"in {path}. The previous backup is kept: start again from it with "
-            "a lower learning rate or with `clipnorm`, and check the data."
+            "A variable must be finite to be backed up. Received NaN or inf in "
+            f"{path}. Check the data, and start again from the previous backup "
+            "with a lower learning rate or with `clipnorm`."
         )
 
 
@@ -119,20 +120,20 @@ def warnings_of_lengths(
     """
     if content["epoch"] >= epochs:
         yield (
-            "A backup must be of an earlier epoch for `fit` to train. "
-            f"Received: epochs={epochs}, and a backup after epoch "
-            f"{content['epoch']}. To train further, pass more `epochs`; "
-            "for another run, pass another `name` or `backup_dir`."
+            "`epochs` must be greater than the epoch of the backup. Received: "
+            f"epochs={epochs}, and a backup after epoch {content['epoch']}. To "
+            "train further, pass more `epochs`; for another run, pass another "
+            "`name` or `backup_dir`."
         )
     before = content.get("steps")
     if content["batch"] and before and steps and before != steps:
         yield (
-            "An epoch that is resumed in its middle must have the same "
-            f"number of batches as before. Received: {steps}, and "
-            f"{before} when the backup was made. {content['batch']} "
-            "batches are skipped anyway. If their size has changed, this "
-            "epoch misses some rows or sees them twice. Pass the previous "
-            'batch size, or back up with `save_freq="epoch"`.'
+            "An epoch that is resumed in its middle must have the same number "
+            f"of batches as before. Received: {steps} batches, and {before} "
+            f"when the backup was made. The first {content['batch']} batches "
+            "are skipped anyway. If the batch size has changed, some rows are "
+            "missed or repeated. Pass the previous batch size, or back up with "
+            '`save_freq="epoch"`.'
         )
 
 
@@ -142,8 +143,8 @@ def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
     if others and name is None:
         yield (
             "A backup must be of this `fit` to be restored. Received: "
-            f"backup_dir={str(folder.path)!r}, with backups of {others}, "
-            f"while this is {folder.name!r}. They are kept, and this `fit` "
-            "starts from the beginning. To resume from one of them, "
+            f"backup_dir={str(folder.path)!r}, with backups of {others}, while "
+            f"this `fit` is {folder.name!r}. This `fit` starts from the "
+            "beginning, and keeps these backups. To resume from one of them, "
             f"pass `name={others[-1]!r}`."
         )

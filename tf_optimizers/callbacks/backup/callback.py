@@ -175,15 +175,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not model.built:
             raise ValueError(
                 "A model must be built to be restored. Received: "
-                f"{model.name}, which is not built. Give it an `Input`, or "
-                "call it on a batch before `fit`."
+                f"{model.name}, which is not built. Give the model an `Input`, "
+                "or call the model on a batch before `fit`."
             )
         for name in build_optimizers(model):
             raise ValueError(
                 "All optimizers of a model must be built to be restored. "
-                f"Received: `{name}` of {model.name}, not built. Call "
-                f"`model.{name}.build(variables)` with the variables that it "
-                "updates, before `fit` and in the strategy's scope."
+                f"Received: `{name}` of {model.name}, not built. Before `fit`, "
+                f"call `model.{name}.build(variables)` in the strategy's "
+                "scope, with the variables that the optimizer updates."
             )
         state = State(model)
         self._group = replicas_of(model.distribute_strategy)

@@ -89,11 +89,11 @@ class Rates:
         ):
             if old != new:
                 warning = warning or (
-                    "A run resumes with the learning rate of its backup, "
+                    "A resumed run keeps the learning rate of its backup, "
                     "unless the script has changed the rate. Received: "
                     f"{variable.path}={new:g}, which was {old:g} when the run "
-                    "began. The new one is used. To continue with the rate of "
-                    "the backup, pass the old one."
+                    "began. The new rate is used. To continue with the rate of "
+                    "the backup, pass the old rate."
                 )
                 for component in self._state.components(variable):
                     component.assign(new)
@@ -170,8 +170,8 @@ def check_executions(steps: int, seen: int) -> None:
     """Raise if a backup was made in the middle of an execution of `steps`."""
     if seen % steps:
         raise ValueError(
-            "`steps_per_execution` must divide the number of batches that a "
-            "backup has seen in its epoch. Received: "
+            "`steps_per_execution` must divide the number of batches between "
+            "the start of the epoch and the backup. Received: "
             f"steps_per_execution={steps}, and a backup after {seen} batches. "
             "Pass the same value as before."
         )
@@ -181,8 +181,8 @@ def check_batches(batches: int, seen: int) -> None:
     """Raise if an epoch has fewer batches than a backup has seen."""
     if batches < seen:
         raise ValueError(
-            "An epoch must have at least as many batches as a backup has seen. "
-            f"Received: {batches} batches per epoch, and a backup after "
-            f"{seen}. Pass the same number of batches, of the same size, or "
-            "start over with another `backup_dir`."
+            "An epoch must have at least as many batches as came before the "
+            f"backup. Received: {batches} batches per epoch, and a backup "
+            f"after {seen} batches. Pass as many batches as before, of the "
+            "same size, or start over with another `backup_dir`."
         )

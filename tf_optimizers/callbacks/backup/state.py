@@ -183,9 +183,9 @@ class State:
             if here != there:
                 raise ValueError(
                     "A backup must be of the same model and optimizer. "
-                    f"Received: {name} is {here} here, and {there} in the "
-                    "backup. Build the same model, or start over with another "
-                    "`backup_dir`."
+                    f"Received: {name} is {here} in this run, and {there} in "
+                    "the backup. Use the same model and optimizer, or start "
+                    "over with another `backup_dir`."
                 )
 
 

@@ -72,8 +72,8 @@ def check_in_time(resolver: Any) -> None:
         raise RuntimeError(
             "All strategies of a process must have the same cluster and task. "
             f"Received: cluster={cluster}, type={resolver.task_type!r}, "
-            f"index={resolver.task_id!r}, after {joined}. Pass the "
-            "`cluster_resolver` of the first strategy, or start another "
+            f"index={resolver.task_id!r}, after a strategy with {joined}. Pass "
+            "the `cluster_resolver` of the first strategy, or start another "
             "process."
         )
 
@@ -212,7 +212,7 @@ def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
         warnings.warn(
             "All workers should have the same hash seed: otherwise the order "
             "of a set of strings, and of a vocabulary made from it, differs "
-            "between workers. Received: different hashes of a text. Set the "
+            "between workers. Received: different hash seeds. Set the "
             "environment variable PYTHONHASHSEED to the same number, such as "
             "0, on all workers, before Python starts.",
             stacklevel=4,  # The line that creates the strategy.

@@ -25,12 +25,12 @@ _CALLBACKS = (
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
-    "replica computes the value from its own rows: apply the change with an "
-    "optimizer, make the variable `trainable=False`, or assign a value that is "
+    "replica computes the value from its own rows. Apply the change with an "
+    "optimizer; make the variable `trainable=False`; or assign a value that is "
     "the same on all replicas, such as "
     "`tf.distribute.get_replica_context().all_reduce('SUM', value)`. If the "
-    "step only moves weights temporarily, copy them first "
-    "(`tf.identity(weight)`), and assign the copies."
+    "step changes weights only temporarily, copy them first "
+    "(`tf.identity(weight)`), and assign the copies at its end."
 )
 
 

@@ -20,8 +20,8 @@ import tensorflow as tf
 from tf_optimizers.workers._compat import coordination
 
 START_THE_SAME = (
-    "See their output, and start the same script with the same arguments on "
-    "every worker, from the same checkpoint."
+    "See the output of all workers, and start the same script with the same "
+    "arguments on every worker, from the same checkpoint."
 )
 # The interval between health checks of a silent worker, and a check's timeout.
 _ASKING_SECONDS = 5.0
@@ -80,8 +80,8 @@ def gather_statements(
     if absent:
         raise RuntimeError(
             f"{rule} Received nothing from {', '.join(absent)} in "
-            f"{strategy.agreement_seconds:g} s. {hint} If it is only late, "
-            "raise the strategy's `agreement_seconds`."
+            f"{strategy.agreement_seconds:g} s. {hint} If a worker is only "
+            "late, raise the strategy's `agreement_seconds`."
         )
     received = [json.loads(note) for note in notes if note is not None]
     for other, (others_subject, _) in enumerate(received):

@@ -80,12 +80,12 @@ class Watchdog:
 
     def _timed_out(self, i: int, now: list[int]) -> str:
         return (
-            "All workers must reach a collective within the "
+            "All workers must take part in an exchange within the "
             f"`timeout_seconds` of {self._timeout:g}. Received: "
             f"{describe(*now[1:4])}, which has timed out on worker "
             f"{self._worker}, after {time.monotonic() - self._since[i]:.0f} s. "
-            "Check the other workers, or raise `timeout_seconds` of "
-            "`communication_options`."
+            "See the output of the other workers, or raise `timeout_seconds` "
+            "of `communication_options`."
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:

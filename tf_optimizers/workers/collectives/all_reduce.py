@@ -114,7 +114,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             # XLA compiles for one device, and has no collectives for CPUs.
             raise RuntimeError(
                 "`SparseMultiWorkerMirroredStrategy` cannot exchange values "
-                "under XLA. Received: a step that is compiled by XLA. Pass "
+                "under XLA. Received: a step that XLA compiles. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
         kinds = list(map(_kind, values))

@@ -130,8 +130,8 @@ class Call:
             self._function(argument)
         except Exception as raised:
             error = (
-                "Values that a step has sent must arrive before later steps "
-                "need them. Received: an error in the exchange: "
+                "Values that a step sends must arrive before a later step "
+                "needs them. Received: an error in the exchange: "
                 f"{type(raised).__name__}: {raised}. Look for the first error "
                 "of any worker, then start all workers again."
             )

@@ -122,11 +122,11 @@ def is_waiting(progress: Sequence[int]) -> bool:
 def failure(place: str) -> str:
     """Return the error message for a step that has failed on `place`."""
     return (
-        "All workers must end a step before they begin the next. Received: a "
-        f"step that has failed on {place}; see the first error there. Other "
-        "workers may already have updated their weights: start all workers "
-        "again, from a backup. To skip a batch, skip it on all workers: sum a "
-        "flag over replicas, and test the sum."
+        "All workers must end a step before they begin the next step. "
+        f"Received: a step that has failed on {place}; see the first error "
+        "there. Other workers may already have updated their weights: start "
+        "all workers again, from a backup. To skip a batch, skip it on all "
+        "workers: sum a flag over replicas, and test the sum."
     )
 
 

@@ -91,7 +91,7 @@ def _join(thread: threading.Thread) -> None:
     """Wait for a thread at exit, or abort its collectives."""
     thread.join(_ENDING_SECONDS)
     if thread.is_alive():
-        coordination.abort("This worker ends before the others.")
+        coordination.abort("A worker has ended before the others.")
         thread.join(_ABORTED_SECONDS)
 
 

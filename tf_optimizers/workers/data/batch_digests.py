@@ -47,24 +47,24 @@ class Verdict(enum.IntEnum):
 
 # The summary before the first batch.
 UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
-_RULE = "All workers must draw the same batches of data that they share."
+_RULE = "All workers must draw the same batches of shared data."
 BY_HAND = (
     "All workers must pass the same rows to `train_on_batch`, `test_on_batch` "
-    "and `predict_on_batch`, which share them among replicas.",
+    "and `predict_on_batch`, which share the rows among replicas.",
     "Pass the whole batch on every worker. If each worker has its own data, "
     "use `fit`, `evaluate` or `predict`, with "
-    "`distribute_datasets_from_function`. If all have the same rows, which "
-    "look different only because of random numbers, set "
+    "`distribute_datasets_from_function`. If all workers have the same rows, "
+    "which look different only because of random numbers, set "
     "`strategy.compares_data = False`.",
 )
 _HINT = (
     "Workers may shuffle, filter or augment by different random numbers. Or "
-    "one worker has drawn from Python's or NumPy's generator alone, as in a "
-    "callback, or has looked at a batch alone. Set a seed, or use a separate "
-    "generator, and draw on all workers. If each worker should have its own "
+    "only one worker has drawn from Python's or NumPy's generator, as in a "
+    "callback, or has looked at a batch. Set the same seed and draw on all "
+    "workers, or use a separate generator. If each worker should have its own "
     "data, set `options.experimental_distribute.auto_shard_policy` to `OFF`, "
-    "or use `distribute_datasets_from_function`. If all have the same rows, "
-    "which look different only because of random numbers, set "
+    "or use `distribute_datasets_from_function`. If all workers have the same "
+    "rows, which look different only because of random numbers, set "
     "`strategy.compares_data = False`."
 )
 

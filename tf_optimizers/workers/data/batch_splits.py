@@ -17,8 +17,8 @@ _SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 _RULE = "All batched inputs must have the same number of rows."
 _HINT = (
-    "Repeat a value that all rows have in common for each row, or keep it in "
-    "the model."
+    "If a value is the same for all rows, repeat it for each row, or store it "
+    "in the model."
 )
 
 

@@ -21,7 +21,7 @@ from tf_optimizers.workers.data.shuffle_draws import ShuffleDraws, draws_of
 from tf_optimizers.workers.data.shuffles import comes_from_python
 
 _SUBJECT = "the beginning of an epoch"
-_HINT = "Iterate over shared data on every worker."
+_HINT = "Iterate over the dataset on every worker."
 
 
 class EpochStart:

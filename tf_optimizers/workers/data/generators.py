@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_optimizers._compat.patches import hook
 from tf_optimizers.workers.agreement.statements import gather_statements
 
-_SUBJECT = "the data of a generator"
+_SUBJECT = "an epoch of a generator"
 _HINT = "Pass generators to Keras on every worker."
 
 

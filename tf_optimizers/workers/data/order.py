@@ -184,9 +184,9 @@ def agree_on_data(
     seeds = seeds_of_shuffles(dataset) if is_same else []
     received = gather_statements(
         strategy,
-        "the distribution of data",
+        "the distribution of a dataset",
         [int(batches), seeds, propose_seeds(), rows],
-        "`fit`, `evaluate` and `predict` must be called on every worker.",
+        "Call `fit`, `evaluate` and `predict` on every worker.",
     )
     lengths, shuffles, proposals, counts = zip(*received, strict=True)
     if len(set(lengths)) > 1:

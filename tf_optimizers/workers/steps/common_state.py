@@ -37,8 +37,8 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _HINT = (
-    "Steps have assigned variables on each replica, and workers average them "
-    "before they are read: save, evaluate and predict on every worker."
+    "Save, evaluate and predict on every worker: this averages variables that "
+    "steps assign, such as statistics of layers, over all replicas."
 )
 
 
@@ -211,9 +211,9 @@ class CommonState:
             )
             warnings.warn(
                 "Variables that steps assign must be floating-point, so that "
-                f"replicas can average them. Received: {shown}, with different "
-                "values on different replicas, so each worker saves its own. "
-                "Make it float32; or assign a value that is the same on all "
+                f"replicas can average them. Received: {shown}, with values "
+                "that differ between replicas, so each worker saves its own. "
+                "Use float32, or assign a value that is the same on all "
                 "replicas, such as `tf.distribute.get_replica_context()."
                 "all_reduce('SUM', value)`.",
                 stacklevel=2,

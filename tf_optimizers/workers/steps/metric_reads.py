@@ -22,7 +22,7 @@ from tf_optimizers.workers.steps.common_state import state_of
 
 _SUBJECT = "the reading of a variable"
 _SAVING = (
-    "It is the sum over all workers, and saving reads it: save on every "
+    "The variable is a sum over workers, and saving reads it: save on every "
     "worker, each to its own path, or use `tfo.callbacks.BackupAndRestore`."
 )
 _METRICS = (

@@ -47,12 +47,11 @@ def warn_unless_sum(
         return
     if not _is_zero(value) and not _is_sum(value, _source(old)):
         _warn(
-            "A metric's variable must be a sum over rows, to which steps add, "
-            f"to be summed over replicas. Received: `{path_of(variable)}`, to "
-            "which a step assigns something else, such as a maximum. It is "
-            "read as the sum of the replicas' values. Add sums over rows to "
-            "it; or create it by `add_variable(..., aggregation='mean')` to "
-            "get the mean of the replicas' values."
+            "A metric's variable must be a sum over rows, since replicas add "
+            f"their values. Received: `{path_of(variable)}`, to which a step "
+            "assigns another value, such as a maximum. Only add sums over rows "
+            "to it; or create it by `add_variable(..., aggregation='mean')` to "
+            "get the mean of the replicas' values instead of their sum."
         )
 
 
@@ -76,13 +75,13 @@ def warn_if_made_of(
         read = _read_by(output, sources) if sources else None
         if read is not None:
             _warn(
-                "A step must return a metric's own `result()` for it to count "
-                f"all rows. Received: `{name or 'a value'}`, which depends on "
-                f"`{path_of(read)}` in another way, or on a metric that the "
-                "model does not know. It is the mean of the replicas' values, "
-                "weighted by their rows of the last batch. List the metric in "
-                "the model's `metrics`, and compute the value in its "
-                "`result()`."
+                "A step must return a metric's `result()` to count all rows. "
+                f"Received: `{name or 'a value'}`, which depends on "
+                f"`{path_of(read)}` but is not the `result()` of a metric that "
+                "the model knows. Keras shows the mean of the replicas' "
+                "values, weighted by their rows of the last batch. List the "
+                "metric in the model's `metrics`, and compute the value in the "
+                "metric's `result()`."
             )
 
 

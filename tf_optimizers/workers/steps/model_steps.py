@@ -255,10 +255,10 @@ class Step:
                     f"An array that `{self._kind}` returns must have an "
                     "element for each row, or the same length for any number "
                     f"of rows. Received: `{name or 'an array'}`, shape {shape} "
-                    f"where a replica has {rows} rows, and "
-                    f"{problem or f'the shape {found}'} where it has "
-                    f"{rows + 1}. Return a number, or a result of a metric; or "
-                    "use global batches of another size."
+                    f"if a replica has {rows} rows, and "
+                    f"{problem or f'shape {found}'} if a replica has "
+                    f"{rows + 1} rows. Return a number or the result of a "
+                    "metric, or use global batches of another size."
                 ) from problem
             if length == rows + 1:
                 of_rows.add(i)
