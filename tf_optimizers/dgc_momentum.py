@@ -61,8 +61,9 @@ class MomentumHyperparameters(NamedTuple):
 class DGCMomentum(CompressedOptimizer):
     """Deep Gradient Compression: momentum SGD over a slow network.
 
-    For variable w on N replicas at step s, counted from 0, where g_i is replica
-    i's gradient of its part of the loss (the sum of all g_i is the mean):
+    For variable w on N replicas at step s, counted from 0, where g_i is the
+    gradient of replica i's part of the loss (the sum of all g_i is the gradient
+    of the mean loss):
 
         g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
         g_i <- g_i + regularizer's gradient / N
@@ -103,9 +104,9 @@ class DGCMomentum(CompressedOptimizer):
     replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, if w is small or not float32. The v_i of a
-    large embedding takes no memory until a dense gradient needs v_i; until
-    then, files contain zeros for it. If N is the number of workers, each of a
+    parameter; u_i only, 4 bytes, if w is small or not float32. Until a dense
+    gradient needs the v_i of a large embedding, this v_i takes no memory, and
+    files contain zeros for v_i. If N is the number of workers, each of a
     worker's M devices holds u_i / M and v_i / M. Outside of replicas, and in
     checkpoints, u and v are the sums over i.
     Traffic: for each selected entry, a worker sends a value of `value_dtype`
@@ -115,10 +116,10 @@ class DGCMomentum(CompressedOptimizer):
     tensor, as they may at the start of the warm-up, the entries are sent as a
     dense tensor; the sum is the same. See `communication_summary`.
     Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
-    that halves this traffic, counting 32 KiB per message. Each replica sums a
+    shards halve this traffic, counting 32 KiB per message. Each replica sums a
     shard, an N-th of every variable, and sends its k / N largest sums to all.
-    At 99.9 %, this starts at 5 replicas for 100 million parameters, and at 41
-    for 20 million. Entries outside of these sums stay in v_i and u_i.
+    At 99.9 %, shards start at 5 replicas for 100 million parameters, and at 41
+    for 20 million. Entries outside of the sent sums stay in v_i and u_i.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
     "int2", the other values in the same group of 64 are sent in a later step.
@@ -129,7 +130,7 @@ class DGCMomentum(CompressedOptimizer):
     over a momentum that is too large by a factor of 1 / momentum. `clipnorm`
     applies from the first step; Paddle does not clip large variables before
     `rampup_begin_step`. If entries are summed by shards, only the k largest
-    sums are applied. A single replica works, but warns. Paddle's rule is
+    sums are applied. A single replica works, with a warning. Paddle's rule is
     `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
     equals `keras.optimizers.SGD` up to rounding, even with schedules.
@@ -158,17 +159,18 @@ class DGCMomentum(CompressedOptimizer):
             format of sent values; v_i keeps the rounding error. "int4"
             takes 4 bits per value and 2 bytes per 64 values: a sign, and one of
             eight equally spaced magnitudes from 0 to the largest of the 64.
-            "int2" takes 2 bits per value and 4 bytes per 64: a sign, and one of
-            two magnitudes, the means of those below and above the mean. In
-            float16, values above 65504 take several steps, and values below
-            3e-8 are not sent until they grow. With `rate_in_momentum`, these
-            bounds apply to values divided by the largest power of two up to the
-            learning rate. TensorFlow's own strategies send all but float16 as
-            float32. Defaults to `"float32"`.
+            "int2" takes 2 bits per value and 4 bytes per 64 values: a sign, and
+            one of two magnitudes: the mean of the magnitudes below the mean of
+            all 64, or the mean of the magnitudes above. In float16, values
+            above 65504 take several steps, and values below 3e-8 are not sent
+            until they grow. With `rate_in_momentum`, these bounds apply to
+            values divided by the largest power of two up to the learning rate.
+            TensorFlow's own strategies send float16 as float16, and all other
+            formats as float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
             rate when they enter u_i. If not, entries are multiplied by the
-            rate when they are sent. State that was saved with one value cannot
-            be loaded with the other. Defaults to `True`.
+            rate when they are sent. Saved state can be loaded only with the
+            same `rate_in_momentum`. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             First step of the cool-down, which runs the stages in reverse.
             Defaults to `None`.
@@ -245,11 +247,11 @@ class DGCMomentum(CompressedOptimizer):
 
         The stages are 0.9375, 0.984375, 0.996 and 0.999, each for a sixteenth
         of the steps: the paper's warm-up without its first stage. A stage is
-        left out if a replica cannot send every entry twice during the run, so
-        steps (1 - sparsity) must be >= 2; for 0.999, that takes 2,000 steps. In
-        fewer than 32 steps, the only stage is 0.75. At the end of the run, the
-        stages return in reverse, and the last step sends all residuals. Values
-        have 4 bits: `value_dtype="int4"`.
+        left out unless steps (1 - sparsity) >= 2, so that a replica can send
+        every entry twice during the run: the stage 0.999 needs 2,000 steps. In
+        a run of fewer than 32 steps, the only stage is 0.75. At the end of the
+        run, the stages return in reverse, and the last step sends all
+        residuals. Values have 4 bits: `value_dtype="int4"`.
 
         With 0.999, a run of T steps sends as much as 0.0038 T + 1 dense steps.
 
@@ -316,7 +318,7 @@ class DGCMomentum(CompressedOptimizer):
             )
 
     def _add_state(self, variables: Sequence[Any]) -> None:
-        """Create u of each variable, and v of compressible variables."""
+        """Create u for each variable, and v for compressible variables."""
         for variable in variables:
             if is_overwritten(self, variable):
                 continue
@@ -329,7 +331,7 @@ class DGCMomentum(CompressedOptimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Exchange at the sparsity of this step, and update the variables."""
+        """Exchange gradients at the sparsity of this step; update variables."""
 
         def update(sparsity: float | None, gradients: list[Gradient]) -> None:
             rates = tf.convert_to_tensor(self.learning_rate), tf.constant(1.0)
@@ -440,7 +442,7 @@ def dgc_momentum(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the new u_i of the formula, and the change of v_i.
 
-    `gradient` is already clipped. `weight` is only read if it is regularized.
+    `gradient` is already clipped. `weight` is read only if regularized.
     """
     momentum, nesterov, penalty, replicas = hyperparameters
     if penalty:

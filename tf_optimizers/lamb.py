@@ -44,8 +44,8 @@ class Lamb(LayerwiseOptimizer):
     `weight_decay=0`, as in Paddle up to 2.5. To adapt no variable, pass
     `exclude_from_layer_adaptation=[""]`.
     Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
-    ratio; gradients are summed over replicas first, then clipped; float32
-    state; the default of `epsilon`.
+    ratio; gradients are summed over replicas before they are clipped; state is
+    float32; `epsilon` has another default.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -56,12 +56,11 @@ class Lamb(LayerwiseOptimizer):
         weight_decay: float >= 0. Applied inside the trust ratio; None means 0.
             Defaults to `0.01`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            searched in `variable.path`, with and without the model's name,
-            such as `tfo.BIAS_AND_NORM`.
-            Defaults to `None`.
+            such as `tfo.BIAS_AND_NORM`. They are searched in `variable.path`,
+            with and without the model's name. Defaults to `None`.
         exclude_from_layer_adaptation: Patterns, as in
             `exclude_from_weight_decay`. None excludes the variables that are
-            not decayed, `[]` excludes none. Defaults to `None`.
+            not decayed, and `[]` excludes no variable. Defaults to `None`.
         lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
         upper_bound: float > 0 or None. Upper bound of phi.

@@ -72,12 +72,11 @@ class LANS(LayerwiseOptimizer):
         weight_decay: float >= 0. Applied inside both trust ratios; None means
             0. Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            searched in `variable.path`, with and without the model's name,
-            such as `tfo.BIAS_AND_NORM`.
-            Defaults to `None`.
+            such as `tfo.BIAS_AND_NORM`. They are searched in `variable.path`,
+            with and without the model's name. Defaults to `None`.
         exclude_from_layer_adaptation: Patterns, as in
             `exclude_from_weight_decay`. None excludes the variables that are
-            not decayed, `[]` excludes none. Defaults to `None`.
+            not decayed, and `[]` excludes no variable. Defaults to `None`.
         lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
         upper_bound: float > 0 or None. Upper bound of phi.

@@ -63,9 +63,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     (embeddings). For half-precision variables the inner optimizer updates
     float32 master weights.
 
-    With `sync_every` > 1, the weights of a model differ between workers from
-    one synchronization to the next. In a custom training loop, call
-    `synchronize` before you evaluate or save the model.
+    With `sync_every` > 1, the weights of a model differ between workers except
+    right after a synchronization. In a custom training loop, call `synchronize`
+    before you evaluate or save the model.
 
     With `overlap`, entries travel while the next sync_every steps run. Each
     worker has a copy of w, its own weights w_i, and b_i, its weights at the
@@ -116,8 +116,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             exchanges gradients itself; `LossScaleOptimizer`, which belongs
             outside; `Ftrl` and `ScheduleFreeAdamW`, which do not step from the
             given weights.
-        sync_every: int >= 1. Local steps per exchange. If it is above 1,
-            `use_ema` is not supported. Defaults to `1`.
+        sync_every: int >= 1. Local steps per exchange. Values above 1 do not
+            support `use_ema`. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
             entries that are not sent, stage by stage. Defaults to `(0.999,)`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
@@ -128,10 +128,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             First step of the cool-down, which runs the stages in reverse.
             Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
-            exchange is dense. The last of these steps, or the next
-            synchronization after it, sends all residuals. Defaults to `1`.
-        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. If it
-            is below 1, parts of the updates are lost. Defaults to `1.0`.
+            exchange is dense. The last step of the cool-down, or the next
+            synchronization, sends all residuals. Defaults to `1`.
+        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
+            1, parts of the updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sums of sent entries.
             Defaults to `1.0`.
         min_compress_size: int >= 1. Updates of variables with fewer elements
@@ -166,7 +166,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         "SparseLoCo saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use the inner optimizer alone."
     )
-    # `inner_optimizer` must not be one of these.
+    # `inner_optimizer` must not be of these classes.
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
     _travel: Travel | None = None  # Set by `build` if `overlap`.
@@ -269,7 +269,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
         if not isinstance(self.inner_optimizer, Optimizer):
-            # The config of a Keras optimizer has no exclusions. Ours has them.
+            # A Keras optimizer's config lacks exclusions, so our config has
+            # them.
             Optimizer.exclude_from_weight_decay(self, var_list, var_names)
 
     @property
@@ -281,10 +282,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """Give all replicas the same weights, at any step of a round.
 
         As at the end of a round, the largest entries are sent, and the others
-        stay in the residual. A new round begins. `fit`, `evaluate` and
+        stay in the residual. Then a new round begins. `fit`, `evaluate` and
         `predict` call `synchronize` before weights are read, with the
-        statistics of `BatchNormalization`. In a custom training loop, call it
-        on every worker before you evaluate or save a model.
+        statistics of `BatchNormalization`. In a custom training loop, call
+        `synchronize` on every worker before you evaluate or save a model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
@@ -327,7 +328,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return left * each - micro_steps(self) % each
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Give all replicas the same weights, as `fit` does at its end."""
+        """Give all replicas the same weights at the end of `fit`."""
         self.synchronize()
         super().finalize_variable_values(var_list)
 
@@ -378,7 +379,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             inner.exclude_from_weight_decay(excluded)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # Checked again: a callable of `MultiOptimizer` has now chosen its
+        # Check again: by now, a callable in `MultiOptimizer` has chosen
         # optimizers.
         self._check_under(variables)
         with self._steps.variable_scope():
@@ -442,8 +443,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Args:
             rounds: The rounds, with the weights at the start of this round.
-            due: Pairs of a choice of variables and a bool tensor, which is true
-                if these variables are exchanged now. None stands for true. At
+            due: Pairs of a choice of variables, and a bool tensor that is true
+                if the chosen variables are exchanged now. None means true. At
                 most one choice is exchanged.
             stepped: The variables of the step that ends the round; empty if the
                 round ends early.

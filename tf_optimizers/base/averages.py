@@ -72,7 +72,7 @@ class Averages:
     def start(self) -> None:
         """Set the averages to the weights if there was no update yet."""
         if not self._optimizer.use_ema:
-            return  # The averages belong to an optimizer that wraps this one.
+            return  # The optimizer that wraps this one has the averages.
 
         def start() -> None:
             tf.cond(
@@ -93,8 +93,9 @@ class Averages:
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Overwrite averaged variables with their averages, after training.
 
-        Keras passes the variables that are trainable now. A step that was
-        traced earlier also updates variables that have been frozen since.
+        Keras passes only the variables that are trainable now. This method also
+        overwrites variables that were frozen after the step was traced, because
+        the step still updates them.
         """
         self.start()
         optimizer = self._optimizer

@@ -112,7 +112,7 @@ class Accumulators:
         return means
 
     def clear(self) -> None:
-        """Reset all accumulators, even those without a gradient this time."""
+        """Set the accumulators of all the optimizer's variables to 0."""
         self._placement.update_each(
             self._all, lambda total: total.assign(tf.zeros_like(total))
         )

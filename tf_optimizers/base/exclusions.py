@@ -1,8 +1,8 @@
 """Excludes variables from weight decay, and finds them again after loading.
 
 Loading a model changes the paths of its variables: the model's name is dropped,
-and layers that the user did not name get other numbers. For example, the first
-paths become the second:
+and layers that the user did not name get other numbers. For example, the paths
+in the first line become those in the second line:
 
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel
@@ -11,7 +11,8 @@ Loading keeps the order of the variables, the last part of each path, and the
 shapes. So the config of a built optimizer holds the positions of the excluded
 variables. To detect a different model, the config also holds the shape and the
 last part of the path of every variable. Before the optimizer is built, the
-config holds the paths of the variables that the user chose.
+config holds the paths of the variables that the user passed to
+`exclude_from_weight_decay()`.
 """
 
 import dataclasses
@@ -40,7 +41,8 @@ class Excluded:
 
     Args:
         variables: All variables of the optimizer.
-        chosen: The positions of the variables that the user chose.
+        chosen: The positions of the variables that the user passed to
+            `exclude_from_weight_decay()`.
         by_patterns: For each purpose that has patterns, the patterns and the
             positions of their matches.
     """
@@ -56,7 +58,7 @@ class Excluded:
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry for a config; empty without patterns and choices."""
+        """Return the entry for a config; empty if the user excluded nothing."""
         if not self.chosen and not self.by_patterns:
             return {}
         return {
@@ -75,7 +77,8 @@ class Exclusions:
 
     Args:
         patterns: None or regular expressions, searched in `variable.path`.
-        names: The patterns of a call of `exclude_from_weight_decay()`.
+        names: Patterns for paths, made from the `var_names` of a call of
+            `exclude_from_weight_decay()`.
         variables: Path and shape of each variable passed to that call, by key.
         saved: The entry in the config that the optimizer was created from.
     """
@@ -99,7 +102,7 @@ class Exclusions:
             {variable_key(optimizer, v): _description(v) for v in variables},
         )
         # In `strategy.run`, each replica makes this call, and the first replica
-        # builds the optimizer before the second one makes the call.
+        # builds the optimizer before the second replica makes the call.
         if optimizer.built and found != self:
             raise RuntimeError(
                 "`exclude_from_weight_decay()` must be called before the "
@@ -125,7 +128,7 @@ class Exclusions:
 
         Args:
             optimizer: An optimizer that is not built yet.
-            variables: The variables that it will be built with.
+            variables: The variables that the optimizer will be built with.
             others: Patterns for purposes other than weight decay.
 
         Raises:
@@ -148,7 +151,7 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions that patterns match, or matched when saved."""
+        """Return the positions that match; for a loaded model, as saved."""
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
@@ -208,8 +211,8 @@ def check_exclusions(
 
     Args:
         patterns: The value of `exclude_from_weight_decay`.
-        others: The constructor's other arguments. If they come from a config,
-            its saved exclusions are removed from them.
+        others: The constructor's other arguments. Saved exclusions of a config
+            are removed from `others`.
     """
     saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)
@@ -217,7 +220,7 @@ def check_exclusions(
 
 
 def check_weight_decay(value: float | None) -> float:
-    """Return a decay as a float; None means 0."""
+    """Check `weight_decay`; return it as a float, 0 for None."""
     return check_non_negative("weight_decay", 0.0 if value is None else value)
 
 
@@ -253,14 +256,14 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Return paths without the model's name, if all begin with it."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # In `dense/kernel`, the first name is a layer's: a model's name is followed
-    # by at least two names.
+    # In `dense/kernel`, the first name is that of a layer. The name of a model
+    # is followed by at least two names.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable that was saved with a path.
+    """Return the position of the variable that had this path when saved.
 
     Raises:
         ValueError: If no variable fits, or if several do.

@@ -37,9 +37,9 @@ def in_state_dtype(
     """Cast each gradient to the dtype of its variable's state.
 
     The results have static shapes, except for the number of rows of
-    `tf.IndexedSlices`. They are on the replica's device, as TensorFlow's
-    reduction expects, even if a gradient is an argument of a `tf.function` and
-    has no device.
+    `tf.IndexedSlices`. The results are on the replica's device, as TensorFlow's
+    reduction expects. The gradients may have no device, as arguments of a
+    `tf.function` do.
     """
     return [
         None
@@ -65,7 +65,7 @@ def _shaped(gradient: Gradient, variable: Any) -> Gradient:
 def densify(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> list[tf.Tensor | None]:
-    """Return tensors of the variables' static shapes.
+    """Return dense gradients of the variables' static shapes; keep None.
 
     Duplicate rows of `tf.IndexedSlices` are summed.
     """
@@ -76,7 +76,7 @@ def densify(
 
 
 def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
-    """Return a tensor of the variable's static shape; see `densify`."""
+    """Return a dense gradient of the variable's shape; see `densify`."""
     if isinstance(gradient, tf.IndexedSlices):
         gradient = sum_rows(
             gradient.values, gradient.indices, variable.shape[0]
@@ -146,11 +146,11 @@ def clip(
     clipvalue: float | None,
     xla: bool = True,
 ) -> list[tf.Tensor]:
-    """Clip each gradient's norm, the norm of all of them, or each element.
+    """Clip the norm of each gradient, the global norm, or each element.
 
     At most one limit may be given. If a norm is not finite, all elements that
     the norm would scale become NaN. With `xla`, scaling takes one pass over
-    memory; otherwise, each operation takes one.
+    memory; otherwise, each operation takes a pass.
     """
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]

@@ -1,4 +1,4 @@
-"""Wraps an optimizer in another, and runs it on a single replica."""
+"""Wraps an inner optimizer, and runs it on a single replica."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from tf_optimizers.wrapped import wrapped_optimizers
 
 
 class Wrapper(Optimizer):
-    """An optimizer that wraps another one and shares its learning rate.
+    """Wraps an inner optimizer, and shares its learning rate.
 
     Args:
         inner_optimizer: The wrapped optimizer.
@@ -54,7 +54,7 @@ class Wrapper(Optimizer):
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
-        """Move this and all inner optimizers into the variables' strategy."""
+        """Move this and all wrapped optimizers into the variables' strategy."""
         for part in wrapped_optimizers(self):
             adopt(part, variables)
 

@@ -58,15 +58,15 @@ class Optimizer(keras.optimizers.Optimizer):
               └─ `_exchange` ─ `_step`: `update_step` per variable
                  ─ averages ─ (Keras: constrain)
 
-    `_exchange` sums the gradients of all replicas, makes them dense and clips
-    the sums, so that N replicas compute the same as one replica on the same
-    global batch. Subclasses replace stages, but keep their order:
+    `_exchange` sums gradients over all replicas, makes the sums dense and clips
+    them, so that N replicas compute the same as one replica on the same global
+    batch. Subclasses replace stages, but keep the order:
 
         Lamb, LANS    `update_step`, for many variables at a time on a GPU
         DGCMomentum   `_update`: it clips, then exchanges the largest entries
         AdamOffload   `_accumulate`: it exchanges before it accumulates, since
                       one accumulator serves all replicas, and clips later;
-                      `_step` runs once, on the host, and sends the changes
+                      `_step`: it runs once, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
     weights. `_placement` decides where averages and accumulators are: on every
@@ -95,8 +95,9 @@ class Optimizer(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Create master weights and averages, and find excluded variables.
 
-        Patterns are matched here: under a strategy, `update_step` gets
-        variables without a path, and loading a model changes paths.
+        Patterns are matched here, not in `update_step`: under a strategy,
+        `update_step` gets variables without a path, and loading a model changes
+        paths.
 
         Raises:
             ValueError: If the config excludes a variable that is not among
@@ -281,7 +282,7 @@ class Optimizer(keras.optimizers.Optimizer):
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
-        """Return the optimizer whose state is saved in place of this one's."""
+        """Return the optimizer whose state is saved as this optimizer's."""
         # Not an attribute, since Keras would track the optimizer's variables.
         return self
 

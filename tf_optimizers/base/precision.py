@@ -25,7 +25,7 @@ def state_dtype(dtype: Any) -> str:
 
 
 def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise if a variable has a dtype that cannot be optimized."""
+    """Raise if the dtype of a variable is not supported."""
     for variable in variables:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         is_right = dtype in _HALF + _FULL or is_overwritten(optimizer, variable)
@@ -38,12 +38,12 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Return the up-to-date master weight of a variable with this value.
+    """Return a master weight, updated where its variable has changed.
 
     A master weight holds more bits than its variable, and rounds to the
-    variable's value. If an element does not, `set_weights`, a constraint or a
-    restored checkpoint has changed the variable. For these elements, the
-    variable's value is returned.
+    variable's `value`. If an element does not round to that value,
+    `set_weights`, a constraint or a restored checkpoint has changed the
+    variable. Such an element gets the variable's value.
     """
     # Bits are compared, because XLA may skip rounding to half precision and
     # back.
@@ -70,7 +70,7 @@ class MasterWeights:
         return (master.value for master in self._weights if master is not None)
 
     def in_place_of(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the variables' master weights, or else the variables."""
+        """Return each variable's master weight, or else the variable."""
         return [
             variable if master is None else master
             for variable, master in zip(variables, self._weights, strict=True)
@@ -107,6 +107,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # The first step replaces these zeros by the weights: a model that is built
-    # in a trace has no weights yet.
+    # A master weight begins at 0, and the first step sets it to the weight: a
+    # model that is built in a trace has no weights yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")

@@ -12,9 +12,10 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name[:3] == "on_"]
 
 
 class ChiefOnly(keras.callbacks.Callback):
-    """Calls a callback on worker 0, the chief, and not on other workers.
+    """Calls a callback on the chief (worker 0) only.
 
-    Use it for trackers and progress bars. Otherwise, N workers show N runs:
+    Wrap trackers and progress bars. Unwrapped, they would show a run and a bar
+    for every worker:
 
         model.fit(..., verbose=0, callbacks=[
             tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),
@@ -22,11 +23,12 @@ class ChiefOnly(keras.callbacks.Callback):
         ])
 
     The callback gets the logs of all workers, and may read weights. An action
-    that needs all workers is an error: evaluating, predicting, stopping the
-    training, or reading each replica's state. For example, `ModelCheckpoint`
-    must not save u and v of `DGCMomentum`.
+    that needs all workers raises an error: evaluating, predicting, stopping the
+    training, or reading state that differs between replicas. For example, a
+    wrapped `ModelCheckpoint` cannot save u and v of `DGCMomentum`.
 
-    If creating the callback starts a run, pass a function that creates it:
+    If the callback's constructor starts a run, pass a function that returns the
+    callback:
 
         def make_logger():
             wandb.init(project="demo")
@@ -64,8 +66,8 @@ class ChiefOnly(keras.callbacks.Callback):
         for name in _HOOKS:
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
-            # Set only the hooks that the callback has. Keras may run callbacks
-            # in a thread if no callback has a hook for batches.
+            # Set only the hooks that the callback overrides. Keras may run
+            # callbacks in a thread if no callback overrides a batch hook.
             if getattr(method, "__func__", method) is not default:
                 setattr(self, name, functools.partial(self._call, name))
 

@@ -33,12 +33,12 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 class Monitor(keras.callbacks.Callback):
-    """Measures one step in `every`, and shows the figures.
+    """Measures one step in `every`, and adds the figures to the logs of `fit`.
 
-    The figures go into the logs of `fit`, and so into its progress bar and
-    history. The logs keep them until the next measurement. With a `log_dir`,
-    TensorBoard gets the figures and more details, by optimizer step. All
-    workers measure the same steps, and the first worker writes to TensorBoard.
+    The progress bar and the history show the figures until the next
+    measurement. With a `log_dir`, TensorBoard shows the figures and more
+    details, by optimizer step. All workers measure the same steps, and the
+    first worker writes to TensorBoard.
 
     Subclasses list the `optimizers` that they measure, implement `before_step`
     and `after_step`, and document the arguments and errors.
@@ -61,10 +61,11 @@ class Monitor(keras.callbacks.Callback):
 
     @property
     def optimizer(self) -> Any:
-        """The first optimizer of the model that the monitor can measure.
+        """The model's first optimizer that the monitor can measure.
 
-        If there is none, the model's first optimizer, or None. A
-        `LossScaleOptimizer` does not count, but its inner optimizer does.
+        If the monitor can measure no optimizer, the model's first optimizer. If
+        the model has no optimizer, None. A `LossScaleOptimizer` is skipped, but
+        its inner optimizer is not.
         """
         found = [
             each
@@ -75,7 +76,7 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return the values from before the step, for `after_step`."""
+        """Return values from before the step that `after_step` needs."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -94,7 +95,7 @@ class Monitor(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Check that the model can be measured."""
+        """Check that the monitor can measure the model."""
         name = type(self).__name__
         if not isinstance(self.optimizer, self.optimizers):
             names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)
@@ -132,12 +133,12 @@ class Monitor(keras.callbacks.Callback):
             self._is_due = False
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """End the measurement, unless the step only accumulated gradients."""
+        """End the measurement, unless the batch only accumulated gradients."""
         self._end_step(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Put the latest figures into the history."""
-        # A round of local steps may end with the epoch.
+        # The end of an epoch may also end a round of local steps.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
@@ -176,22 +177,23 @@ class Monitor(keras.callbacks.Callback):
 class OffloadMonitor(Monitor):
     """Shows how many bytes `AdamOffload` keeps on devices and on the host.
 
-    The monitor adds `device_bytes` and `host_bytes` to the logs. They count the
-    weights and the optimizer state of this worker process; see
-    `AdamOffload.memory_summary`. TensorBoard also gets the bytes of each part:
-    weights, state and master weights.
+    The monitor adds `device_bytes` and `host_bytes` to the logs: the bytes of
+    this worker's weights and optimizer state in each place. TensorBoard also
+    gets the bytes of each part: weights, state and master weights. See
+    `AdamOffload.memory_summary`.
 
     Args:
-        every: int >= 1. One step in `every` is measured. Defaults to `50`.
+        every: int >= 1. Steps from one measurement to the next.
+            Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument has the wrong type; in `fit`, if the
-            optimizer is of another class.
-        ValueError: If `every` is out of range; in `fit`, with
-            `steps_per_execution` other than 1.
+        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        TypeError: If an argument has the wrong type; in `fit`, if the monitor
+            does not support the model's optimizer.
+        ValueError: If `every` is out of range; in `fit`, if
+            `steps_per_execution` is not 1.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -201,7 +203,7 @@ class OffloadMonitor(Monitor):
     optimizers = (AdamOffload,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes in each location, and the bytes of each part."""
+        """Return the bytes in each place, in total and by part."""
         devices = self.optimizer.memory_summary()["AdamOffload"]
         figures = {
             f"{device}_bytes": sum(parts.values())
@@ -216,7 +218,7 @@ class OffloadMonitor(Monitor):
 
 
 class ShardingMonitor(Monitor):
-    """Shows how many bytes of state each replica of `ShardedState` has.
+    """Shows how many bytes of state each replica of `ShardedState` holds.
 
     The monitor adds to the logs:
 
@@ -224,20 +226,21 @@ class ShardingMonitor(Monitor):
     - `state_share`: `state_bytes` divided by the bytes of the whole state. On N
       replicas, 1 / N is the best value.
 
-    TensorBoard also gets `state_bytes/replica <i>` of each replica. See
+    TensorBoard also gets `state_bytes/replica <i>` for each replica i. See
     `ShardedState.memory_summary`.
 
     Args:
-        every: int >= 1. One step in `every` is measured. Defaults to `50`.
+        every: int >= 1. Steps from one measurement to the next.
+            Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument has the wrong type; in `fit`, if the
-            optimizer is of another class.
-        ValueError: If `every` is out of range; in `fit`, with
-            `steps_per_execution` other than 1.
+        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        TypeError: If an argument has the wrong type; in `fit`, if the monitor
+            does not support the model's optimizer.
+        ValueError: If `every` is out of range; in `fit`, if
+            `steps_per_execution` is not 1.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -266,27 +269,30 @@ class CompressionMonitor(Monitor):
     - `sparsity`: the share of entries that the step did not send; 0 without
       compression.
     - `sent_bytes`: the bytes that one replica sent.
-    - `residual_norm`: the L2 norm of v_i (or e_i) of all replicas together.
-    - `residual_age`: the number of steps that a value stays in v before it is
-      sent.
+    - `residual_norm`: the L2 norm of the residuals of all replicas i: v_i of
+      `DGCMomentum`, or e_i of `SparseLoCo`.
+    - `residual_age`: the mean number of steps that a value stays in the
+      residual before it is sent.
 
     The age is sum |v_i| / |sum of sent entries|, in L1 norms. In a steady
-    state, this quotient is the mean waiting time (Little's law). With several
-    local steps of `SparseLoCo`, the monitor measures a whole round.
+    state, this quotient is the mean waiting time (Little's law). If
+    `SparseLoCo` takes several local steps, a measurement covers a whole round.
 
-    A measurement copies the weights, and exchanges two numbers.
+    A measurement copies the compressed weights, and sums two numbers over all
+    replicas.
 
     Args:
-        every: int >= 1. One step in `every` is measured. Defaults to `50`.
+        every: int >= 1. Steps from one measurement to the next.
+            Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument has the wrong type; in `fit`, if the
-            optimizer is of another class.
-        ValueError: If `every` is out of range; in `fit`, with
-            `steps_per_execution` other than 1.
+        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        TypeError: If an argument has the wrong type; in `fit`, if the monitor
+            does not support the model's optimizer.
+        ValueError: If `every` is out of range; in `fit`, if
+            `steps_per_execution` is not 1.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -300,7 +306,7 @@ class CompressionMonitor(Monitor):
         return getattr(self.optimizer, "is_synchronized", True)
 
     def before_step(self) -> tuple[int, float, dict[int, tf.Tensor]]:
-        """Return the step, `_factor()`, and a copy of compressed weights."""
+        """Return the step, the factor, and a copy of the compressed weights."""
         return self._step(), self._factor(), self._weights()
 
     def after_step(
@@ -326,7 +332,7 @@ class CompressionMonitor(Monitor):
         return figures, {}
 
     def _factor(self) -> float:
-        """Return the ratio of a weight's change to the sent entry of v."""
+        """Return the factor that turns a sent entry into a weight's change."""
         if isinstance(self.optimizer, SparseLoCo):
             return self.optimizer.outer_learning_rate
         if self.optimizer.rate_in_momentum:
@@ -359,7 +365,7 @@ class CompressionMonitor(Monitor):
         return [*sums, tf.add_n(moved)]
 
     def _weights(self) -> dict[int, tf.Tensor]:
-        """Return the weights that are compressed."""
+        """Return the compressed weights, by index of the variable."""
         optimizer = self.optimizer
         variables = built_variables(optimizer)
         return {
@@ -387,16 +393,17 @@ class TrustRatioMonitor(Monitor):
     A measurement copies the weights.
 
     Args:
-        every: int >= 1. One step in `every` is measured. Defaults to `50`.
+        every: int >= 1. Steps from one measurement to the next.
+            Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if TensorBoard is needed and not installed.
-        TypeError: If an argument has the wrong type; in `fit`, if the
-            optimizer is of another class.
-        ValueError: If `every` is out of range; in `fit`, with
-            `steps_per_execution` other than 1.
+        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        TypeError: If an argument has the wrong type; in `fit`, if the monitor
+            does not support the model's optimizer.
+        ValueError: If `every` is out of range; in `fit`, if
+            `steps_per_execution` is not 1.
 
     Example:
         >>> import tf_optimizers as tfo

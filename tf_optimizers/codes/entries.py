@@ -72,7 +72,7 @@ class Entries(NamedTuple):
         size: Number of elements of the tensor.
         code: The encoding of values, a key of `CODES`. `values` are already
             rounded to this encoding. Defaults to `"float32"`.
-        ends: If several tensors were joined into this one, the position where
+        ends: If several tensors were joined into one, the position where
             each tensor ends. No two tensors share a chunk. Empty for a single
             tensor.
     """

@@ -2,7 +2,7 @@
 
 A chunk holds entries of one tensor. If several tensors are joined into one, the
 positions decide how many entries belong to each tensor. The layout then has the
-largest number of chunks that the tensors may need. Chunks at the end may stay
+largest number of chunks that the tensors can need, and the last chunks may be
 empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
@@ -20,8 +20,8 @@ CHUNK = 64
 def chunk_count(count: int, tensors: int = 1) -> int:
     """Return the most chunks that `count` entries of `tensors` tensors need.
 
-    The first entry of each tensor begins a chunk. Every 64 other entries may
-    need one more chunk.
+    The first entry of each tensor begins a chunk. Every 64 further entries may
+    need another chunk.
     """
     return min(count, tensors + max(count - tensors, 0) // CHUNK)
 

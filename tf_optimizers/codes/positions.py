@@ -11,9 +11,9 @@ a block has 8 addresses:
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
 If one element in 1000 is an entry, an entry takes 12 bits. If one element in 64
-is an entry, an entry takes 8 bits. If one in 4 or more are entries, one bit for
-each element is shorter. The choice depends only on the number of elements and
-the number of entries.
+is an entry, an entry takes 8 bits. If at least one element in 4 is an entry,
+one bit per element is shorter. The choice depends only on the number of
+elements and the number of entries.
 
 Bits are booleans, or are packed into bytes, the lowest bit first.
 """
@@ -37,7 +37,7 @@ _HIGHEST = np.uint64(56)
 
 
 def to_bytes(bits: tf.Tensor) -> tf.Tensor:
-    """Return booleans [rows, n] as uint8 [rows, n / 8, rounded up]."""
+    """Pack booleans [rows, n] into bytes, uint8 [rows, ceil(n / 8)]."""
     high = tf.bitwise.right_shift(_eights(bits) * _COLLECT_BITS, _HIGHEST)
     return tf.cast(high, tf.uint8)
 
@@ -136,7 +136,7 @@ def _weights(width: int) -> tf.Tensor:
 
 
 def position_bits(size: int, count: int) -> int:
-    """Return the number of bits that encode `count` positions in `size`."""
+    """Return the bits that encode `count` positions in `size` elements."""
     low = _low_bits(size, count)
     return size if low is None else _split_bits(size, count, low)
 
@@ -193,7 +193,7 @@ class _BitPerElement(NamedTuple):
         return [set_bits(addresses[0], self.size + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
-        # A 1 bit is put in front for each position of -1, so that all rows have
+        # Put a 1 bit in front for each position of -1, so that all rows have
         # the same number of 1 bits.
         count = count_set(bits)
         places = tf.range(self.entries, dtype=count.dtype)

@@ -13,8 +13,8 @@ depend on the learning rate or on the layer. The finer steps of float16 would
 not help: codes are a hundred times coarser than either dtype.
 
 If a value of a chunk is not finite, the chunk's scales are inf. The codes then
-distinguish NaN, inf and -inf. They are 0 for finite values, which stay in the
-residual.
+distinguish NaN, inf and -inf. The code of a finite value is 0, and the value
+stays in the residual.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ class Chunked:
     decode: Callable[[tf.Tensor, tf.Tensor, Layout], tf.Tensor]
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of `count` values of some tensors, with scales."""
+        """Return the bytes of `count` values, including their scales."""
         chunks = chunk_count(count, tensors)
         scales = self.scales * tf.bfloat16.size * chunks
         return scales + self._padded(count) * self.width // 8

@@ -18,7 +18,7 @@ from tf_optimizers.compression.traffic import traffic_summary
 
 
 class CompressedOptimizer(Optimizer):
-    """An optimizer whose replicas send the largest entries, and keep the rest.
+    """An optimizer that sends the largest entries of residuals.
 
     A subclass's `_update` calls `_send`. `_send` calls `_accumulate_residual`
     for every compressed variable, and `_dense_update` for every other variable.
@@ -77,7 +77,7 @@ class CompressedOptimizer(Optimizer):
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
-        """Add this worker's gradient to the residual of the variable."""
+        """Add this worker's gradient to the variable's residual."""
         raise NotImplementedError
 
     def _dense_update(
@@ -151,23 +151,24 @@ class CompressedOptimizer(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return the bytes that one replica sends in a step with an exchange.
 
-        Each byte counts once, when the replica contributes it. A ring of N
-        devices then forwards entries N - 1 times. For a dense tensor, the ring
-        computes the sum, and forwards the bytes 2 (N - 1) / N times.
-        For sparse gradients, `DGCMomentum` returns the bytes of its last step,
-        whatever `step` is. Before the first step, it returns the bytes of dense
-        gradients. `SparseLoCo` makes sparse gradients dense.
+        A byte counts once, at the replica that contributes it. A ring of N
+        devices then forwards entries N - 1 times. It forwards a dense tensor
+        2 (N - 1) / N times, because it sums the tensor on the way.
+        For sparse gradients, `DGCMomentum` counts the bytes of its last step,
+        whatever `step` is. Before the first step, these gradients count as
+        dense.
+        `SparseLoCo` makes sparse gradients dense.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.
 
         Returns:
             A dict of `"step"`; `"sparsity"`, the fraction of entries that are
-            not sent, 0 while exchange is dense; `"variables"`, the traffic of
-            each variable by path; and `"total"`, the traffic of all. Traffic is
-            a dict of `"dense_bytes"`, the size of the gradient; `"sent_bytes"`;
-            and `"ratio"`, dense_bytes / sent_bytes. If two variables have the
-            same path, the second is "path (2)".
+            not sent (0 while the exchange is dense); `"variables"`, the traffic
+            of each variable by path; and `"total"`, the traffic of all
+            variables. Traffic is a dict of `"dense_bytes"`, the size of the
+            gradient; `"sent_bytes"`; and `"ratio"`, dense_bytes / sent_bytes.
+            If two variables have the same path, the second is "path (2)".
 
         Raises:
             RuntimeError: If the optimizer is not built.

@@ -55,7 +55,7 @@ class CompressionHistory:
         self._is_begun = True
 
     def _nonzero(self, residuals: Mapping[int, Residual]) -> list[int]:
-        """Return the indices of residuals that are not 0 on some replica.
+        """Return the indices of residuals that are nonzero on any replica.
 
         Under TensorFlow's strategies, only the replicas of this process are
         checked. This is enough, because loading divides the sum of a residual
@@ -86,8 +86,8 @@ class CompressionHistory:
     ) -> list[Gradient]:
         """Make sparse gradients dense if their variable has been compressed.
 
-        The residual of such a variable differs between replicas. So updates of
-        single rows would also differ.
+        The residual of such a variable differs between replicas, so updates of
+        single rows would differ, too.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient

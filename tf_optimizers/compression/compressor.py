@@ -152,7 +152,7 @@ class Compressor:
         variables: Sequence[tf.Variable],
         sends_all: bool = False,
     ) -> list[Gradient]:
-        """Prepare for a step; return its gradients, some of them made dense.
+        """Prepare for a step; return its gradients, made dense where needed.
 
         If `sends_all`, the step exchanges all variables, not only `variables`.
 
@@ -200,15 +200,15 @@ class Compressor:
     ) -> None:
         """Call `function(sparsity, gradients)` with the sparsity of this step.
 
-        The function is traced once per stage of the schedule. It may exchange
-        values and change variables. Call `prepare` first.
+        Call `prepare` first.
 
         Args:
             updates: The optimizer's `iterations`.
-            gradients: Passed to the function.
-            function: The function.
-            is_due: bool scalar, equal on all replicas. If False, the function
-                is not called. Defaults to `None`, which always calls it.
+            gradients: Passed to `function`.
+            function: Traced once per stage of the schedule. It may exchange
+                values and change variables.
+            is_due: bool scalar, equal on all replicas. If False, `function` is
+                not called. Defaults to `None`, which always calls `function`.
         """
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages

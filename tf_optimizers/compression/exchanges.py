@@ -2,10 +2,10 @@
 
 Replicas gather entries, or sum them as a dense tensor. Each replica has S bytes
 of entries, or D bytes as a dense tensor. In a ring of N replicas, a gather
-costs each replica (N - 1) S bytes, because it passes on the entries of all
-others. A sum costs each replica 2 D (N - 1) / N bytes, even if most elements
-are 0. So entries are sent as a dense tensor if N S > 2 D. All replicas know the
-same N, S and D, so they make the same choice.
+costs each replica (N - 1) S bytes, because a replica passes on the entries of
+all others. A sum costs each replica 2 D (N - 1) / N bytes, even if most
+elements are 0. Entries are therefore sent as a dense tensor if N S > 2 D. All
+replicas know the same N, S and D, so they make the same choice.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class GatheredExchange(Exchange):
     @property
     def bytes_for_one(self) -> float:
         """The bytes that a replica receives from each other replica."""
-        # A dense tensor counts for half: its sum needs no sorting.
+        # A dense tensor counts half, because its sum needs no sorting.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
@@ -95,11 +95,11 @@ class GatheredExchange(Exchange):
         return Entries(values, positions, size)
 
 
-# A sharded exchange must divide the bytes by at least this factor.
+# Shards are used only if they divide the bytes by at least this factor.
 _LEAST_SAVING = 2
-# The cost of a message to one replica, in bytes. A message was measured to take
-# 2.5 ms, in which a network of 100 Mbit/s carries 32 KiB. `ROUND_BYTES` in
-# message.py is the cost of a whole round, four times as much.
+# The cost of a message to one replica, in bytes. A message takes 2.5 ms
+# (measured), as long as 32 KiB at 100 Mbit/s. `ROUND_BYTES` in message.py, the
+# cost of a whole round, is four times as high.
 _MESSAGE_BYTES = 1 << 15
 
 
@@ -116,16 +116,16 @@ def choose_exchange(
     K / N entries to each, and then K / N sums, so the cost does not grow. But
     shards take two messages instead of one, and small sums stay in the
     residual. So shards must halve the bytes. With M = 32,768 bytes for a
-    message, shards are chosen if
+    message, shards are chosen if, in bytes for one other replica,
 
-        (all entries) + M > 2 (entries for one replica + its sums + 2 M)
+        (all entries) + M > 2 (entries for one shard + its sums + 2 M)
 
     Args:
         wire: How entries are sent.
         sizes: Number of elements of each variable.
         counts: Number of selected entries of each variable.
         kind: "gathered" or "sharded" forces that kind. Only our strategy
-            supports shards. Defaults to `None`, the cheaper one.
+            supports shards. Defaults to `None`, the cheaper exchange.
     """
     gathered = GatheredExchange(wire, sizes, counts)
     if kind == "gathered" or not wire.is_packed or not sizes:

@@ -1,4 +1,4 @@
-"""Keeps the residual of a variable, which a replica sends later."""
+"""Keeps the residual of a variable: the entries to send later."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ class Residual:
     If the replicas of a worker share v, each holds an equal fraction.
 
     Args:
-        variable: The variable v. Until `allocate`, it has no memory and reads
+        variable: The variable v. Until `allocate`, v takes no memory and reads
             as zeros.
         wire: How entries of v are sent.
         masked: A variable, such as u, that is set to 0 wherever entries of v
@@ -51,7 +51,7 @@ class Residual:
                 own.allocate()
 
     def is_nonzero(self) -> bool:
-        """Return whether v is not 0 on some replica of this process."""
+        """Return whether v is nonzero on any replica of this process."""
         return any(
             not (isinstance(part, LazyZeros) and not part.has_value())
             and bool(tf.reduce_any(part.read_value() != 0))
@@ -93,7 +93,7 @@ class Residual:
     ) -> None:
         """Subtract sent values from v, and set the masked variable to 0 there.
 
-        Finite rounding errors stay in v; others become 0.
+        Rounding errors stay in v, but NaN and inf become 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # Change v after all reads of v, so that TensorFlow needs no copy.
@@ -183,8 +183,8 @@ def _subtract(
     changes = tf.reshape(rate * tf.cast(values, rate.dtype), [replicas, -1])
     positions = tf.reshape(positions, [replicas, -1, 1])
     subtract_at = tf.tensor_scatter_nd_sub
-    # One replica's entries at a time: a GPU would add several changes at the
-    # same position in any order, which may differ between replicas.
+    # Subtract one replica's entries at a time. A GPU would add several changes
+    # at the same position in any order, and replicas could differ.
     _, flat = tf.while_loop(
         lambda i, _: i < replicas,
         lambda i, flat: (i + 1, subtract_at(flat, positions[i], changes[i])),

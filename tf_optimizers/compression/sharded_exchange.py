@@ -1,4 +1,4 @@
-"""Sums entries by shards, and sends only the largest sums to all replicas.
+"""Sums entries by shard, and sends only the largest sums to all replicas.
 
     replica 0                            replica 1
     entries of shard 0 | of shard 1      of shard 0 | of shard 1
@@ -8,9 +8,10 @@
     the largest sums of each tensor      the largest sums of each tensor
         └──────────────────── all-gather ────────────────┘
 
-The bytes do not grow with the number of replicas. A replica sends each shard
-the largest of the shard's entries, up to its capacity. An entry is removed from
-v and u if it fitted and its sum came back. All other entries stay in v and u.
+The bytes do not grow with the number of replicas. To each shard, a replica
+sends its largest entries there, up to the shard's capacity. An entry is removed
+from v and u if it fitted into its shard and its sum came back. All other
+entries stay in v and u.
 """
 
 import itertools
@@ -68,7 +69,8 @@ class ShardedExchange(Exchange):
         """Return the bytes that a replica sends of each variable."""
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
-        # A row holds entries of all variables: divide its bytes in proportion.
+        # A row holds entries of all variables. Each variable gets bytes in
+        # proportion to its entries.
         ends = [
             total * end // sum(self.counts)
             for end in itertools.accumulate(self.counts, initial=0)
@@ -106,7 +108,7 @@ class ShardedExchange(Exchange):
             [tf.reshape(part.values, [replicas, -1]) for part in sums], 1
         )
         every = shards.every_address(sums)
-        # A sum of 0 only fills a slot: no replica has sent an entry for it.
+        # A value of 0 marks an empty slot.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))
@@ -124,10 +126,11 @@ class ShardedExchange(Exchange):
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor
     ) -> tuple[Entries, tf.Tensor]:
-        """Return this replica's entries, and the selected values as received.
+        """Return this replica's entries, and the values that receivers read.
 
-        The devices of a worker share a residual, so each device rounds the
-        entries of all devices. The value of an entry that does not fit is 0.
+        The values are those of all selected entries of the worker, 0 where an
+        entry does not fit: the devices of a worker share a residual, so each
+        device rounds the entries of all devices.
         """
         order = rising(addresses)
         inner = tf.gather(addresses, order)

@@ -33,7 +33,7 @@ class Shards(NamedTuple):
     Args:
         sizes: Number of elements of each tensor.
         sums: Number of sums that each shard returns for each tensor.
-        replicas: Number of replicas, N. Each sums one shard.
+        replicas: Number of replicas, N. Each replica sums one shard.
     """
 
     sizes: tuple[int, ...]
@@ -61,7 +61,7 @@ class Shards(NamedTuple):
         """Return the addresses of entries, int64 [all].
 
         Args:
-            positions: int [entries] of each tensor, flattened.
+            positions: int [entries] for each flattened tensor.
         """
         flat = tf.concat([tf.cast(p, tf.int64) for p in positions], 0)
         sizes = [part.shape[0] for part in positions]
@@ -70,7 +70,7 @@ class Shards(NamedTuple):
         return shard * self.span + group
 
     def positions(self, addresses: tf.Tensor) -> list[tf.Tensor]:
-        """Return the positions of sums, int64 [N * sums] of each tensor.
+        """Return the positions of sums, int64 [N * sums] for each tensor.
 
         Args:
             addresses: int64 [N, all sums], shard by shard, tensor by tensor.
@@ -129,7 +129,7 @@ class Shards(NamedTuple):
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:
-    """Return a pseudorandom number below 2^16."""
+    """Return the rotation of a group, a pseudorandom number below 2^16."""
     return group * _FACTOR // (1 << 16) % (1 << 16)
 
 

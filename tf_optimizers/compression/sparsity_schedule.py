@@ -12,16 +12,16 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 # The warm-up of arXiv:1712.01887.
 PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # The settings of `for_steps`, found by benchmarks/accuracy.py. The stage 0.75
-# would send most of a run's bytes. Without it, other stages can be longer.
+# would send most of a run's bytes. Without 0.75, other stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
 # `SparseLoCo` decays residuals in runs that do not reach this stage. Found by
 # benchmarks/loco_accuracy.py in runs of 96 to 256 steps. Longer runs need the
 # updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
 # The settings of `SparseLoCo` with local steps, found by
-# benchmarks/local_schedule.py: the steps in which a replica sends every entry
-# once, how many times it does so in a shorter run, and the largest share of the
-# entries that a round sends.
+# benchmarks/local_schedule.py. A replica sends every entry once in
+# `STEPS_PER_ENTRY` steps, but at least `SENT_AT_LEAST` times in a run. A round
+# sends at most `LARGEST_SHARE` of the entries.
 STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, 0.5
 OUTER_LEARNING_RATE = 1.4
 
@@ -38,12 +38,12 @@ class SparsitySchedule:
         s = d + e - 1         0: all residuals are sent
         s >= d + e            dense
 
-    In the cool-down, the stages before the last one come in reverse order, each
-    with the same length. Then one more step sends all residuals. If `sparsity`
-    has a single stage, that stage lasts until this step. Without d, there is no
-    cool-down.
+    The cool-down runs all stages but the last in reverse order, each for the
+    same number of steps. Then one more step sends all residuals. If `sparsity`
+    has a single stage, that stage lasts until all residuals are sent. Without
+    d, there is no cool-down.
     If replicas exchange only every `sync_every` steps, sparsity 0 lasts for
-    `sync_every` steps, so that these contain one exchange.
+    `sync_every` steps, which contain one exchange.
 
     Args:
         sparsity: Sequence of floats in [0, 1), not decreasing.
@@ -95,7 +95,7 @@ class SparsitySchedule:
         return tf.gather(self._order, tf.math.count_nonzero(begun) - 1)
 
     def is_over(self, step: int) -> bool:
-        """Return whether there is a cool-down that ends before `step`."""
+        """Return whether a cool-down has ended before `step`."""
         has_end = self.rampdown_begin_step is not None
         return has_end and step >= self._starts[-1]
 
@@ -156,8 +156,8 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    Even at the highest sparsity, a replica sends every entry twice in `steps`
-    steps, on average. Rarer updates would be stale.
+    A sparsity is left out if a replica would send every entry less than twice
+    in the run, on average: rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(

@@ -1,4 +1,4 @@
-"""Finds the entries of largest magnitude, exactly, without sorting them all.
+"""Finds the entries of largest magnitude, exactly, without sorting all.
 
     values ── sample ── threshold that more than k entries should reach
        │                   │
@@ -6,7 +6,7 @@
                                   └── candidates, a little more than k
                                          └── cut to exactly k
 
-The sample only affects the number of candidates, and so the time; the result is
+The sample affects only the number of candidates, and so the time. The result is
 exact. A small k needs no sample, since the k largest maxima show which blocks
 to search. A large k needs no blocks. On a GPU, sorting is fast and waiting for
 the number of candidates is slow, so no sample is used.
@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# The expected number of the k largest entries in the sample. The standard
+# How many of the k largest entries the sample should hold. The standard
 # deviation is about the square root of this number. The threshold is four
-# deviations lower, so it rarely leaves fewer than k candidates. If it does, a
+# deviations lower, so there are rarely fewer than k candidates. In that case, a
 # second search among all entries gives the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
@@ -46,7 +46,7 @@ def top_k(
     """Return the positions of the k largest magnitudes, in increasing order.
 
     Zeros are never selected: if there are too few other entries, the first
-    positions are -1. Among equal magnitudes, the first ones are selected.
+    positions are -1. Among equal magnitudes, the first are selected.
 
     Args:
         values: float32 [size].

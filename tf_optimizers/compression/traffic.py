@@ -98,7 +98,7 @@ class SentRows:
         return sorted(self._expected.union(self._bytes))
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Treat the gradients of variables as sparse until a step is traced."""
+        """Treat these variables' gradients as sparse until a step is traced."""
         self._expected.update(indices)
         self._is_known = True
 

@@ -60,7 +60,7 @@ class Wire(NamedTuple):
         return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return the unit of sent values, or None if they have none.
+        """Return the unit of sent values, or None if the values have no unit.
 
         The values are proportional to `rate`. The unit is the largest power of
         two up to the rate, or 1 if there is none. Division by the unit is
@@ -78,8 +78,8 @@ class Wire(NamedTuple):
     def portions(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
         """Return the portion of each device, [devices, n].
 
-        The first portion is padded in front with `fill`, so that all have the
-        same length.
+        The first portion is padded in front with `fill`, so that all portions
+        have the same length.
         """
         count = self._portion(selected.shape[0])
         if self.devices == 1:  # A reshape costs nothing.
@@ -126,7 +126,7 @@ class Selection(NamedTuple):
     Args:
         values: float32 [k], divided by the unit; sums over the worker's
             devices.
-        positions: int [k], in the flattened variable; the first ones may be -1.
+        positions: int [k], in the flattened variable. The first may be -1.
         shape: Shape of the variable.
     """
 

@@ -31,10 +31,9 @@ from tf_optimizers.layerwise.layerwise_step import (
     step_each,
 )
 
-# A launch has at most this many variables. If it has more than one variable, it
-# also has at most this many elements.
-# Larger launches would save little time, and need all their gradients in memory
-# at the same time.
+# The most variables in a launch, and the most elements in a launch of several
+# variables. Larger launches would save little time, and would need all their
+# gradients in memory at the same time.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -78,7 +77,7 @@ class LayerwiseOptimizer(Optimizer):
         self.upper_bound = upper_bound
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable, of its shape and state dtype."""
+        """Create m and v for each variable, in its shape and state dtype."""
         if self.built:
             return
         super().build(variables)
@@ -90,7 +89,7 @@ class LayerwiseOptimizer(Optimizer):
         return {LAYER_ADAPTATION: self.exclude_from_layer_adaptation}
 
     def _is_adapted(self, index: int) -> bool:
-        """Return whether the step of the variable has a trust ratio."""
+        """Return whether the variable at a position has a trust ratio."""
         if self.exclude_from_layer_adaptation is None:
             return self._is_decayed(index)
         return not self._excluded.has(LAYER_ADAPTATION, index)

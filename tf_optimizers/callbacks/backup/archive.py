@@ -1,4 +1,4 @@
-"""Writes and reads backups, with all workers together.
+"""Writes and reads backups, on all workers together.
 
 equal on all replicas ── written by worker 0 ──┐
 a replica's own ──────── written by its worker ┴─ all done? ── worker 0 commits
@@ -47,13 +47,13 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
-        self._whole: list[int] = []  # Generations, newest first.
-        self._known: set[int] | None = None  # Generations known to the run.
+        self._whole: list[int] = []  # Complete generations, newest first.
+        self._known: set[int] | None = None  # Generations seen so far.
         self._group = group
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise if a worker does not see the folder or cannot write to it."""
+        """Raise if a worker cannot write, or does not see others' files."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -177,8 +177,8 @@ class Archive:
     def delete(self) -> bool:
         """Delete all backups if all variables are finite.
 
-        Returns whether the backups were deleted. Worker 0 deletes them after
-        all workers have called this method, so no worker needs them any more.
+        Returns whether the backups were deleted. Worker 0 deletes the backups
+        once all workers have called this method, and no longer need a backup.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)
@@ -197,7 +197,7 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete all backups; only warn if this fails, as the run is over."""
+        """Delete all backups; if this fails, only warn: the run is over."""
         try:
             self._folder.keep([])
         except OSError as error:
@@ -222,7 +222,7 @@ class Archive:
         arrays: dict[str, np.ndarray] = {}
         for name, copies in values.items():
             if name not in identical:
-                # All replicas of a process share a plain variable.
+                # A plain variable has one copy for all replicas of a process.
                 if len(copies) == 1:
                     copies = copies * self._local_replicas
                 arrays |= {f"{name}.{i}": copy for i, copy in enumerate(copies)}
@@ -238,13 +238,13 @@ class Archive:
             self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
-        """Check a backup, and this worker's share of its parts."""
+        """Check a description, and this worker's share of the parts."""
         parts = self._folder.content(generation)["parts"]
         for part in range(self._group.worker, len(parts), self._group.workers):
             self._folder.check_part(generation, part, parts[part])
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
-        """Return the results of `action` on all workers, or raise on all."""
+        """Run `action` on all workers; return all results, or raise on all."""
         results, errors = self._attempt(action)
         if errors:
             raise RuntimeError(
@@ -257,7 +257,7 @@ class Archive:
     def _attempt(
         self, action: Callable[[], Any]
     ) -> tuple[list[Any], list[str]]:
-        """Return the results of `action` on all workers, and the errors."""
+        """Run `action` on all workers; return all results and all errors."""
         result, error = None, None
         try:
             result = action()

@@ -1,7 +1,7 @@
 """Checks the arguments of `BackupAndRestore`, and the state of a run.
 
-All workers must call the same functions in the same order. They get the same
-results.
+Functions that take a `group` exchange messages: all workers must call them in
+the same order, and get the same results.
 """
 
 import os
@@ -15,7 +15,7 @@ from tf_optimizers.replicas import ReplicaGroup, digests
 
 
 def check_folder(path: Any) -> str:
-    """Return the path of a folder as text."""
+    """Check `backup_dir`; return the path as text."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
             f"`backup_dir` must be a path. Received: backup_dir={path!r}."
@@ -31,7 +31,7 @@ def check_folder(path: Any) -> str:
 
 
 def check_frequency(value: Any) -> str | int:
-    """Return a number of batches, or "epoch"."""
+    """Check `save_freq`; return "epoch" or a number of batches."""
     if value == "epoch":
         return value
     try:
@@ -44,7 +44,7 @@ def check_frequency(value: Any) -> str | int:
 
 
 def check_name(value: Any) -> str | None:
-    """Return the name of a run, or None."""
+    """Check and return the name of a run, or None."""
     message = (
         f"`name` must be a non-empty string or None. Received: name={value!r}."
     )
@@ -56,7 +56,7 @@ def check_name(value: Any) -> str | None:
 
 
 def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
-    """Return the statements of all workers, which must be JSON values."""
+    """Return the `statement`, a JSON value, of each worker."""
     hint = "Pass `BackupAndRestore` to `fit` on every worker."
     return group.agree("a backup", statement, hint)
 
@@ -95,7 +95,7 @@ def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
 
 
 def check_weights(state: State, identical: set[str]) -> None:
-    """Raise if replicas that must share their weights have different ones."""
+    """Raise if weights differ between replicas outside of local steps."""
     if not state.has_common_weights:
         return
     for i, variable in enumerate(state.sections["lasting"]):
@@ -111,12 +111,12 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings if `fit` has nothing to do, or may see other batches.
+    """Yield warnings if no epoch is left, or if the length of epochs changed.
 
     Args:
         content: The content of the backup.
         epochs: The `epochs` of `fit`.
-        steps: The number of batches in an epoch, or None if it is unknown.
+        steps: The number of batches in an epoch, or None if unknown.
     """
     if content["epoch"] >= epochs:
         yield (

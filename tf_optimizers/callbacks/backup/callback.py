@@ -1,4 +1,4 @@
-"""Lets a run resume after it was killed."""
+"""Backs up a run, and resumes it after an interruption."""
 
 import contextlib
 import math
@@ -38,8 +38,8 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
-# By folder, the number of calls of `fit` in this process that have ended and
-# deleted their backups. A restarted script counts in the same way.
+# For each folder, how many `fit` calls of this process have ended and deleted
+# their backups. A restarted script reaches the same counts.
 _ENDED: Counter[str] = Counter()
 
 
@@ -52,39 +52,41 @@ class BackupAndRestore(keras.callbacks.Callback):
         model.fit(..., epochs=10, callbacks=[
             tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
 
-    At most the steps since the last backup are lost. If the number of workers
-    and the number of replicas on each are the same as before, every replica
-    gets its own state back. The run then continues bit for bit as if it had not
-    been interrupted. In the middle of an epoch, `fit` draws and drops the
-    batches that were already seen.
+    You lose at most the steps since the last backup. If the number of workers
+    and the number of replicas on each worker are the same as before, every
+    replica gets its own state back. The run then continues bit for bit as if it
+    had not been interrupted. To resume in the middle of an epoch, `fit` draws
+    the batches that were already seen, and drops them.
 
     With another number of workers or replicas, sums over replicas
     (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
-    evenly, and their totals are kept to float32 accuracy. Other numbers that
+    evenly, and keep their totals to float32 accuracy. Other numbers that
     differ between replicas are averaged: the state inside `SparseLoCo`, the
     weights in the middle of its local steps, the statistics of
     `BatchNormalization`.
 
-    Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers take part. The
-    folder must be on a file system that all workers share. The first worker
-    writes the values that all replicas share, and each worker writes its
-    replicas' own values. A complete backup replaces the previous one. Checksums
-    are verified before a backup is restored. Backups hold no code.
+    Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
+    restore together. The folder must be on a file system that all workers
+    share. The first worker writes the values that all replicas share, and each
+    worker writes its replicas' own values. Only a complete backup replaces the
+    previous backup. Checksums are verified before a backup is restored. Backups
+    hold no code.
 
     If any worker gets SIGTERM, for example before its machine is preempted, all
     workers stop after the same step, write a backup, and exit with code 143.
     Start the script again to resume; `--max-restarts` of the launcher does this
     for you.
 
-    A resumed epoch sees the same batches as an uninterrupted one if an epoch's
-    data do not depend on earlier epochs: use `shuffle=False`, or a
+    A resumed epoch sees the same batches as an uninterrupted epoch if the data
+    of an epoch do not depend on earlier epochs: use `shuffle=False`, or a
     `tf.data.Dataset.shuffle` that has a `seed` and
     `reshuffle_each_iteration=False`. With `steps_per_epoch` and a dataset
     that spans several epochs, the data start from the beginning, as they do
     with Keras's own `initial_epoch`.
 
-    The learning rate is part of the state. If the script has changed the
-    learning rate since the run began, the new rate is used, with a warning.
+    The learning rate is part of the state. If you have changed the learning
+    rate in the script since the run began, the new rate applies, with a
+    warning.
 
     Callbacks run in the order of their list. Put callbacks that change the
     model at the end of an epoch, such as `ReduceLROnPlateau`, before
@@ -95,33 +97,32 @@ class BackupAndRestore(keras.callbacks.Callback):
     continue where they stopped. Random numbers of `tf.random`, NumPy and Python
     do not. The attributes of other callbacks are not backed up.
 
-    A script may call `fit` several times with one folder. When the script is
-    started again, it repeats the fits that had ended, and resumes the
-    interrupted fit.
+    A script may call `fit` several times with one folder. A restarted script
+    first repeats the fits that had ended, and then resumes the interrupted fit.
 
-    Differs from `keras.callbacks.BackupAndRestore`: it works on several
-    workers; it restores each replica's own state, random seeds and metrics,
-    even in the middle of an epoch; it verifies checksums; it raises an error
-    for NaN and inf instead of backing them up; it deletes only its own files in
+    Differs from `keras.callbacks.BackupAndRestore`: this callback works on
+    several workers, and restores each replica's own state, random seeds and
+    metrics, even in the middle of an epoch. It verifies checksums, raises an
+    error instead of backing up NaN or inf, and deletes only its own files in
     the folder.
 
     Args:
-        backup_dir: str or path. A folder on a local or mounted file system that
-            no other script uses; created if it does not exist.
-        save_freq: "epoch", to back up at the end of every epoch, or int >= 1,
-            to back up each time that `save_freq` more batches have been seen.
-            Defaults to `"epoch"`.
+        backup_dir: str or path. A folder that no other script uses, on a local
+            or mounted file system. Created if it does not exist.
+        save_freq: "epoch" or int >= 1. "epoch" backs up at the end of every
+            epoch. An integer is the number of batches from one backup to the
+            next. Defaults to `"epoch"`.
         double_checkpoint: bool. Whether to keep the previous backup, too. If
-            the newest backup is damaged, the previous one is restored, with a
-            warning. Defaults to `False`.
+            the newest backup is damaged, `fit` restores the previous backup,
+            with a warning. Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
-            ended with finite variables. Backups of a `fit` with more epochs are
-            kept. Defaults to `True`.
+            ended with finite variables. Backups of a run with more epochs than
+            this `fit` are kept. Defaults to `True`.
         name: str or None. The name of the run. Runs that share a folder leave
             each other's backups alone. Defaults to `None`: the first `fit` of a
-            process with this folder is "fit 1". When it has ended and deleted
-            its backups, the next one is "fit 2", and so on. While backups are
-            kept, the next `fit` continues from them.
+            process with this folder is "fit 1". Once this `fit` has ended and
+            deleted its backups, the next `fit` is "fit 2", and so on. If the
+            backups are kept, the next `fit` continues from them.
         on_preemption: bool. Whether SIGTERM to any worker makes all workers
             back up at a common step, and exit with code 143. If the script has
             its own handler for SIGTERM, that handler is called instead. Must be
@@ -250,7 +251,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Delete the backups, unless they are kept or still needed."""
+        """Delete the backups, unless the user or a longer run needs them."""
         self._forget_start()
         preemption, self._preemption = self._preemption, None
         if preemption is not None and preemption.finish():
@@ -267,8 +268,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # Fewer batches may remain at a proper end: in an epoch of unknown
-            # length, the backup has counted the last execution as a full one.
+            # A proper end may leave fewer batches than an execution has: in an
+            # epoch of unknown length, the backup counted the last execution as
+            # a full execution.
             if skip.remaining >= self.model.steps_per_execution:
                 # The backup is still the newest state.
                 if not self.model.stop_training:
@@ -322,15 +324,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # If the backup is from after the last epoch, `fit` makes no step. The
-        # backup is of a longer run, and is kept.
+        # A backup from later than this `fit` ends belongs to a longer run: this
+        # `fit` makes no step, and keeps the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
     def _restore_in_epoch(self, content: dict[str, Any]) -> None:
-        """Restore the state once more when the resumed epoch has begun.
+        """Restore the state again once the resumed epoch has begun.
 
-        Callbacks may have changed the state since `fit` began, such as the
+        Since `fit` began, callbacks may have changed the state, for example the
         learning rate.
         """
         self._archive.restore(content, "lasting")

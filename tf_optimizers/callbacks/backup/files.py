@@ -1,4 +1,4 @@
-"""Writes backups whole or not at all, and verifies them when they are read.
+"""Writes backups atomically, and verifies them when it reads them.
 
 A folder holds generations of backups, numbered from 1:
 
@@ -6,10 +6,10 @@ A folder holds generations of backups, numbered from 1:
     00000007.worker-0.npz  arrays, by name
     00000007.worker-1.npz
 
-Every file gets its name when it is complete. The .json is written last. Without
-the .json, a generation does not exist. The .json also holds the name of the
-run. Several runs may share a folder: each run changes only its own files. No
-file holds code.
+A file gets its name once it is complete. The .json is written last: without a
+.json, a generation does not exist. The .json also holds the name of the run.
+Several runs may share a folder: each run changes only its own files. No file
+holds code.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from tf_optimizers.replicas import as_bytes
 # Errors of `fsync` that mean lost data. Other errors mean that the file system,
 # such as a network file system, does not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# If an array's rows of zeros were left out, its name with this suffix is the
-# name of [first, end], the range of the rows that were kept.
+# If rows of zeros were left out of an array, a second array holds [first, end],
+# the range of the kept rows. The second array's name has this suffix.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -60,7 +60,7 @@ class Folder:
         return sorted({self._name_of(n) for n in self._all()} - {self.name})
 
     def next_generation(self) -> int:
-        """Return a number above those of all backups."""
+        """Return a number that is higher than that of any backup."""
         return max(self._all(), default=0) + 1
 
     def write_part(
@@ -77,7 +77,7 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Complete a generation; `content["parts"]` has its parts' digests."""
+        """Complete a generation; `content["parts"]` has the parts' digests."""
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
@@ -86,7 +86,7 @@ class Folder:
         )
 
     def content(self, generation: int) -> dict[str, Any]:
-        """Return the content that `commit` wrote, after checking it."""
+        """Check and return the content that `commit` wrote."""
         path = self.path / f"{generation:08}.json"
         try:
             document = json.loads(path.read_bytes())
@@ -121,7 +121,7 @@ class Folder:
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
-        """Delete all other generations of the run, and incomplete files."""
+        """Delete the run's other generations, and incomplete files."""
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all
         # parts.
@@ -234,7 +234,7 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
-    """Return an array of an open part, and add the zeros that it omits."""
+    """Return an array of an open part, with the omitted rows of zeros."""
     kept = part[name].view(dtype)
     if f"{name}{_ROWS_SUFFIX}" not in part:
         return kept.reshape(shape)

@@ -6,12 +6,12 @@
 All workers count the points where a run can stop: after a step, an epoch, or a
 batch of validation. Once a second, a thread of each worker checks whether any
 worker got SIGTERM. If so, each thread publishes the next point that its worker
-will reach, and all workers stop at the latest of these points. Until this point
-is known, a worker that reaches any point waits there. Steps themselves send no
-messages.
+will reach, and all workers stop at the latest of these points. Until the latest
+point is known, each worker waits at the next point that it reaches. Steps send
+no messages.
 
 TensorFlow's `PreemptionCheckpointHandler` works in a similar way, but cannot be
-used here. It must call each step itself, instead of `fit`. It also saves a
+used here. The handler must call each step itself, instead of `fit`, and saves a
 `tf.train.Checkpoint`, which lacks each replica's own state.
 """
 
@@ -48,8 +48,8 @@ class Preemption:
     If the script has its own handler of SIGTERM, that handler is kept.
 
     Args:
-        group: The replicas. All workers must create their `Preemption` at the
-            same time.
+        group: The replicas. All workers must create their `Preemption` objects
+            in the same order.
 
     Attributes:
         is_asked: Whether this worker got SIGTERM.
@@ -193,7 +193,7 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """Publish this worker's next point, and find the last point."""
+        """Publish this worker's next point; find where all workers stop."""
         with self._lock:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)
@@ -213,7 +213,7 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code that called the function `name` on the stack."""
+    """Return the code object of the caller of `name` on the stack."""
     frame: Any = inspect.currentframe()
     while frame.f_code.co_name != name:
         frame = frame.f_back
@@ -236,7 +236,7 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-# Otherwise, SIGTERM to a new child would be written to this process's pipe, and
-# would end the run.
+# Without this, SIGTERM to a forked child would be written to this process's
+# pipe, and would end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

@@ -1,4 +1,4 @@
-"""Reads backups, sets rates, and skips batches that were seen before."""
+"""Reads backups, sets learning rates, and skips batches already seen."""
 
 import functools
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class Rates:
     the new rate is used.
 
     Args:
-        state: The state of the model, before it is restored.
+        state: The state of the model, not yet restored.
 
     Attributes:
         given: The rates that the script sets, in the order of `state.slots`.
@@ -73,7 +73,7 @@ class Rates:
         self._state = state
         self._variables = [
             variable
-            for variable in state.slots  # A weight may have that name, too.
+            for variable in state.slots  # Weights may have this name.
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]
@@ -147,7 +147,7 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw the batches of one execution, or the remaining ones if fewer."""
+        """Draw the batches of one execution, or all that remain if fewer."""
         for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1
@@ -167,7 +167,7 @@ class Skip:
 
 
 def check_executions(steps: int, seen: int) -> None:
-    """Raise if a backup was made in the middle of an execution of `steps`."""
+    """Raise if a backup was made within an execution of `steps` batches."""
     if seen % steps:
         raise ValueError(
             "`steps_per_execution` must divide the number of batches between "

@@ -21,7 +21,8 @@ from tf_optimizers.wrapped import (
     with_updated,
 )
 
-# A process's values of each variable, by the variable's name.
+# The values of this process's copies of each variable. The keys are names such
+# as "lasting.0": the section, and the index in the section.
 Values: TypeAlias = dict[str, list[np.ndarray]]
 
 
@@ -34,7 +35,7 @@ class State:
 
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
-        """The variables by section: lasting ones, and metrics of an epoch."""
+        """The variables by section: "lasting", or "metrics" of an epoch."""
         return {
             "lasting": [
                 *with_updated(self._model, self._model.variables),
@@ -56,18 +57,18 @@ class State:
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
 
-        There is one copy per replica, or one for all replicas if the host keeps
-        the variable.
+        There is one copy per replica, or one copy for all replicas if the host
+        keeps the variable.
         """
         return local_copies(self._model.distribute_strategy, variable)
 
     def settle(self) -> None:
-        """Wait for exchanges that change variables between steps."""
+        """Wait for background exchanges, which change variables."""
         for optimizer in local_steppers(self._model):
             optimizer._finish_travel()
 
     def values(self) -> Values:
-        """Return the values that this process has, by variable name."""
+        """Return the values of this process's copies of all variables."""
         self.settle()
         return {
             f"{section}.{i}": self._values_of(variable)
@@ -84,7 +85,7 @@ class State:
         ]
 
     def accept_infinite(self) -> None:
-        """Accept inf in variables that hold it now, such as a mask."""
+        """Accept inf in non-trainable variables with inf, such as a mask."""
         self._may_be_infinite = {
             i
             for i, variable in enumerate(self.sections["lasting"])
@@ -95,8 +96,8 @@ class State:
     def first_not_finite(self, values: Values) -> int | None:
         """Return the index of the first lasting variable with NaN or inf.
 
-        Inf is accepted where `accept_infinite` has seen it. Metrics may have
-        any value.
+        Inf is accepted in variables where `accept_infinite` found inf. Metrics
+        may have any value.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
@@ -119,7 +120,7 @@ class State:
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether each row may be on one replica, and 0 elsewhere."""
+        """Return whether each row may have one owner, and 0 elsewhere."""
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -137,10 +138,10 @@ class State:
 
     @property
     def sparse_gradients(self) -> list[list[int] | None]:
-        """The indices of variables with sparse gradients, by `SparseLoCo`.
+        """The indices of variables with sparse gradients, per optimizer.
 
-        Only optimizers with several local steps are listed. The entry of an
-        optimizer is None if no step has been traced.
+        Only a `SparseLoCo` with several local steps has an entry. The entry is
+        None if no step has been traced.
         """
         return [
             optimizer._compressor.rows.indices
@@ -200,9 +201,9 @@ def redistribute(
 ) -> list[np.ndarray]:
     """Return the values of some replicas, converted if the layout differs.
 
-    Sums over replicas keep their total, and other floating-point values their
-    mean. For integers, all replicas get the first replica's value. The same
-    number of replicas on fewer workers is another layout, too, because the
+    Sums over replicas keep their total, and other floating-point values keep
+    their mean. For integers, all replicas get the first replica's value. The
+    same number of replicas on fewer workers counts as another layout, because
     values on one worker may have to be equal.
 
     Args:
@@ -212,8 +213,8 @@ def redistribute(
         old: The number of workers, and of replicas on each, in the backup.
         new: The number of workers, and of replicas on each, now.
         own: The replicas whose values to return.
-        is_owned: Whether each row is on one replica, and 0 on the others. If
-            `is_identical`, this has no effect.
+        is_owned: Whether each row is on one replica, and 0 on the others. Has
+            no effect if `is_identical`.
     """
     if old == new:
         return [read(replica) for replica in own]
