@@ -412,7 +412,7 @@ def _add_mean_to_u(
     total: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add the mean gradient to u; return the sum of all changes of v."""
+    """Add the mean gradient to u; return the sum of all replicas' changes."""
     replicas = hyperparameters.replicas
     mean = total / replicas
     return replicas * _add_to_u(hyperparameters, u, weight, mean, rate)

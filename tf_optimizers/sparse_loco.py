@@ -487,7 +487,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _accumulate_residual(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
-        """Add a worker's pseudo-gradient of a weight to its residual."""
+        """Add a worker's pseudo-gradient to the residual of the weight."""
         del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)

@@ -111,7 +111,7 @@ class Averages:
             self._assign(moved)
 
     def _average(self, is_later: Any) -> None:
-        """Update the averages; if not `is_later`, copy the weights instead."""
+        """Update the averages; if not `is_later`, set them to the weights."""
 
         def update(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)
@@ -127,7 +127,7 @@ class Averages:
         self._placement.update_each(variables, update)
 
     def _assign(self, variables: Sequence[Any]) -> None:
-        """Overwrite variables, and their master weights."""
+        """Overwrite variables and their master weights with the averages."""
 
         def assign(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)

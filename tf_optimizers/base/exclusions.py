@@ -151,7 +151,7 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions that match; for a loaded model, as saved."""
+        """Return the positions that `patterns` match, or matched when saved."""
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)

@@ -189,7 +189,8 @@ class OffloadMonitor(Monitor):
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        ImportError: In `fit`, if `log_dir` is set, but TensorBoard is not
+            installed.
         TypeError: If an argument has the wrong type; in `fit`, if the monitor
             does not support the model's optimizer.
         ValueError: If `every` is out of range; in `fit`, if
@@ -236,7 +237,8 @@ class ShardingMonitor(Monitor):
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        ImportError: In `fit`, if `log_dir` is set, but TensorBoard is not
+            installed.
         TypeError: If an argument has the wrong type; in `fit`, if the monitor
             does not support the model's optimizer.
         ValueError: If `every` is out of range; in `fit`, if
@@ -288,7 +290,8 @@ class CompressionMonitor(Monitor):
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        ImportError: In `fit`, if `log_dir` is set, but TensorBoard is not
+            installed.
         TypeError: If an argument has the wrong type; in `fit`, if the monitor
             does not support the model's optimizer.
         ValueError: If `every` is out of range; in `fit`, if
@@ -399,7 +402,8 @@ class TrustRatioMonitor(Monitor):
             Defaults to `None`.
 
     Raises:
-        ImportError: In `fit`, if `log_dir` is set without TensorBoard.
+        ImportError: In `fit`, if `log_dir` is set, but TensorBoard is not
+            installed.
         TypeError: If an argument has the wrong type; in `fit`, if the monitor
             does not support the model's optimizer.
         ValueError: If `every` is out of range; in `fit`, if

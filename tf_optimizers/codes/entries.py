@@ -109,7 +109,7 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return the number of bytes of consecutive parts, given their bits.
+    """Return the bytes of consecutive parts, given the bits of each part.
 
     A byte that several parts share counts for the first of these parts. The
     last part includes the padding to a whole number of words.

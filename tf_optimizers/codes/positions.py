@@ -51,9 +51,10 @@ def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
-    """Return the `width` lowest bits of [rows, n], as bool [rows, width n].
+    """Return the `width` lowest bits of numbers, bool [rows, width n].
 
-    The lowest bits of all numbers come first, then all second-lowest bits.
+    The lowest bits of all numbers come first, then all second-lowest bits. The
+    numbers have the shape [rows, n].
     """
     rows, count = numbers.shape
     weights = _weights(width)
@@ -63,7 +64,7 @@ def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
 
 
 def from_planes(bits: tf.Tensor, width: int, count: int) -> tf.Tensor:
-    """Return the numbers from the bits of `to_planes`, in int32 or int64.
+    """Return the numbers that `to_planes` split into bits, [rows, count].
 
     The dtype is int32 if numbers of this width fit, else int64.
     """

@@ -61,7 +61,7 @@ class Float:
         return tf.reshape(data, [data.shape[0], -1])
 
     def read(self, data: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-        """Return the values that were written."""
+        """Return the values that `write` encoded."""
         each = tf.reshape(data, [data.shape[0], -1, self.dtype.size])
         every = tf.bitcast(each, self.dtype)
         return tf.split(every, layout.counts, axis=1)
@@ -113,7 +113,7 @@ class Chunked:
         return tf.concat([data, self._to_bytes(tf.concat(padded, 1))], 1)
 
     def read(self, data: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-        """Return the values that were written."""
+        """Return the values that `write` encoded."""
         padded = list(map(self._padded, layout.counts))
         size = sum(padded) * self.width // 8
         parts = tf.split(self._from_bytes(data[:, -size:]), padded, axis=1)
@@ -238,7 +238,7 @@ CODES: dict[str, Float | Int4 | Int2] = {
 
 
 def _in_range(scales: tf.Tensor) -> tf.Tensor:
-    """Return scales rounded to bfloat16, in float32."""
+    """Return scales clipped and rounded to bfloat16, in float32."""
     scales = tf.minimum(scales, tf.cast(tf.bfloat16.max, tf.float32))
     scales = tf.where(scales < _LEAST, 0.0, scales)
     return tf.cast(tf.cast(scales, tf.bfloat16), tf.float32)

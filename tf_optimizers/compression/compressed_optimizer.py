@@ -152,12 +152,11 @@ class CompressedOptimizer(Optimizer):
         """Return the bytes that one replica sends in a step with an exchange.
 
         A byte counts once, at the replica that contributes it. A ring of N
-        devices then forwards entries N - 1 times. It forwards a dense tensor
-        2 (N - 1) / N times, because it sums the tensor on the way.
+        devices then forwards entries N - 1 times, and the bytes of a dense
+        tensor 2 (N - 1) / N times, because the ring sums dense tensors.
         For sparse gradients, `DGCMomentum` counts the bytes of its last step,
-        whatever `step` is. Before the first step, these gradients count as
-        dense.
-        `SparseLoCo` makes sparse gradients dense.
+        whatever `step` is. Before the first step, sparse gradients count as
+        dense. `SparseLoCo` makes sparse gradients dense.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.

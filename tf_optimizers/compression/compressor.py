@@ -130,7 +130,7 @@ class Compressor:
 
     @property
     def residuals(self) -> list[keras.Variable]:
-        """The residuals of all variables."""
+        """The variables that hold the residuals."""
         return [residual.variable for residual in self._residuals.values()]
 
     def own_residual(self, index: int) -> tf.Variable:

@@ -46,7 +46,7 @@ class GatheredExchange(Exchange):
         return entries > 2 * _DENSE_BITS * self.sizes[i]
 
     def sent_bytes(self) -> list[int]:
-        """Return the bytes that a replica sends of each variable."""
+        """Return the bytes that a replica sends for each variable."""
         bits = [
             _DENSE_BITS * size if self.is_dense(i) else self._entry_bits[i]
             for i, size in enumerate(self.sizes)

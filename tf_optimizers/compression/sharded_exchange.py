@@ -66,7 +66,7 @@ class ShardedExchange(Exchange):
         return sum(self._bytes)
 
     def sent_bytes(self) -> list[int]:
-        """Return the bytes that a replica sends of each variable."""
+        """Return the bytes that a replica sends for each variable."""
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
         # A row holds entries of all variables. Each variable gets bytes in

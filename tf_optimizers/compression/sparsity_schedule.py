@@ -88,7 +88,7 @@ class SparsitySchedule:
     stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
-        """Return the index in `stages` at `step`; both are ints or tensors."""
+        """Return the index in `stages` at `step`, a tensor if `step` is."""
         if not tf.is_tensor(step):
             return self._order[bisect.bisect(self._starts, step) - 1]
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)

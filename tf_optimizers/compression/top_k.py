@@ -101,7 +101,7 @@ def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
 
 
 def _sorted(positions: tf.Tensor) -> tf.Tensor:
-    """Return the same as `tf.sort`, with half of the operations."""
+    """Return sorted positions, with half the operations of `tf.sort`."""
     return -tf.math.top_k(-positions, positions.shape[0]).values
 
 
@@ -117,7 +117,7 @@ def _find(values: tf.Tensor, threshold: tf.Tensor | int) -> tf.Tensor:
 
 
 def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Return the same as `_find`; faster if few entries reach the threshold."""
+    """Return the result of `_find`, faster if the threshold is high."""
     whole = values.shape[0] // _BLOCK * _BLOCK
     rows = tf.reshape(values[:whole], [-1, _BLOCK])
     maxima = compiled(_row_maxima, rows, False)(rows)

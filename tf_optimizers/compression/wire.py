@@ -145,7 +145,7 @@ class Exchange:
             float32 [k], 0 where nothing was sent. The second has the sums of
             the entries, dense or as `tf.IndexedSlices` of flattened variables,
             followed by the sums of the other gradients.
-        sent_bytes(): Returns the bytes that a replica sends of each variable.
+        sent_bytes(): Returns the bytes that a replica sends for each variable.
 
     Args:
         wire: How entries are sent.

@@ -146,7 +146,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore one section of the state from a result of `newest`."""
+        """Restore one section of the state; `content` is from `newest`."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas

@@ -37,7 +37,7 @@ _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
 class DamagedError(Exception):
-    """A file differs from the file that was written."""
+    """A file of a backup is missing or damaged."""
 
 
 class Folder:

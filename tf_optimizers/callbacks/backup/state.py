@@ -63,7 +63,7 @@ class State:
         return local_copies(self._model.distribute_strategy, variable)
 
     def settle(self) -> None:
-        """Wait for background exchanges, which change variables."""
+        """Wait until background exchanges have changed their variables."""
         for optimizer in local_steppers(self._model):
             optimizer._finish_travel()
 
@@ -85,7 +85,10 @@ class State:
         ]
 
     def accept_infinite(self) -> None:
-        """Accept inf in non-trainable variables with inf, such as a mask."""
+        """Accept inf in the non-trainable variables that hold inf now.
+
+        A mask, for example, may hold inf.
+        """
         self._may_be_infinite = {
             i
             for i, variable in enumerate(self.sections["lasting"])
@@ -120,7 +123,7 @@ class State:
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether each row may have one owner, and 0 elsewhere."""
+        """Return whether each row may be on one replica, with 0 on others."""
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -168,7 +171,7 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise if a saved section is of another model; paths may differ."""
+        """Raise if a saved section is from another model; paths may differ."""
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -199,7 +202,7 @@ def redistribute(
     own: Sequence[int],
     is_owned: bool = False,
 ) -> list[np.ndarray]:
-    """Return the values of some replicas, converted if the layout differs.
+    """Return the values of the `own` replicas, converted to the new layout.
 
     Sums over replicas keep their total, and other floating-point values keep
     their mean. For integers, all replicas get the first replica's value. The
