@@ -80,12 +80,12 @@ class AdamOffload(HostOptimizer):
     replicas. Replicas exchange gradients by the strategy's all-reduce.
     Sparse gradients: sent as they are, and made dense on the host, where
     duplicate rows are summed. The update is dense.
-    Not finite: a NaN or inf in a gradient makes that element of w not finite.
+    Not finite: a NaN or inf in g makes the same element of w not finite.
     XLA: a train step that XLA compiles for another device cannot reach the
     host. `compile` turns XLA off unless you pass `jit_compile=True`. In a
     custom loop, do not compile the `tf.function` with XLA.
     Differs from `mindspore.nn.AdamOffload`: v saturates where it would
-    overflow; patterns apply to all variables, not to parameter groups;
+    overflow; patterns apply to all variables, even in parameter groups;
     float64, half precision and scalars are accepted.
     Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
     gradient; bias corrections keep full precision; gradients are summed
@@ -152,7 +152,7 @@ class AdamOffload(HostOptimizer):
         self.nesterov = nesterov
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable on the host, in its state's dtype."""
+        """Create m and v of each variable on the host."""
         if self.built:
             return
         super().build(variables)
@@ -212,14 +212,14 @@ class AdamOffload(HostOptimizer):
         device, and one for a weight with a master weight on the host.
 
         Args:
-            gradient: Dense, of the variable's shape, and of its dtype or its
-                state's dtype.
+            gradient: Dense, of the variable's shape, in the dtype of the
+                variable or of its state.
             variable: A variable that the optimizer was built with.
             learning_rate: Scalar that includes the bias corrections.
 
         Returns:
-            None if the variable itself was updated. Otherwise the change to
-            subtract or, for a half-precision variable, its new value.
+            None if the variable itself was updated. Otherwise, the change to
+            subtract or, for a half-precision variable, the new value.
         """
         index = variable_index(self, variable)
         constants = AdamHyperparameters(
@@ -265,7 +265,7 @@ def _move_master(
     gradient: tf.Tensor,
     master: tf.Tensor,
 ) -> tf.Tensor:
-    """Update the master weight; return the rounded value for the variable.
+    """Update m, v and the master weight; return the variable's new value.
 
     `value` is the variable's value; `gradient` may have the variable's dtype.
     `m`, `v` and `master` are handles.

@@ -44,7 +44,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
             Defaults to `0.0`.
         power: float > 0. The exponent of the decay; 1 is linear, as in the
             paper. Defaults to `1.0`.
-        name: str or None. Defaults to `None`.
+        name: str or None. The schedule's name. Defaults to `None`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -91,7 +91,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps
-        # The difference of whole numbers is exact.
+        # A difference of whole numbers is exact.
         left = (end - update) / self.decay_steps
         span = self.learning_rate - self.end_learning_rate
         decayed = self.end_learning_rate + span * tf.pow(

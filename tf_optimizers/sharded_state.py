@@ -62,17 +62,19 @@ class ShardedState(Wrapper):
     ratios and factored moments are exact. With one replica, `ShardedState` does
     the same as the inner optimizer.
 
-    Sums of gradients are clipped; `global_clipnorm` limits the norm over all
-    owners. Weight decay, schedules, `loss_scale_factor` and constraints work as
-    in the inner optimizer. `use_ema` keeps averages at the owners. With
-    `gradient_accumulation_steps`, each replica accumulates its own gradients, 4
-    bytes per parameter, and exchanges them only when it makes a step. Runs
-    under `MirroredStrategy` and `tfo.SparseMultiWorkerMirroredStrategy`.
+    Gradients are clipped after they are summed; `global_clipnorm` limits the
+    norm over all owners. Weight decay, schedules, `loss_scale_factor` and
+    constraints work as in the inner optimizer. `use_ema` keeps averages at the
+    owners. With `gradient_accumulation_steps`, each replica accumulates its own
+    gradients, 4 bytes per parameter, and exchanges them only when it makes a
+    step. `ShardedState` runs under `MirroredStrategy` and
+    `tfo.SparseMultiWorkerMirroredStrategy`.
 
     State: on each replica, the inner optimizer's state for about 1 / N of the
-    parameters; if variables are not split, at least the state of the largest
-    variable. Outside of replicas, and in files, the state is whole, as the
-    inner optimizer alone would save it: all workers must save together.
+    parameters. If variables are not split, one replica holds at least the state
+    of the largest variable. Outside of replicas, and in files, the state is
+    whole, as the inner optimizer alone would save it. So all workers must save
+    together.
     Traffic: under our strategy, an all-to-all of gradients and an all-gather of
     weights for every 16 MiB. Together they take the bytes of a dense sum if all
     replicas own the same number of bytes. `global_clipnorm` takes one more
@@ -81,15 +83,15 @@ class ShardedState(Wrapper):
     Not finite: as with the inner optimizer.
 
     Args:
-        inner_optimizer: A new `keras.optimizers.Optimizer` that is built
-            variable by variable, such as `AdamW`, `tfo.Lamb` or
-            `tfo.AdamOffload`, whose state is then distributed among the hosts.
-            Optimizers that exchange gradients themselves (`tfo.DGCMomentum`,
-            `tfo.SparseLoCo`), and wrappers (`LossScaleOptimizer`,
-            `MultiOptimizer`), which belong outside, raise an error. With
-            several replicas, `gradient_accumulation_steps` also raises an
-            error for `tfo.AdamOffload`, and for Keras's optimizers with
-            `use_ema`.
+        inner_optimizer: A new `keras.optimizers.Optimizer` that creates its
+            state variable by variable, such as `AdamW`, `tfo.Lamb` or
+            `tfo.AdamOffload`. The state of `tfo.AdamOffload` is distributed
+            among the hosts. Optimizers that exchange gradients themselves
+            (`tfo.DGCMomentum`, `tfo.SparseLoCo`) raise an error. Wrappers
+            (`LossScaleOptimizer`, `MultiOptimizer`) also raise an error: put
+            `ShardedState` inside them. With several replicas,
+            `gradient_accumulation_steps` raises an error for `tfo.AdamOffload`,
+            and for Keras's optimizers with `use_ema`.
         name: str. The optimizer's name. Defaults to `None`.
 
     Raises:
@@ -113,8 +115,8 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this before the exchange, as it would in
-        # the inner optimizer.
+        # Keras divides gradients by this factor before the exchange, as in the
+        # inner optimizer.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
@@ -150,7 +152,7 @@ class ShardedState(Wrapper):
         return self.inner_optimizer.iterations
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set `variables`."""
+        """Set the values of `variables`."""
         self.inner_optimizer.set_weights(weights)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
@@ -164,7 +166,7 @@ class ShardedState(Wrapper):
             self._steps.overwrite(var_list)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Choose owners, and create the inner optimizer's state there."""
+        """Choose owners, and create the inner optimizer's state on them."""
         if self.built:
             return
         inner, variables = self.inner_optimizer, list(variables)
@@ -212,11 +214,11 @@ class ShardedState(Wrapper):
     def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
-        """Step the pieces that this replica owns; send the weights to all."""
+        """Step the pieces that this replica owns; send them to all replicas."""
         inner = self.inner_optimizer
         unscaled = (inner, "loss_scale_factor", None)
         if self._slots is None:
-            # Keras applies constraints after this, on all replicas.
+            # Keras applies constraints after this step, on all replicas.
             with replaced([unscaled, *unconstrained(variables)]):
                 inner.apply(gradients, variables)
             return

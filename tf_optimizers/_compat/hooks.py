@@ -26,8 +26,8 @@ def build_from_specs(
 ) -> None:
     """Let Keras build models from the specification of the data.
 
-    The hook lasts until the process ends. Keras itself draws a batch before
-    `fit` and `evaluate`, and builds the model from the batch's mean over
+    The hook lasts until the process ends. Without the hook, Keras draws a batch
+    before `fit` and `evaluate`, and builds the model from the batch's mean over
     replicas. As a result, a generator loses batches, workers draw different
     batches in advance, and data that cannot be averaged raise an error.
 
@@ -84,13 +84,13 @@ def call_first(
 ) -> None:
     """Insert a callback before all other callbacks of a model, from now on.
 
-    The hook lasts until the process ends. Keras lets neither models nor
-    optimizers add callbacks. `fit`, `evaluate` and `predict` create a
-    `CallbackList` and set its model; the hook inserts the callback there.
+    The hook lasts until the process ends. Models and optimizers of Keras cannot
+    add callbacks. `fit`, `evaluate` and `predict` create a `CallbackList` and
+    set its model. At that moment, the hook inserts the callback.
 
     Args:
         kind: The class of the callback.
-        is_for: Called with a model; returns whether it gets the callback.
+        is_for: Called with a model; returns whether to insert the callback.
     """
 
     def set_model(original: Callable, self: Any, model: keras.Model) -> None:
@@ -103,7 +103,7 @@ def call_first(
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:
-    """Call `check` with a model before it is saved, from now on."""
+    """Call `check(model)` before a model is saved, from now on."""
 
     def save(
         original: Callable, self: keras.Model, *args: Any, **kwargs: Any
@@ -120,9 +120,10 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     """Let `jit_compile="auto"` mean `False` for some models, from now on.
 
     The hooks last until the process ends. Keras resolves "auto" in `compile`,
-    and checks only whether layers support XLA. An explicit `jit_compile` is
-    kept. A custom `compile` may call `super().compile()` first, and set the
-    optimizer later. So the decision is checked again when Keras makes a step.
+    and checks only whether layers support XLA. The hooks do not change an
+    explicit `jit_compile`. A custom `compile` may call `super().compile()`
+    first, and set the optimizer later. So the hooks check the optimizer again
+    when Keras makes a step.
 
     Args:
         is_refused: Called with a model; returns whether its optimizer cannot
@@ -150,7 +151,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # Without these names, a step under XLA raises an error with advice.
+    # If Keras lacks a name, a step under XLA raises an error with advice.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", property_of)
@@ -164,16 +165,16 @@ _IS_AUTO = "_tfo_jit_compile_is_auto"
 
 @functools.cache
 def agree_on_overflow() -> None:
-    """Let all replicas skip the same steps in Keras's dynamic loss scaling.
+    """Make all replicas skip the same steps in dynamic loss scaling.
 
     Before gradients are summed, Keras (3.15) tests only whether the first
     replica's gradients are finite. Under strategies without merge calls, every
-    replica tests its own gradients. Its step runs inside a `tf.cond`, where
-    `iterations` cannot be assigned, even with one replica.
+    replica tests its own gradients. There, a step runs inside a `tf.cond`,
+    where `iterations` cannot be assigned, even with one replica.
 
     `compile` wraps optimizers in `LossScaleOptimizer`, and accepts no other
-    class. So a method of this class is replaced, until the process ends.
-    Without a strategy, nothing changes.
+    class. So this function replaces a method of `LossScaleOptimizer` until the
+    process ends. Without a strategy, nothing changes.
     """
 
     def apply(

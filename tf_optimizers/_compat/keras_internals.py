@@ -24,8 +24,8 @@ def with_hooks(cls: type) -> type:
     - `_saved_as()`, which returns the optimizer to save: `self`, or another
       optimizer in its place;
     - `_variables_name`, the name of the list of variables in checkpoints;
-    - `_check_name(name)`, which raises if an entry of a checkpoint must not be
-      read.
+    - `_check_name(name)`, which raises if the entry `name` of a checkpoint must
+      not be read.
     """
     for name, hook in HOOKS.items():
         setattr(cls, name, hook)
@@ -48,18 +48,18 @@ def _overwrite(self: Any, variables: Sequence[Any]) -> None:
 
 
 def _averages(self: Any) -> list[Any]:
-    # `SwapEMAWeights` reads this property, even before the first update. Keras
-    # creates the averages in `build`.
+    # `SwapEMAWeights` reads this property, even before the first update.
     return self._ema.shown(self._averages)
 
 
 def _set_averages(self: Any, averages: list[Any]) -> None:
+    # Keras assigns the averages in `build`.
     self._averages = averages
 
 
 def _learning_rate(self: Any) -> Any:
-    # Keras calls every schedule with the number of micro-batches. The public
-    # `learning_rate` returns this method's result.
+    # Keras's method calls every schedule with the number of micro-batches. The
+    # public `learning_rate` returns this method's result.
     if getattr(self._learning_rate, "counts_updates", False):
         return self._learning_rate(self.iterations)
     return keras.optimizers.Optimizer._get_current_learning_rate(self)
@@ -84,7 +84,7 @@ def _dependency(
     self: Any, name: str, cached_dependencies: dict[str, Any] | None = None
 ) -> Any:
     # To restore a checkpoint, TensorFlow passes `cached_dependencies`. It looks
-    # up the names in the checkpoint before it restores their values.
+    # up all names of the checkpoint before it restores any values.
     if cached_dependencies and self._saved_as() is not self:
         return self._saved_as()._lookup_dependency(name, cached_dependencies)
     if cached_dependencies:
@@ -105,12 +105,12 @@ HOOKS = {
 
 
 def unchanged_in_cond(error: Exception) -> Exception:
-    """Return an error, marked so that Keras's `ops.cond` keeps its message.
+    """Make `keras.ops.cond` keep the message of an error; return the error.
 
-    Dynamic loss scaling runs the step inside `ops.cond`.
+    Dynamic loss scaling runs the step inside `keras.ops.cond`. Keras would add
+    "Exception encountered when calling Cond.call()" and the arguments to the
+    message.
     """
-    # To the message of an error without this mark, Keras adds "Exception
-    # encountered when calling Cond.call()" and the arguments.
     vars(error)["_keras_call_info_injected"] = True
     return error
 
@@ -160,7 +160,7 @@ def stepped_variables(optimizer: Any) -> list[Any]:
 
 
 def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
-    """Return the strategy under whose scope the optimizer was created."""
+    """Return the strategy that an optimizer belongs to."""
     # Keras has no public accessor.
     return optimizer._distribution_strategy
 
@@ -231,7 +231,7 @@ def add_replica_variable(
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
     """Make `fit` begin at `epoch`, or at its `initial_epoch` if None."""
     # Keras reads this attribute after `on_train_begin`, for its own
-    # `BackupAndRestore`. At that time, `fit` already has its `initial_epoch`.
+    # `BackupAndRestore`. A callback cannot change the arguments of `fit`.
     model._initial_epoch = epoch
 
 
@@ -246,8 +246,8 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return a value; for an optional, its value, or None if it is empty."""
-    # In the data of generators, Keras replaces None by an empty optional.
+    """Return the value; for an optional, return its content or None."""
+    # In data from generators, Keras replaces None by an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value
     return value.get_value() if value.has_value() else None
@@ -262,8 +262,8 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 def attributes_of(model: keras.Model, kind: type) -> list[Any]:
     """Return the distinct instances of a class among a model's attributes.
 
-    Attributes of its layers, and elements of lists, tuples and dicts, count,
-    too.
+    The search includes attributes of the model's layers, and the elements of
+    lists, tuples and dicts.
     """
     found: list[Any] = []
     for layer in (model, *layers_of(model)):

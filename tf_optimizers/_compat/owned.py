@@ -20,9 +20,10 @@ Rows: TypeAlias = slice | EllipsisType
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas, every worker reads the whole value. This is a sum over
-    replicas: a replica contributes zeros in the rows of other replicas. If a
-    value is assigned or restored, each replica keeps only its own rows.
+    Outside of replicas, every worker reads the whole value. The read is a sum
+    over replicas, and each replica contributes zeros for the rows of the other
+    replicas. If a value is assigned or restored, each replica keeps only its
+    own rows.
 
     Attributes:
         own_name: The variable's name, if it differs from the components' name.
@@ -38,7 +39,7 @@ class OwnedVariable(values.SyncOnReadVariable):
     @property
     def aggregation(self) -> tf.VariableAggregation:
         """MEAN, so that assigned and restored values are not divided."""
-        # With SUM, TensorFlow would divide them by the number of replicas.
+        # With SUM, TensorFlow would divide values by the number of replicas.
         return tf.VariableAggregation.MEAN
 
 

@@ -24,7 +24,7 @@ class Patch(NamedTuple):
         why: The shortcoming of the original.
         without: The failure that users would see without the replacement.
         until: The upstream change that would make the replacement superfluous.
-        test: The test of the effect, as "file::name", with a file in tests/.
+        test: The test of the effect, as "file::name". The file is in tests/.
     """
 
     names: tuple[str, ...]
@@ -252,8 +252,9 @@ def check_names(feature: str) -> None:
 def replace(key: str, make: Callable[[Any], Any]) -> None:
     """Replace a name that is listed in `PATCHES`.
 
-    Each caller does this only once, by `functools.cache`. Several callers may
-    replace the same name. The last replacement is called first.
+    Each caller uses `functools.cache`, so that it replaces a name only once.
+    Several callers may replace the same name. The last replacement is called
+    first.
 
     Args:
         key: The last two parts of the name, such as "CallbackList.set_model".

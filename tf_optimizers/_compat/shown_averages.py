@@ -30,7 +30,7 @@ def show_averages(optimizer: Any, inner: Any) -> None:
 
 
 class _AveragesOf:
-    """An iterable of the averages that an optimizer has when iterated."""
+    """Looks up an optimizer's averages in each iteration."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -40,7 +40,7 @@ class _AveragesOf:
 
 
 class InnerAverages:
-    """Shows `SwapEMAWeights` the averages of an inner optimizer.
+    """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
     The callback looks into a `LossScaleOptimizer` or a `MultiOptimizer`, but no
     deeper.
@@ -58,9 +58,9 @@ class InnerAverages:
 
 
 class WholeAverages:
-    """Shows `SwapEMAWeights` sharded averages as whole ones.
+    """Shows sharded averages to `SwapEMAWeights` as whole averages.
 
-    The callback adds, subtracts and assigns averages on every replica. The
+    The callback adds, subtracts and assigns averages on every replica. An
     iteration reads one average at a time, by a sum over replicas.
     """
 

@@ -86,7 +86,7 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """Adopt Keras's optimizers that are built in a scope, from now on.
+    """From now on, adopt Keras optimizers that are built under a strategy.
 
     All Keras optimizers call `build` of the base class before they add
     variables.
@@ -166,7 +166,7 @@ def outside_strategy(
 
 
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
-    """Return the attributes for `replaced` that disable constraints.
+    """Return attributes that disable constraints; see `replaced`.
 
     Args:
         variables: Variables of Keras, of TensorFlow, or of a strategy.
@@ -181,14 +181,15 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return the attribute for `replaced` that sets a learning rate."""
+    """Return an attribute that sets a learning rate; see `replaced`."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return the attributes for `replaced` that copy the name of `other`."""
-    # Keras sets both when it creates a variable, and has no setters.
+    """Return attributes that copy the name of `other`; see `replaced`."""
+    # Keras sets both attributes when it creates a variable. There are no
+    # setters.
     return [
         (variable, "_name", other.name),
         (variable, "_path", path_of(other)),

@@ -23,8 +23,8 @@ def in_xla() -> bool:
 def eager_context() -> Any:
     """Return the object that holds TensorFlow's devices and functions.
 
-    The object has no public name. Tests may replace it: Keras's tests of
-    strategies do so to start with other devices.
+    The object has no public name. Tests may replace the object, as Keras's
+    tests of strategies do to start with other devices.
     """
     return context.context()
 
@@ -32,8 +32,8 @@ def eager_context() -> Any:
 def add_to_graphs(name: str, value: Any) -> None:
     """Append a value to the attribute `name` of all graphs being traced.
 
-    The attribute is a list. The value lives as long as the function being
-    traced, or as any function around it.
+    The attribute is a list. The value lives until the function being traced,
+    and all functions around it, have been deleted.
     """
     # There is no public way to find the graphs around a graph.
     graph = tf.compat.v1.get_default_graph()
@@ -130,8 +130,8 @@ def update_by_device(
 
     Args:
         variables: Variables of the current strategy.
-        function: Called with a list of tuples. Each tuple has a component on
-            that device, and then the component's values.
+        function: Called with a list of tuples, one for each component on the
+            device. A tuple has the component, and then the component's values.
         *args: As for `update_each`.
     """
 
@@ -304,8 +304,8 @@ def creator_scope(
     Scopes are called from the highest priority to the lowest. A strategy's
     scope (100) calls the next scope for each replica. The scope of
     `tf.function` (50) calls no other scope. So with a priority between 50 and
-    100, `create` creates each replica's variable. With a higher priority, it is
-    called once for all replicas.
+    100, `create` is called once for each replica. With a priority above 100,
+    `create` is called once for all replicas.
 
     The public `tf.variable_creator_scope` has no argument for the priority.
     """

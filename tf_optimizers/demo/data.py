@@ -60,7 +60,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
 
 def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Assign every row to a split; each split has the same share of classes."""
+    """Assign every row to a split; all splits have the same mix of classes."""
     train, rest = train_test_split(
         np.arange(len(labels)),
         train_size=SPLIT_SIZES["train"],
@@ -77,7 +77,7 @@ def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def prepare(data_dir: Path) -> SklearnDigits:
-    """Write the dataset below `data_dir`, unless it is there."""
+    """Write the dataset below `data_dir`, unless it is already there."""
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -134,8 +134,8 @@ def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
     """Return endless batches, in an order that depends only on `seed`."""
-    # The thread that tunes tf.data sleeps for longer and longer. It can double
-    # the time of a run, which waits for it at the end.
+    # The thread that tunes tf.data sleeps for longer and longer. A run waits
+    # for this thread at its end, which can double the time of the run.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (

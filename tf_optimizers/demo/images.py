@@ -1,4 +1,4 @@
-"""Images for the notebooks: MNIST, or digits if it cannot be downloaded."""
+"""Images for the notebooks: MNIST or, without a download, digits."""
 
 import subprocess
 import sys

@@ -12,9 +12,9 @@ The forwarder is this file, run as a script, so that it imports nothing else:
 
     python link.py '[["HOST", PORT], ...]'
 
-It prints a port for each address. Each line of standard input sets the link, by
-bytes per second and seconds of a round trip; the forwarder answers with an
-empty line. It ends when its standard input does.
+The script prints a port for each address. Each line of its standard input sets
+the link: the bytes per second, and the seconds of a round trip. The script
+answers with an empty line. The script ends when its standard input ends.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ def parse_link(text: str) -> Link:
 class Forwarder:
     """A process that forwards between this worker and the other workers.
 
-    It ends when this process ends, even if that is killed.
+    The forwarder ends when this process ends, even if this process is killed.
 
     Args:
         targets: The address to forward to, for each port.
@@ -271,7 +271,7 @@ def main() -> None:
     """Forward to the addresses on the command line."""
     # The parent handles Ctrl-C, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Only this selector waits for less than a millisecond.
+    # Other selectors round each wait up to a millisecond.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     loop.run_until_complete(serve(json.loads(sys.argv[1])))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# The first worker prints these, followed by a run's name, for the bar.
+# The first worker prints these before a run's name, for the progress bar.
 BEGIN = "begin run: "
 END = "end run: "
 

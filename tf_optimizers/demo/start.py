@@ -29,8 +29,8 @@ def load_parts(names: Iterable[str]) -> Parts:
 def hidden_unless_it_fails() -> Iterator[None]:
     """Hide stderr, and show it if an exception is raised.
 
-    TensorFlow's libraries write there directly, in part before they have read a
-    log level.
+    TensorFlow's libraries write directly to stderr, in part before they have
+    read a log level.
     """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:

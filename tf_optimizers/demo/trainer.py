@@ -92,8 +92,8 @@ class Trainer:
     ) -> None:
         """Train for `steps` batches of `data`, starting from `weights`."""
         self.reset(weights, rate, steps)
-        # One Keras epoch for the whole run: another one costs as much as ten
-        # steps of this small network.
+        # The whole run is one Keras epoch: a further epoch would cost as much
+        # as ten steps of this small network.
         self.model.fit(
             data.take(steps),
             verbose=0,

@@ -14,8 +14,8 @@ def tune(
     """Return the rate with the best mean validation accuracy, and all trials.
 
     Args:
-        rates: The grid, in ascending order. If several rates are best, the
-            lowest of them is chosen.
+        rates: The grid, in ascending order. If several rates are equally good,
+            the lowest is chosen.
         seeds: One network per seed is trained at each rate.
         validate: Takes a rate and a seed, and returns a validation accuracy.
     """

@@ -10,10 +10,13 @@ cluster, start one launcher on every machine:
 
     python -m tf_optimizers.launch --cluster auto train.py --epochs 3
 
-The script gets all arguments after its name. The launcher also starts a module.
-In a notebook, write the command in a cell below `%%writefile train.py`:
+The script gets all arguments after its name. The launcher also starts a module:
 
     python -m tf_optimizers.launch --workers 2 -m package.train --epochs 3
+
+In a notebook, write the script in a cell with `%%writefile train.py`. Start it
+in the next cell:
+
     !python -m tf_optimizers.launch --workers 2 train.py --epochs 3
 
 Options:
@@ -26,13 +29,13 @@ Options:
     --machines K: int >= 1. Launchers in the cluster. Required in an indexed Job
         of Kubernetes, which has no variable for their number.
     --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
-        of every machine; further workers have the following ones, unless the
+        of every machine. Further workers get the next ports, unless the
         platform sets the ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
         `CUDA_VISIBLE_DEVICES`; 0 hides them all. By default, the workers of a
         machine divide its GPUs. It is an error if a machine has GPUs, but
-        fewer GPUs than workers. If `CUDA_VISIBLE_DEVICES` is set, the default
-        leaves it as it is.
+        fewer GPUs than workers. If you have set `CUDA_VISIBLE_DEVICES`, the
+        default does not change the variable.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which leaves TensorFlow as it is. With more,
         TensorFlow is imported and configured before the script starts.
@@ -47,18 +50,18 @@ Options:
     --max-restarts K: int >= 0. How often to restart all workers of this
         machine when one fails. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last
-        backup. `TF_OPTIMIZERS_RESTART` in its environment counts the restarts,
-        from 0. After a signal to the launcher, there are no restarts.
-        Defaults to `0`.
+        backup. The environment variable `TF_OPTIMIZERS_RESTART` of a worker
+        counts the restarts, from 0. After a signal to the launcher, there are
+        no restarts. Defaults to `0`.
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
-        the first restart. It doubles with every restart, up to 60, to give
-        the cause time to pass. Defaults to `1`.
+        the first restart. The pause doubles with every restart, up to 60, to
+        give the cause of the failure time to pass. Defaults to `1`.
     --standby SECONDS: number >= 0. After this time, a second process starts for
         each worker. The second process imports TensorFlow and Keras, and waits.
-        At a restart it runs the script, so a restart takes less time. Variables
-        that the script sets in `os.environ` before its imports can be too late:
-        set them before the launcher starts. Requires `--max-restarts`. By
-        default, no process waits.
+        At a restart, the second process runs the script, so a restart takes
+        less time. If the script sets variables in `os.environ` before its
+        imports, this can be too late: set them before the launcher starts.
+        Requires `--max-restarts`. By default, no process waits.
 
 A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
 `__main__`, working directory and environment, plus `TF_CONFIG` and
@@ -79,15 +82,15 @@ end with the worker, unless they have left its session (`setsid`). So no process
 is left when the launcher returns. If the launcher itself is killed, all workers
 are killed at once.
 
-Without `--cluster`, the launcher reserves the workers' ports before TensorFlow
-takes them, and until the workers have ended. Another program can still take a
-port only if it asks for exactly that port. A worker whose port is taken fails
-with TensorFlow's "Could not start gRPC server".
+Without `--cluster`, the launcher reserves the workers' ports before the workers
+start, and until they have ended. Another program can take a reserved port only
+if it asks for exactly that port. The worker then fails with TensorFlow's "Could
+not start gRPC server".
 
 Exit codes:
     0: All workers ended with 0.
     1: The output could not be written, or a worker could not be started.
-    2: The command line or the cluster's variables are wrong; nothing was
+    2: The command line or the cluster's variables are wrong. No worker was
         started.
     128 + s: The launcher received signal s (130 after Ctrl-C, 143 after
         SIGTERM), or signal s killed the worker that failed first.

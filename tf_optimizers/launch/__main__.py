@@ -19,7 +19,7 @@ USAGE = (
     "[option ...] {script.py | -m module} [argument ...]"
 )
 
-# The address of workers on one machine.
+# The default address of workers on one machine.
 LOOPBACK = "127.0.0.1"
 
 
@@ -149,9 +149,9 @@ def main() -> int:
 
 
 def open_standard_streams() -> None:
-    """Open standard streams that the caller has closed, on `os.devnull`.
+    """Open `os.devnull` for each standard stream that the caller has closed.
 
-    Otherwise the next file or pipe would get the number of a closed stream.
+    Otherwise, the next file or pipe would get the number of a closed stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -261,8 +261,8 @@ def make_parser() -> argparse.ArgumentParser:
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the launcher's own arguments, and the command after them.
 
-    `argparse.REMAINDER` would take some of the script's options for the
-    launcher's, and drop a `--`.
+    `argparse.REMAINDER` would take some of the script's options as options of
+    the launcher, and drop a `--`.
     """
     start = 0
     while start < len(arguments):

@@ -17,8 +17,8 @@ def divide_gpus(
     Args:
         workers: The number of workers on this machine.
         per_worker: The number of GPUs of each worker. 0 hides all GPUs. None
-            divides them, but changes nothing if there are no GPUs, or if the
-            user has set `CUDA_VISIBLE_DEVICES`.
+            divides the machine's GPUs, but changes nothing if there are no
+            GPUs, or if the user has set `CUDA_VISIBLE_DEVICES`.
         environment: The environment variables.
 
     Raises:

@@ -24,7 +24,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Waits for a signal, such as a worker's SIGCHLD, or a call of `wake`."""
+    """Waits for a signal, such as a worker's SIGCHLD, or for `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -219,8 +219,8 @@ def environment(
 
     Workers must not reach each other through an internet proxy (`http_proxy`).
     The `local` workers of this machine divide its cores, so that their threads
-    do not compete. Strings have the same hash on all workers and after a
-    restart, so that a set has the same order.
+    do not compete. A string has the same hash on all workers and after a
+    restart, so that the elements of a set have the same order.
     """
     config = {
         "cluster": {"worker": addresses},

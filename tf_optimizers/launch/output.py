@@ -18,11 +18,12 @@ LAST_LINE = 2
 class Output:
     """The launcher's stdout and stderr, which all workers share line by line.
 
+    After a failed write, later lines to the same stream are read and dropped: a
+    worker would block forever if nothing read its output.
+
     Args:
         wake: Called when a worker's stream has ended, and when a line cannot be
-            written. After a failed write, all later lines to the same stream
-            are read and dropped: a worker would block forever if nothing read
-            its output.
+            written.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:

@@ -72,8 +72,8 @@ def find_place(
         machines: The value of `--machines`, or None.
 
     Raises:
-        ValueError: If the environment describes no platform, or several, or
-            is incomplete.
+        ValueError: If the environment describes no platform or several, is
+            incomplete, or contradicts `machines`.
     """
     kind = _detect(environment) if kind == "auto" else kind
     place = FINDERS[kind](environment, machines)
@@ -141,7 +141,7 @@ def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
 
 
 def _of_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
-    """Return the place among all jobs' tasks, in the order of `jobs`."""
+    """Return the place among the tasks of all jobs, in the order of `jobs`."""
     try:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]

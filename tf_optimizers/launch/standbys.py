@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Worker
 
-# Starts the workers of an attempt, given its number, the stack that ends the
-# workers, and whether they stand by.
+# Starts the workers of an attempt. Its arguments are the number of the attempt,
+# the stack that ends the workers, and whether the workers stand by.
 Start = Callable[[int, ExitStack, bool], list[Worker]]
 
 
@@ -36,7 +36,7 @@ class Standbys:
         self._stack = ExitStack()
 
     def plan(self, attempt: int) -> None:
-        """Plan the workers of the next attempt when `attempt` begins."""
+        """Plan the next attempt's workers; call this when `attempt` begins."""
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
             self._due = time.monotonic() + self._delay

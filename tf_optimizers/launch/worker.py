@@ -17,8 +17,8 @@ PROCESSES = Path("/proc")
 # The exit code of workers after a backup, when one of them received SIGTERM.
 PREEMPTED = 128 + signal.SIGTERM
 # Seconds from a request to end until SIGKILL, unless the user sets a grace
-# period. The first leaves time for a backup. After a failure, workers cannot
-# back up, so the second is shorter.
+# period. `BACKUP_GRACE` leaves time for a backup. After a failure, workers
+# cannot back up, so `FAILURE_GRACE` is shorter.
 BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0
 # How often to check on killed processes, in seconds.
 KILL_TICK = 0.01
@@ -27,8 +27,9 @@ KILL_TICK = 0.01
 class Watchdog:
     """A process that kills the workers' groups once the launcher is gone.
 
-    `lifeline` is the write end of a pipe, which closes however the launcher
-    ends. `child.watch` documents the lines that are written to it.
+    `lifeline` is the write end of a pipe. The pipe closes when the launcher
+    ends, even if the launcher is killed. `child.watch` documents the lines that
+    are written to the pipe.
     """
 
     def __enter__(self) -> "Watchdog":
@@ -88,8 +89,8 @@ class Worker:
     ) -> None:
         """Start a process that runs `child.work`.
 
-        If this fails halfway, `end` still cleans up. A worker that stands by
-        waits for `begin`.
+        If this method fails halfway, `end` still cleans up. A worker that
+        stands by waits for `begin`.
         """
         lifeline = self._watchdog.lifeline
         mode = "stand-by" if stands_by else "work"

@@ -1,4 +1,4 @@
-"""Runs an inner optimizer on each replica, with its own gradients."""
+"""Runs an inner optimizer on each replica, with the replica's gradients."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -64,8 +64,9 @@ class LocalSteps(InnerSteps):
         Args:
             gradients: This replica's gradients, dense.
             weights: This replica's components of the variables.
-            indices: Indices of the variables among all.
-            updates: Number of earlier updates, to set the inner `iterations`.
+            indices: Positions of the variables among all variables.
+            updates: The number of earlier updates. The `iterations` of the
+                inner optimizer are set to this number.
         """
         for each in wrapped_optimizers(self._optimizer):
             own_component(each.iterations).assign(updates)

@@ -5,7 +5,8 @@
                          (`steps` times)          w_i <- start
                                                   exchange; update w_i
 
-A round ends early if weights are about to be read.
+Here w_i are the weights of replica i. A round ends early if weights are about
+to be read.
 
 If entries travel while the next round runs, replicas continue from their own
 weights, and `start` becomes two variables. `common` has the same weights on all
@@ -36,7 +37,7 @@ Choice: TypeAlias = tuple[bool, ...]  # Whether each variable is chosen.
 
 
 class Rounds:
-    """Keeps the weights from the start of a round, and counts its steps.
+    """Keeps the weights from the start of a round, and counts its local steps.
 
     A round starts from the current weights: a callback may have changed them
     since the last round.
@@ -46,7 +47,7 @@ class Rounds:
         variables: All variables that the optimizer updates.
         masters: The master weight of each variable, or the variable itself if
             it has no master weight.
-        steps: Local steps of a round. Also an attribute.
+        steps: The number of local steps in a round. Also an attribute.
         overlaps: Whether entries travel while the next round runs.
     """
 
@@ -103,9 +104,11 @@ class Rounds:
     def begin(
         self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
     ) -> None:
-        """If a round begins, keep this replica's weights of all variables.
+        """If a round begins, keep this replica's weights.
 
-        `stepped` are the variables of the step that follows.
+        Args:
+            weights: This replica's weights of all variables.
+            stepped: The variables of the step that follows.
         """
 
         def keep() -> None:
@@ -154,7 +157,7 @@ class Rounds:
         return list(itertools.compress(self.variables, choice))
 
     def count(self) -> tf.Tensor:
-        """Count a local step; return whether it was the last of its round."""
+        """Count a local step; return whether the step ends its round."""
         taken = own_component(self._taken)
         taken.assign_add(1)
         if self._overlaps:
@@ -166,7 +169,7 @@ class Rounds:
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return this replica's pseudo-gradients, and reset chosen weights."""
+        """Return this replica's pseudo-gradients; reset weights to `start`."""
         starts, bases = self.kept(choice)
         pseudo_gradients = differences(bases, weights)
         for start, weight in zip(starts, weights, strict=True):

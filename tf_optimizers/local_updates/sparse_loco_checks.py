@@ -30,7 +30,8 @@ _OF_THE_OUTER = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-# The key in the config for names excluded from the inner weight decay.
+# The config's key for the names of the variables that the inner optimizer
+# excludes from weight decay.
 NAMES = "excluded_names"
 # Keras's optimizers that compute new weights only from their own state.
 _ABSOLUTE = tuple(
@@ -117,7 +118,11 @@ def check_under(
 
 
 def check_excluded(variables: Sequence[Any]) -> None:
-    """Raise if a variable has a master weight, which is decayed instead."""
+    """Raise if a variable to exclude from weight decay has a master weight.
+
+    The inner optimizer decays the master weight, so the exclusion would have no
+    effect.
+    """
     for variable in variables:
         if is_half(variable.dtype):
             raise ValueError(
@@ -159,9 +164,10 @@ def check_later(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 
 
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
-    """Raise if a layer assigns weights before a step, from a replica's state.
+    """Raise if a layer assigns its weights before a step.
 
-    Such a layer would change weights before a round stores them.
+    The layer would assign different values on each replica, before a round has
+    stored the common weights.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):

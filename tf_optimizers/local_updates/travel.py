@@ -1,4 +1,4 @@
-"""Sends the entries of a round while the next one runs.
+"""Sends the entries of a round while the next round runs.
 
 step      round ends: accumulate, start       next round ends: wait, ...
 thread                           exchange, update the common weights
@@ -21,7 +21,7 @@ class Travel:
 
     Args:
         optimizer: A `SparseLoCo`.
-        rounds: Its rounds, which overlap.
+        rounds: The optimizer's rounds, which overlap.
     """
 
     def __init__(self, optimizer: Any, rounds: Rounds) -> None:
@@ -98,8 +98,8 @@ class Travel:
     ) -> tuple[list[int], list[int], list[int]]:
         """Return the indices of variables, and two lists of positions.
 
-        The first list has the positions of compressed variables, the second
-        list those of all others.
+        The first list has the positions of compressed variables, and the second
+        list has all other positions.
         """
         compressed = self._optimizer._compressor.compressed
         indices = [variable_index(self._optimizer, each) for each in variables]
@@ -108,7 +108,7 @@ class Travel:
         return indices, chosen, others
 
     def _exchange(self, argument: tf.Tensor) -> None:
-        """Exchange the entries of chosen variables, after a round is over.
+        """Exchange the entries of chosen variables after a round has ended.
 
         Args:
             argument: int64 [2]: the `iterations` of the optimizer at the end of

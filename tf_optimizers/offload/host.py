@@ -46,8 +46,8 @@ class OnHost:
 
     Under strategies that merge replicas to update variables, one thread does
     the work. Under other strategies, the replicas trace the same code into one
-    graph, one after another. The first replica does the work, and the other
-    replicas get its tensors.
+    graph, one after another. There, the first replica does the work, and the
+    other replicas get its tensors.
     """
 
     def __init__(self) -> None:
@@ -69,9 +69,11 @@ class OnHost:
                 function(variable, *values)
 
     def shown(self, optimizer: Any, averages: Any) -> Any:
-        """Return moving averages for Keras's callbacks; raise under a strategy.
+        """Return moving averages for Keras's callbacks.
 
-        The callbacks need an average on every replica.
+        Raises:
+            ValueError: Under a strategy, where the callbacks need an average on
+                every replica. Sharded averages raise no error.
         """
         is_sharded = not isinstance(averages, list)
         if optimizer.use_ema and is_adopted(optimizer) and not is_sharded:
@@ -157,7 +159,8 @@ def in_place(
     """Return `kernel(constants, old, *args)`, in the memory of `old`.
 
     `old` was copied from another device, so TensorFlow has allocated it in
-    pinned memory. From other memory, a copy to a GPU takes five times as long.
+    pinned memory. From memory that is not pinned, a copy to a GPU takes five
+    times as long.
     """
     # Under XLA, all tensors are on this device, and XLA chooses the memory.
     if in_xla():

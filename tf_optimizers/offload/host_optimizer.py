@@ -37,11 +37,12 @@ from tf_optimizers.offload.host import (
 )
 from tf_optimizers.replicas import replicas_of
 
-# Variables of at least this many elements are stepped one after another, so
-# that the first changes are sent back while other variables are stepped.
+# Only `_AT_ONCE` variables of at least this many elements are stepped at the
+# same time, so that the first changes are sent back while other variables are
+# stepped.
 _LARGE = 1 << 18
-# The number of large variables that are stepped at the same time. XLA runs a
-# memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).
+# This many steps use all processors: XLA runs a memory-bound kernel on
+# sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
@@ -59,9 +60,9 @@ class HostOptimizer(Optimizer):
     The last layer steps first, since its gradient is known first.
 
     A subclass defines `_rate(learning_rate, step)`, which returns the rate for
-    `update_step`. If a variable `is_on_host`, `update_step` updates it and
-    returns None. Otherwise it returns the change to subtract or, for a
-    half-precision variable, the new value.
+    `update_step`. If a variable `is_on_host`, `update_step` updates the
+    variable and returns None. Otherwise, `update_step` returns the change to
+    subtract or, for a half-precision variable, the new value.
     """
 
     is_elementwise = True  # See `ShardedState.is_elementwise`.
@@ -164,7 +165,7 @@ class HostOptimizer(Optimizer):
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
         """Step on the host; return the changes for variables elsewhere."""
-        # Both are read on their own devices, not on the host.
+        # The two variables are read on their own devices, not on the host.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):

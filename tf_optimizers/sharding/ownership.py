@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tf_optimizers._compat.owned import Rows
 
-# Largest load, relative to the mean, before a warning. If all variables can be
-# split, no load exceeds this limit: a variable that is not split has at most
-# half of the mean load.
+# The largest load without a warning, relative to the mean load. If all
+# variables can be split, no load exceeds this limit: a variable that is not
+# split has at most half of the mean load.
 _LARGEST_LOAD = 1.5
 # Keras's elementwise optimizers. In these, the step of an entry depends on no
 # other entry.

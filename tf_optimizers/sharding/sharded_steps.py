@@ -32,7 +32,7 @@ _NORMS = ("clipnorm", "global_clipnorm")
 
 
 class OwnedSum(NamedTuple):
-    """The sum of a gradient over replicas, for a piece of this replica."""
+    """A gradient's sum over replicas, for a piece that this replica owns."""
 
     piece: Piece
     group: int  # The index of the gradient.
@@ -228,8 +228,8 @@ class ShardedSteps:
         """Set variables to their averages, outside of `strategy.run`.
 
         Keras passes the variables that are trainable now, even if the optimizer
-        does not know them. A step that was traced earlier still updates
-        variables that were frozen later. So these variables are set, too.
+        does not know them. A traced step still updates variables that were
+        frozen after the trace. So these frozen variables are set, too.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):

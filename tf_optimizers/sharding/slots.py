@@ -34,9 +34,9 @@ class Slots:
     Attributes:
         owned: Pairs of a slot and a piece of the slot's variable.
         replicated: Pairs of a state variable that is the same on every replica,
-            and a position. If the state belongs to a variable of the model,
-            this is the variable's position. Such a variable is split by rows,
-            and its state has another shape. Otherwise, the position is None.
+            and the position of the model's variable that the state belongs to,
+            or None. State of a model's variable is replicated only if the
+            variable is split by rows and the state has another shape.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Slots:
         return variable
 
     def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
-        """Raise if state of no variable has the shape of a variable."""
+        """Raise if state that belongs to no variable has a variable's shape."""
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "

@@ -4,8 +4,8 @@ A step is modelled as
 
     seconds <- alone + round_trips x round trip + 8 bytes / rate
 
-`alone` and `bytes` are measured, without a link. Only the number of round trips
-is fitted, to the run over the link.
+`alone` and `bytes` are measured; `alone` is the time without a link. Only
+`round_trips` is fitted, to the run over the link.
 """
 
 import math
@@ -22,8 +22,9 @@ Row = dict[str, Any]
 def summary(runs: list[Row], measured: Link) -> Row:
     """Return an optimizer's measurements, as lists with an entry per mark.
 
-    Seconds and bytes are since the previous mark; accuracies are per seed.
-    Steps without the link are given the median time of the steps over it.
+    Seconds and bytes are since the previous mark; accuracies are per seed. In a
+    run that leaves the link early, later steps are given the median time of the
+    steps over the link.
 
     Args:
         runs: The first worker's report of each seed.
@@ -75,9 +76,9 @@ def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return the final gap in points, with its 95 % interval.
+    """Return the final gap in points, and the ends of its 95 % interval.
 
-    This is Student's interval of the differences, seed by seed.
+    The interval is Student's interval of the differences, one for each seed.
     """
     ends = [np.array(row["accuracy"])[:, -1] for row in (dense, sparse)]
     gaps = 100 * (ends[0] - ends[1])

@@ -45,7 +45,7 @@ WORKER = "tf_optimizers.demo.gradient_compression.compression_worker"
 
 MOMENTUM = 0.9
 
-# Dense -> compressed. Both use the learning rate of the dense one.
+# Dense -> compressed. Both use the learning rate of the dense optimizer.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
 # Several times the seconds that two slow cores need without a link.
@@ -163,8 +163,8 @@ def choose_rates(
 ) -> dict[str, dict[str, Any]]:
     """Return the learning rate of each dense optimizer, and all trials.
 
-    One process is enough: without compression, several workers compute the
-    same.
+    One process is enough: without compression, several workers compute the same
+    results.
     """
     keras.utils.set_random_seed(0)
     data = load_splits(settings.data_dir)
@@ -188,7 +188,7 @@ def _validator(
     labels: np.ndarray,
     progress: tqdm,
 ) -> Callable[[float, int], float]:
-    """Return a function that trains on the split of a seed, and validates."""
+    """Return a function that trains on a seed's split, and validates."""
 
     def validate(rate: float, seed: int) -> float:
         progress.set_description_str(f"{name}, learning rate {rate:.3g}")
@@ -208,7 +208,7 @@ def _validator(
 
 
 def work(task: dict[str, Any], plan: Plan, progress: tqdm) -> dict[str, Any]:
-    """Run a task on the workers; return the outcome of the first one."""
+    """Run a task on the workers; return the first worker's outcome."""
     with tempfile.TemporaryDirectory() as folder:
         path, outcome = Path(folder) / "task.json", Path(folder) / "outcome"
         path.write_text(json.dumps({**task, "outcome": str(outcome)}))

@@ -1,11 +1,11 @@
 """One worker of the gradient compression study.
 
-The study starts two of them with the launcher:
+The study starts two workers with the launcher:
 
     python -m tf_optimizers.launch --workers 2 \
         -m tf_optimizers.demo.gradient_compression.compression_worker task.json
 
-All workers run everything below together; the first one reports.
+All workers run everything below together. The first worker reports.
 """
 
 import json
@@ -35,14 +35,15 @@ from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 
-PACE = 8  # The remaining seconds are shown every 8 steps.
+PACE = 8  # From this step on, the remaining seconds are shown.
 
 
 def main(task_path: str) -> None:
     """Run the task; write its outcome on the first worker."""
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     link = parse_link(task["link"])
-    # Must be created before the strategy, and the strategy before any tensor.
+    # The forwarder must be created before the strategy, and the strategy before
+    # any tensor.
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     # Called only once, since it discards all compiled kernels. TensorFlow
@@ -95,7 +96,7 @@ class SharedStudy:
     def work(
         self, seeds: list[int], rates: dict[str, float], link: Link
     ) -> dict[str, Any]:
-        """Train with all optimizers; only the first seed goes over the link."""
+        """Train with all optimizers; only the first seed uses the link."""
         runs: dict[str, list[dict[str, Any]]] = {}
         for name, rate in rates.items():
             self._train(name, rate, seeds[0], 2, [])  # Trace a step.
@@ -114,7 +115,8 @@ class SharedStudy:
         where = "no link" if link == NONE else str(link)
         title = f"{where}: {name}, seed {seed}"
         self._say(BEGIN + title)
-        # Dense steps are slow, and all take the same time: a few are enough.
+        # Dense steps over the link are slow, and all take the same time: a few
+        # are enough.
         steps, over_link = self.plan.steps, 0
         if link != NONE:
             over_link = self.plan.timed_steps if name in PAIRS else steps
@@ -187,7 +189,9 @@ class SharedStudy:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Records steps, seconds and bytes every few steps; stops the clock then.
+    """Records the steps, seconds and bytes between two marks.
+
+    The clock stops at each mark, while `measure` and `at_mark` run.
 
     Args:
         every: Steps between two marks.
@@ -219,7 +223,7 @@ class Recorder(keras.callbacks.Callback):
             self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop the clock at every mark."""
+        """At a mark, stop the clock, record, and start the clock again."""
         every, done = self.every, batch + 1
         if done % every:
             return

@@ -50,7 +50,7 @@ def rate_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Return a sentence per budget: the best optimizer, and any close to it."""
+    """Return a sentence per budget: the best optimizer, and close ones."""
     lines = []
     for heading, cells in _budgets(result["cells"]).items():
         best = max(cells, key=lambda cell: cell["mean"])

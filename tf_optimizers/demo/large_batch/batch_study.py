@@ -2,7 +2,7 @@
 
 For each cell (optimizer x batch size x epochs), the mean validation accuracy
 over the tuning seeds decides the learning rate. Networks with fresh seeds then
-train at that rate; only they see the test split.
+train at that rate. Only these networks see the test split.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ WEIGHT_DECAY = 0.01
 def muon(rate: Any) -> keras.optimizers.Optimizer:
     """Return Muon, which steps biases and the last layer by AdamW.
 
-    Keras's documentation asks for that.
+    Keras's documentation recommends this.
     """
     optimizer = keras.optimizers.Muon(
         rate, weight_decay=WEIGHT_DECAY, exclude_layers=[LAST]
@@ -78,7 +78,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of the study; the last budget is drawn step by step."""
+    """The size of the study; plots show each step of the last budget."""
 
     budgets: tuple[Budget, ...]
     rates: tuple[float, ...]

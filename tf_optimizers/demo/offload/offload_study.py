@@ -28,8 +28,8 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 def choose_device() -> str:
     """Return a GPU or, without one, a second CPU device.
 
-    TensorFlow can add a CPU device only before its first operation. So this is
-    called when the module is imported, before any part of the demo runs.
+    TensorFlow can add a CPU device only before its first operation. So the
+    import of this module calls the function, before any part of the demo runs.
     """
     if tf.config.list_physical_devices("GPU"):
         return "GPU:0"
