@@ -18,6 +18,9 @@ python benchmarks/fit.py  # fit
 python benchmarks/monitors.py  # monitors
 python benchmarks/exchange.py  # exchange
 
+# Two checkouts of this project, by turns
+python benchmarks/against.py ../before
+
 # Links of limited speed
 sudo python benchmarks/shaped_network.py --models "4 M"  # shaped_network
 sudo python benchmarks/shaped_network.py --models "20 M" \

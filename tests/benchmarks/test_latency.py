@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import against
 import latency
 import overlap
 import pytest
@@ -21,6 +22,11 @@ def test_hidden_is_the_share_of_the_exchange_that_takes_no_time():
         "overlaps": {"none": [5.0, 5.0], "link": [5.0, 8.0]},
     }
     assert overlap.hidden(seconds) == [1.0, 0.5]
+
+
+def test_ratio_has_its_interval_over_starts():
+    # The t distribution with 3 degrees of freedom: 3.182 standard errors.
+    assert against.interval([0.9, 1.1, 0.9, 1.1]) == "1.000 +- 0.184"
 
 
 @pytest.mark.long
