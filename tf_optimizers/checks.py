@@ -103,7 +103,8 @@ def check_unused(
     Args:
         owner: The name of the optimizer's class, for the error.
         arguments: The received keyword arguments.
-        hints: For each unsupported argument, the advice for the error.
+        hints: The advice for the error, by the name of the unsupported
+            argument.
     """
     for name, hint in hints.items():
         if arguments.get(name) is not None:

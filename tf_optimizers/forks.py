@@ -5,14 +5,14 @@ import signal
 import threading
 from collections.abc import Callable
 
-_masks = threading.local()  # A thread's signal masks before forks.
+_masks = threading.local()  # The thread's signal masks before its forks.
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
     """Call `restore`, which sets SIGTERM's handler, in every later fork.
 
-    A parent can send SIGTERM before the child has called `restore`. SIGTERM is
-    therefore blocked during the fork, and arrives after the call.
+    The parent may send SIGTERM before the child has called `restore`. So the
+    child blocks SIGTERM until `restore` returns.
     """
 
     def block() -> None:

@@ -21,23 +21,23 @@ def compiled(
 ) -> Callable:
     """Return a `tf.function` of tensors that calls `function`.
 
-    All optimizers share one `tf.function` per signature, even if their numbers
-    differ, as in a sweep. Each `tf.function` is traced only once: TensorFlow
-    would warn about a `tf.function` that is traced for every shape in a model.
-    Pass variables as handles, for `read` and `assign`. If a variable is
-    deleted, each `tf.function` that was called with it fails from then on, even
-    with other variables.
+    All optimizers share one `tf.function` per signature, even if their float
+    constants differ, as in a sweep. Each `tf.function` is traced only once:
+    TensorFlow would warn about a `tf.function` that is traced for every shape
+    in a model. Pass the handles of variables, for `read` and `assign`. A
+    `tf.function` that was called with a variable itself fails once this
+    variable is deleted, even if it is called with other variables.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
         like: A tensor whose shape and dtype are part of the signature.
-        *constants: Hashable. `function` gets a float64 scalar for each float,
-            including floats in tuples; see `scalar`. Other constants are
+        *constants: Hashable values. `function` gets a float64 scalar for each
+            float, including floats in tuples; see `scalar`. Other constants are
             compiled in.
         xla: Whether to compile `function` into one XLA kernel.
     """
     places, numbers = _without_numbers(constants)
-    # An eager context cannot call the functions of another one.
+    # An eager context cannot call the functions of another context.
     signature = eager_context(), function, like.shape, like.dtype
     kernel = _cached_function(*signature, *places, xla=xla)
     if not numbers:
@@ -62,10 +62,10 @@ def _cached_function(
     *constants: Any,
     xla: bool,
 ) -> Callable:
-    """Return a `tf.function`; its first argument holds the numbers, if any."""
+    """Return a `tf.function`; its first argument holds the floats, if any."""
     # TensorFlow counts the traces of each Python function, and warns about too
-    # many. A function nested here would count as one for all signatures; each
-    # `partial` counts separately.
+    # many. A function defined here would count as the same function for all
+    # signatures, but each `partial` counts separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)
@@ -83,7 +83,7 @@ def _with_numbers(
 
 
 def scalar(number: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return a number, or a float64 scalar, in the dtype of `like`."""
+    """Return a number or a float64 scalar, cast to the dtype of `like`."""
     return tf.cast(tf.convert_to_tensor(number, tf.float64), like.dtype)
 
 
@@ -116,7 +116,8 @@ _LANES = 16
 _ROWS = 8
 # Below this length, a loop costs more than vector instructions save.
 _SMALL = 4096
-# A power of two far above the smallest float32, so multiplying by it is exact.
+# A power of two far above the smallest float32, so that a product with this
+# number is exact.
 _TINY = 2.0**-100
 
 
@@ -133,8 +134,8 @@ def norms(
     On a GPU, a loop would run one block at a time, so no loop is used.
 
     Args:
-        function: Elementwise; computes vectors from `tensors`, or from blocks
-            of them.
+        function: An elementwise function that computes the vectors from
+            `tensors`, or from blocks of `tensors`.
         *tensors: Tensors of the same shape and dtype.
         gpu: Whether the kernel runs on a GPU.
         pair: Whether `function` returns two vectors, not one.
@@ -178,16 +179,16 @@ def norm_of(gpu: bool, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor times a float64 scalar; see `scaling`."""
+    """Return a tensor times a float64 scalar; see `scaling`."""
     return scaling(factor)(tensor)
 
 
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that multiplies tensors by a float64 scalar.
 
-    The scalar is 0 or at least 1e-60. It may be the inverse of a norm, and too
-    small for float32, so the function multiplies twice. Call the function
-    inside an XLA kernel, where it takes one pass over memory.
+    The scalar is 0 or at least 1e-60. The inverse of a norm may be too small
+    for float32, so the function multiplies twice. Call the function inside an
+    XLA kernel, where both multiplications take one pass over memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)
@@ -206,16 +207,16 @@ def sum_rows(
 ) -> tf.Tensor:
     """Return the sum of the values of each row, of shape [count, ...].
 
-    All replicas get the same bits, because only `rows` determines the order in
-    which values are added. On a GPU, scatters and `unsorted_segment_sum` add
-    the values of a row in any order, so replicas would diverge.
+    All replicas get the same bits, because the order of the additions depends
+    only on `rows`. On a GPU, scatters and `unsorted_segment_sum` add the values
+    of a row in any order, so replicas would diverge.
 
     Args:
         values: [n, ...].
         rows: int [n], in [0, count), with repetitions.
         count: The number of rows.
     """
-    if in_xla():  # XLA cannot compile the sums below, but has one replica only.
+    if in_xla():  # XLA cannot compile the sums below. It has only one replica.
         return tf.math.unsorted_segment_sum(values, rows, count)
     order = tf.argsort(rows, stable=True)
     return tf.sparse.segment_sum(
@@ -248,9 +249,10 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return float64 squares of one vector, or of two as a complex vector.
+    """Return the squares of one vector, or of two as a complex vector.
 
-    A sum of complex numbers takes one pass over memory; two sums take two.
+    The squares are computed in float64. One sum of complex numbers takes one
+    pass over memory. Two sums of real numbers would take two passes.
     """
     squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
     return tf.complex(*squares) if len(squares) == 2 else squares[0]
@@ -259,8 +261,8 @@ def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
 class Betas(NamedTuple):
     """The decay rates of Adam's moments, and numbers derived from them.
 
-    The latter are computed in float64: in float32, 1 - 0.999 is wrong by
-    1.3e-5.
+    The derived numbers are computed in float64: in float32, 1 - 0.999 is wrong
+    by 1.3e-5.
     """
 
     of_m: float

@@ -40,7 +40,10 @@ class ReplicaGroup:
 
     @property
     def rank(self) -> int:
-        """The calling replica's number; a worker's numbers are consecutive."""
+        """The calling replica's number.
+
+        The replicas of a worker have consecutive numbers.
+        """
         context = tf.distribute.get_replica_context()
         return tf.get_static_value(context.replica_id_in_sync_group)
 
@@ -86,13 +89,17 @@ class ReplicaGroup:
         return self.sum(list(values))
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; `Entries` become slices of all entries."""
+        """Return the sums of values over replicas.
+
+        The sum of `Entries` is `IndexedSlices` with the entries of all
+        replicas.
+        """
         return self.sum(
             [v.slices() if isinstance(v, Entries) else v for v in values]
         )
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send each replica its row of [N, ...]; return the received rows.
+        """Send row i of [N, ...] to replica i; return the received rows.
 
         Only for groups with `packs_entries`.
         """
@@ -101,7 +108,12 @@ class ReplicaGroup:
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the sums over replicas; each is valid only on its owner."""
+        """Return sums over replicas; each sum is valid only on its owner.
+
+        Args:
+            values: This replica's values.
+            owners: For each value, the number of the replica that owns it.
+        """
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
             # Separate calls: one call would sum all values on all devices.
@@ -118,7 +130,12 @@ class ReplicaGroup:
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the owner's tensor of each value, on all replicas."""
+        """Return, on all replicas, the owner's copy of each value.
+
+        Args:
+            values: This replica's values.
+            owners: For each value, the number of the replica that owns it.
+        """
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
             return [
@@ -131,22 +148,24 @@ class ReplicaGroup:
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
         """Return an object that calls a function in a thread while steps run.
 
-        A step calls the object's `start(local rank, numbers)`, and a later step
-        calls its `wait(local rank)`. All replicas must call `start`. Only for
-        groups with `exchanges_later`.
+        A step calls the object's `start(local rank, number)`, and a later step
+        calls the object's `wait(local rank)`. The function gets the number as
+        an int64 tensor. All replicas must call `start`. Only for groups with
+        `exchanges_later`.
         """
         raise NotImplementedError
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Return a context that exchanges on the channel of `later`."""
+        """Return a context in which exchanges use the channel of `later`."""
         raise NotImplementedError
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return all workers' statements; call it outside of `strategy.run`.
+        """Return the statements of all workers.
 
-        All workers must make the same calls in the same order.
+        Call this outside of `strategy.run`. All workers must make the same
+        calls in the same order.
 
         Args:
             subject: The subject of the statement, for errors.
@@ -159,19 +178,20 @@ class ReplicaGroup:
         """Return a context that raises if its code needs other workers.
 
         Args:
-            name: The name of that code, for the error.
+            name: The name of the code, for the error.
         """
         return contextlib.nullcontext()
 
     def post(self, key: str, note: str) -> None:
-        """Write a note for all workers, once per key, from any thread.
+        """Write a note that all workers can read by its key.
 
-        Like `read` and `check_alive`, this method needs several workers.
+        Use a key only once. Any thread may call this. `post`, `read` and
+        `check_alive` need several workers.
         """
         raise NotImplementedError
 
     def read(self, key: str, seconds: float) -> str | None:
-        """Return the note of a key; None if no worker posts it in `seconds`."""
+        """Return a key's note, or None if it is not posted within `seconds`."""
         raise NotImplementedError
 
     def check_alive(self) -> None:
@@ -230,7 +250,7 @@ def average(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return a function that reduces as TensorFlow's own strategies do."""
+    """Return a function that reduces a value by TensorFlow's own `reduce`."""
     op = tf.distribute.ReduceOp(reduce_op)
     return lambda value: tf.distribute.Strategy.reduce(
         strategy, op, value, axis=None
@@ -243,10 +263,12 @@ def reduce_together(
     values: Sequence[Any],
     dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce values; values of the same dtype are sent in one tensor.
+    """Reduce values, and send all values of one dtype in one tensor.
+
+    Call this outside of `strategy.run`.
 
     Args:
-        strategy: The strategy; call this outside of its `run`.
+        strategy: The strategy.
         reduce: Called with one tensor per replica; returns the reduced tensor.
         values: Per-replica tensors or variables, of known shapes.
         dtype: The dtype that values are cast to first. Defaults to no cast.

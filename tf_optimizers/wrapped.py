@@ -1,8 +1,8 @@
 """Finds the optimizers that train a model.
 
-One optimizer is passed to `compile`. A custom `train_step` may use others:
-attributes of the model, of compiled models inside the model (as in a GAN), or
-of the user's own objects, including lists and dicts in these.
+One optimizer is passed to `compile`. A custom `train_step` may use more
+optimizers: attributes of the model, of compiled models inside the model (as in
+a GAN), or of the user's own objects. Optimizers may also be in lists and dicts.
 """
 
 import itertools
@@ -21,15 +21,15 @@ from tf_optimizers._compat.keras_internals import built_variables
 _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "numpy", "tensorflow", "tf_optimizers")
 }
-# The types that are searched among the attributes of the user's objects.
-# Searching all objects would never end.
+# Only attributes of these types are searched in the user's objects. A search of
+# all attributes would never end.
 _HOLDERS = (keras.optimizers.Optimizer, keras.layers.Layer, dict, list, tuple)
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """Return the distinct optimizers of a model, by name.
 
-    The first is the optimizer of `compile`, if any. Names are Python
+    The optimizer passed to `compile`, if any, comes first. Names are Python
     expressions such as `parts[0].optimizer`.
     """
     return {name: found for name, found, _ in _optimizers_in(model)}
@@ -48,12 +48,12 @@ def every_optimizer(model: keras.Model) -> list[Any]:
 
 
 def is_wrapper(optimizer: Any) -> bool:
-    """Return whether an optimizer wraps others."""
+    """Return whether an optimizer wraps other optimizers."""
     return bool(_wrapped_by(optimizer))
 
 
 def kind_of(optimizer: Any) -> str:
-    """Return an optimizer's class and, in brackets, the classes it wraps."""
+    """Return the name of an optimizer's class, such as "Wrapper(Adam)"."""
     name, inner = type(optimizer).__name__, _wrapped_by(optimizer)
     return f"{name}({', '.join(map(kind_of, inner))})" if inner else name
 
@@ -63,8 +63,8 @@ def with_updated(
 ) -> list[keras.Variable]:
     """Return `variables`, and all others that a model's optimizers update.
 
-    The others may be frozen by now, or belong to layers that Keras does not
-    track.
+    The other variables may be frozen by now, or belong to layers that Keras
+    does not track.
     """
     updated = [
         variable
@@ -76,9 +76,10 @@ def with_updated(
 
 
 def build_optimizers(model: keras.Model) -> list[str]:
-    """Build the optimizers of `compile`; return the names of all unbuilt ones.
+    """Build compiled optimizers, and return the names of unbuilt optimizers.
 
-    Only the user knows which variables an unbuilt optimizer is for.
+    An optimizer that was not passed to `compile` may stay unbuilt, as only the
+    user knows its variables.
     """
     unbuilt = []
     for name, optimizer, owner in list(_optimizers_in(model)):
@@ -92,7 +93,10 @@ def build_optimizers(model: keras.Model) -> list[str]:
 
 
 def _optimizers_in(model: keras.Model) -> Iterator[tuple[str, Any, Any]]:
-    """Yield names, optimizers, and the models compiled with them, if any."""
+    """Yield triples (name, optimizer, owner).
+
+    The owner is the model that is compiled with the optimizer, or None.
+    """
     seen: set[int] = set()
     compiled = getattr(model, "optimizer", None)
     if compiled is not None:
@@ -125,8 +129,8 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
     if not isinstance(value, keras.layers.Layer) and not _is_users(value):
         return []
-    # Keras's private attributes come last: users know a layer by the attribute
-    # that they assigned.
+    # Keras's private attributes come last, so that a layer gets the name of the
+    # attribute that the user has assigned.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [
@@ -150,7 +154,8 @@ def _wrapped_by(optimizer: Any) -> list[Any]:
     return [*found, *getattr(optimizer, "optimizers", [])]
 
 
-# Optimizers with several local steps, in the same order on all workers.
+# Built optimizers that take several local steps, in the same order on all
+# workers.
 _local: list[weakref.ref[Any]] = []
 
 
@@ -161,7 +166,7 @@ def note_local_steps(optimizer: Any) -> None:
 
 
 def steppers(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of a model, including wrapped ones."""
+    """Return each `SparseLoCo` of a model, including wrapped optimizers."""
     every = every_optimizer(model)
     return [each for each in every if hasattr(each, "synchronize")]
 
@@ -169,7 +174,7 @@ def steppers(model: keras.Model) -> list[Any]:
 def local_steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` that takes local steps with a model's weights.
 
-    Such an optimizer may belong to a model that contains `model`, or to none.
+    The optimizer may belong to a model that contains `model`, or to no model.
     """
     found = [each for each in steppers(model) if each.sync_every > 1]
     own = _ids(model.variables)
@@ -184,8 +189,8 @@ def local_steppers(model: keras.Model) -> list[Any]:
 def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return a model's `SparseLoCo` optimizers that take local steps.
 
-    The list is empty if the model has another optimizer, which may exchange in
-    every step.
+    The list is empty if the model has any other optimizer, since that optimizer
+    may exchange values in every step.
     """
     found: list[Any] = []
     for optimizer in optimizers_of(model).values():
@@ -216,7 +221,7 @@ class LocalRound(NamedTuple):
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
-    """Return the optimizers' current round; call it outside of `strategy.run`.
+    """Return the optimizers' current round, outside of `strategy.run`.
 
     If the optimizers' rounds differ, the current round ends as soon as one of
     these rounds ends.

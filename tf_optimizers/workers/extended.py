@@ -31,8 +31,8 @@ from tf_optimizers.workers.collectives.variables import VariablesExtended
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
-# Group keys of a strategy. Every worker's `worker_channel` takes one key, so
-# there must be more keys than workers.
+# The number of group keys for one strategy. Every worker's `worker_channel`
+# takes one key, so there must be more keys than workers.
 _KEYS_PER_STRATEGY = 1 << 12
 # TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow for
 # messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.
@@ -43,13 +43,14 @@ _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 class SparseExtended(VariablesExtended):
     """The extension of `MultiWorkerMirroredStrategy`.
 
-    TensorFlow implements every strategy in such an object. The class has no
-    public name.
+    TensorFlow implements every strategy in such an object. TensorFlow's own
+    class has no public name.
 
     Attributes:
-        replica_group: The class that `replicas_of` uses.
-        number: The strategy's number among those of this process, from 1.
-        channels: All collectives between workers. `later` adds its own.
+        replica_group: The class of the results of `replicas_of`.
+        number: The strategy's number among the strategies of this process,
+            from 1.
+        channels: All channels between workers. `later` adds more channels.
     """
 
     replica_group = WorkerReplicas
@@ -108,8 +109,8 @@ class SparseExtended(VariablesExtended):
         return config
 
     def _take_keys(self) -> None:
-        # All of TensorFlow's strategies start at the same group key, which
-        # would mix up their collectives.
+        # All of TensorFlow's strategies use the same first group key. Two
+        # strategies would mix up their collectives.
         self.number = next(_numbers)
         self._collective_key_base += self.number * _KEYS_PER_STRATEGY
 
@@ -182,7 +183,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def _summarize_in_function(self) -> Callable:
-        """Runs `_summarize` as one function, which never waits for Python."""
+        """`_summarize` as a `tf.function`, which never waits for Python."""
         return tf.function(self._summarize, autograph=False)
 
     def _summarize(
@@ -190,11 +191,11 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Not in the side channel, where a step reduces its scalars at its end.
+        # Do not use the side channel: at its end, a step reduces scalars there.
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
-        """Stack the notes of all workers, each once per replica of the worker.
+        """Stack the notes of all replicas; this worker's replicas send `note`.
 
         The notes travel in the main channel, since the step waits for the
         result.
@@ -206,7 +207,12 @@ class SparseExtended(VariablesExtended):
     def gather_copies(
         self, channel: Any, copies: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Stack small tensors of all replicas; `copies` are this worker's."""
+        """Stack one small tensor of each replica.
+
+        Args:
+            channel: The channel for the exchange.
+            copies: The tensors of this worker's replicas, of the same shape.
+        """
 
         def gather(rank: int) -> tf.Tensor:
             row = copies[rank][tf.newaxis]
@@ -229,7 +235,8 @@ class SparseExtended(VariablesExtended):
     def check_step_ended(self) -> None:
         """Record a failure if a step has begun and not ended.
 
-        The main thread, which usually runs steps, calls this between them.
+        The main thread, which usually runs the steps, calls this method between
+        steps.
         """
         if any(map(is_in_run, self.channel.progress())):
             self.channel.enter()
@@ -276,7 +283,10 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
-        """Returns the gather for notes of a shape, always the same object."""
+        """A function that returns the `GatherLater` for notes of a shape.
+
+        Calls with the same shape return the same object.
+        """
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)
         )
@@ -288,7 +298,10 @@ class SparseExtended(VariablesExtended):
 
     @property
     def channel(self) -> SparseCollectiveAllReduce:
-        """The main collectives of all replicas; no public accessor."""
+        """The channel of this thread: by default, the main channel.
+
+        TensorFlow keeps the main channel private.
+        """
         return self.current.channel or self._cross_device_ops
 
     @property
@@ -298,7 +311,7 @@ class SparseExtended(VariablesExtended):
 
     @property
     def workers(self) -> int:
-        """The number of worker processes; no public accessor."""
+        """The number of worker processes, which TensorFlow keeps private."""
         return self._num_workers
 
     @property
@@ -308,7 +321,7 @@ class SparseExtended(VariablesExtended):
 
     @property
     def tasks(self) -> list[str]:
-        """TensorFlow's names of the workers; no public accessor."""
+        """The workers' names in TensorFlow, which TensorFlow keeps private."""
         cluster = self._cluster_spec
         return [
             f"/job:{job}/replica:0/task:{task}"

@@ -72,11 +72,12 @@ class SparseMultiWorkerMirroredStrategy(
     `all_reduce` in one all-gather, instead of three per variable. Small dense
     values travel in that all-gather, too. Large dense values of one dtype
     travel together, in packs of `communication_options.bytes_per_pack` (0, the
-    default, is one pack). On CPUs, a gather takes one round trip, or two from
-    64 replicas on. A sum of large values takes at most two round trips, however
-    many workers there are.
+    default, is one pack). On CPUs, with at most ten replicas per worker, a
+    gather takes one round trip, and a sum of large values takes two. From 64
+    replicas on, each takes one more.
 
-    Create it before any tensor or variable, and the model in its `scope()`:
+    Create the strategy before any tensor or variable, and the model in its
+    `scope()`:
 
         strategy = tfo.SparseMultiWorkerMirroredStrategy()
         with strategy.scope():
@@ -114,14 +115,14 @@ class SparseMultiWorkerMirroredStrategy(
 
     Attributes:
         agreement_seconds: float > 0. The seconds that workers wait outside of
-            collectives for another worker, for example while it prepares its
-            data. Defaults to `1800.0`, half an hour.
+            collectives for a slower worker, for example while that worker
+            prepares its data. Defaults to `1800.0`, half an hour.
         compares_data: bool. Whether workers that share their data compare
-            batches, and raise if these differ. Set it before `fit`. Defaults to
-            `True`.
+            batches, and raise an error if batches differ. Set this attribute
+            before `fit`. Defaults to `True`.
 
     Raises:
-        TypeError: If an argument is of another class.
+        TypeError: If an argument has a wrong type.
         ValueError: If the cluster is malformed.
         RuntimeError: If TensorFlow was used before the first strategy; if a
             later strategy has another cluster; if workers differ in the number
@@ -161,7 +162,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers agree; let all of them shuffle with one seed."""
+        """Raise unless workers agree; give them one seed for shuffles."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -185,7 +186,8 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Share the batches of a dataset among all replicas.
 
-        Every worker must call this, as `fit`, `evaluate` and `predict` do.
+        Every worker must call this method. `fit`, `evaluate` and `predict` call
+        it, too.
 
         Raises:
             RuntimeError: If data differ in length or order between workers.
@@ -213,10 +215,10 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Call `fn` on every replica; return the replicas' results.
 
-        `reduce` of the first returned scalar reduces all returned scalars, in
-        one exchange. A Keras model's `train_step` and `test_step` compute the
-        same as one process would with the replica's rows, and gradients are
-        weighted by the replica's share of the rows of the global batch.
+        The first `reduce` of a returned scalar reduces all returned scalars, in
+        one exchange. In `train_step` and `test_step` of a Keras model, each
+        replica computes as one process would with the replica's rows. Gradients
+        are multiplied by the replica's share of the rows of the global batch.
         """
         step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
@@ -242,11 +244,11 @@ class SparseMultiWorkerMirroredStrategy(
     def _as_function(self, fn: Any) -> Callable:
         """Return a `tf.function` that runs another `tf.function` on replicas.
 
-        A replica cannot update variables inside a `tf.function`, so the
-        returned function is around the replicas, as in TensorFlow.
+        A `tf.function` inside a replica cannot update variables. So the
+        returned function calls the replicas, as in TensorFlow's strategies.
         """
         if fn not in self._functions:
-            given = weakref.ref(fn)  # The key must not be kept alive.
+            given = weakref.ref(fn)  # Do not keep the key alive.
 
             def run(*args: Any) -> Any:
                 traced: Any = traced_by(given())
@@ -277,11 +279,11 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
-        Unlike TensorFlow's method, this takes the values of Keras 3: nests,
-        scalars with an axis, and batches of different sizes. The axis is
+        Unlike TensorFlow's method, this method accepts the values of Keras 3:
+        nests, scalars with an axis, and batches of different sizes. The axis is
         ignored for scalars, and for a metric's result from a model's step. In
-        eager mode and without an axis, values with fewer rows than others are
-        padded with zeros.
+        eager mode and without an axis, all values are padded with zeros to the
+        same number of rows.
 
         TensorFlow also calls this method to read a variable whose value differs
         between replicas, such as `DGCMomentum`'s state.

@@ -1,4 +1,4 @@
-"""The replicas of all workers, through which optimizers exchange values.
+"""Exchanges the values of optimizers between the replicas of all workers.
 
 Each value of sharded state has an owner, which is a replica. A message has one
 row per owner, and all rows are padded to the longest row:
@@ -6,8 +6,8 @@ row per owner, and all rows are padded to the longest row:
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
     replica 1   [a b | c .]                   1: sums of c .
 
-Then each owner sends its row of new weights to all replicas. Each message
-has one dtype, and at most `MESSAGE_BYTES`.
+Then each owner sends its row of new weights to all replicas. A message has one
+dtype, and at most `MESSAGE_BYTES` bytes.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
 
 # Larger messages take longer, since the system clears their memory each time.
-# Smaller ones take more round trips.
+# Smaller messages take more round trips.
 MESSAGE_BYTES = 1 << 24
 
 
@@ -58,7 +58,11 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
-        """Return sums over replicas; `Entries` become slices of all entries."""
+        """Return the sums of values over replicas.
+
+        The sum of `Entries` is `IndexedSlices` with the entries of all
+        replicas.
+        """
         extended = self._strategy.extended
         entries, sums = extended.in_replica(
             extended.channel.gather_and_reduce,
@@ -72,19 +76,19 @@ class WorkerReplicas(ReplicaGroup):
         ]
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send replica i row i of [N, ...]; return the rows received."""
+        """Send row i of [N, ...] to replica i; return the received rows."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return the rows of all replicas, which must have the same number."""
+        """Join the rows of all replicas, the same number from each replica."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return sums, valid only for the values that this replica owns."""
+        """Return sums over replicas; each sum is valid only on its owner."""
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             numbers = to_numbers(_rows(message, message.rows, values))
@@ -97,7 +101,7 @@ class WorkerReplicas(ReplicaGroup):
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return the owner's copy of every value."""
+        """Return, on all replicas, the owner's copy of each value."""
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             own = message.rows[self.rank]
@@ -114,11 +118,14 @@ class WorkerReplicas(ReplicaGroup):
         values: Sequence[tf.Tensor],
         owners: Sequence[int],
     ) -> list[tf.Tensor]:
-        """Send all messages; return the values with the received ranges.
+        """Send all messages, and return the received values.
+
+        If this replica receives no range of a value, the replica's own value is
+        returned.
 
         Args:
-            send: Called with each message; returns the received rows, each with
-                the ranges that are in it.
+            send: Called with each message. Returns a pair for each received
+                row: the ranges in the row, and the row.
             values: This replica's values.
             owners: The owner of each value.
         """
@@ -149,7 +156,7 @@ class WorkerReplicas(ReplicaGroup):
         return extended.later["entries"].call(function, local)
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """In this context, exchange values on the channel of `later`."""
+        """Return a context in which exchanges use the channel of `later`."""
         extended = self._strategy.extended
         return extended.current.set(extended.later["entries"].channel)
 
@@ -165,15 +172,15 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Raise an error if the code in this context needs other workers."""
+        """Return a context that raises if its code needs other workers."""
         return acting_alone(name)
 
     def post(self, key: str, note: str) -> None:
-        """Write a note for all workers, once per key, from any thread."""
+        """Write a note that all workers can read by its key."""
         coordination.write(f"tf_optimizers/{key}", note)
 
     def read(self, key: str, seconds: float) -> str | None:
-        """Return a note; None if no worker writes it within `seconds`."""
+        """Return a key's note, or None if it is not posted within `seconds`."""
         return coordination.read(f"tf_optimizers/{key}", seconds)
 
     def check_alive(self) -> None:
@@ -199,8 +206,8 @@ class Range(NamedTuple):
 
     Attributes:
         position: The position of the value in a list.
-        start: The first element.
-        stop: The end of the range, which is not included.
+        start: The index of the first element.
+        stop: The index after the last element.
     """
 
     position: int
@@ -218,7 +225,7 @@ class Message(NamedTuple):
 
     Attributes:
         dtype: The dtype of the values.
-        rows: For each replica, some ranges of values that it owns.
+        rows: For each replica, some ranges of values that this replica owns.
         length: The number of elements to which each row is padded.
     """
 
@@ -249,8 +256,8 @@ def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Range]]:
     """Cut values into rows.
 
     Args:
-        sizes: The position and the size of each value.
-        most: The largest size of a row.
+        sizes: For each value, its position and its number of elements.
+        most: The largest number of elements in a row.
     """
     rows: list[list[Range]] = []
     room = 0
@@ -270,7 +277,7 @@ def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Range]]:
 def _rows(
     message: Message, rows: Sequence[list[Range]], values: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Return some rows of a message, in one copy."""
+    """Return some rows of a message as a matrix, padded with zeros."""
     flat = []
     for row in rows:
         flat += [
@@ -282,9 +289,10 @@ def _rows(
 
 
 def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return ranges of a value joined, in new memory.
+    """Join the ranges of a value, in new memory.
 
-    A variable that was assigned a slice would keep the whole message alive.
+    A variable that was assigned a slice of a message would keep the whole
+    message in memory.
     """
     return tf.concat([*ranges, tf.zeros([0], ranges[0].dtype)], 0)
 

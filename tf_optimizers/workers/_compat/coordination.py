@@ -1,7 +1,7 @@
 """Wraps TensorFlow's coordination service, which has no public name.
 
-Processes exchange texts through its key-value store. Unlike a collective, the
-store is not part of a graph, and reading from it has a timeout.
+Processes exchange texts through the service's key-value store. Unlike a
+collective, the store is not part of a graph, and reads have a timeout.
 """
 
 from typing import Any
@@ -13,16 +13,16 @@ from tensorflow.python.eager import context
 def has_tensorflow_started() -> bool:
     """Return whether TensorFlow has started.
 
-    Afterwards, collectives cannot be configured, and TensorFlow's own error
-    gives no advice.
+    After the start, collectives cannot be configured, and TensorFlow's own
+    error gives no advice.
     """
     return context.context()._context_handle is not None
 
 
 def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
-    """Return the cluster that this process has joined, and its task there.
+    """Return this process's cluster, and the type and index of its task.
 
-    Returns None if no strategy has joined a cluster yet. TensorFlow has no
+    Return None if no strategy has joined a cluster yet. TensorFlow has no
     public accessor.
     """
     server = context.context()._collective_ops_server_def
@@ -33,7 +33,10 @@ def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
 
 
 def write(key: str, text: str) -> None:
-    """Write a text for all processes, once per key. There is no timeout."""
+    """Write a text that all processes can read by its key.
+
+    Use a key only once. This call has no timeout.
+    """
     context.context().set_config_key_value(key, text)
 
 

@@ -41,7 +41,8 @@ from tensorflow.python.distribute.input_lib import (
 # Per-replica values of a batch; our subclasses add the number of rows.
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
-# Waits for asynchronous operations; returns the seed of `tf.random.set_seed`.
+# Functions to wait for asynchronous operations, and to read the seed that
+# `tf.random.set_seed` has set.
 from tensorflow.python.eager.context import async_wait
 from tensorflow.python.eager.context import global_seed as tensorflow_seed
 

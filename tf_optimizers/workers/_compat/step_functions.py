@@ -35,7 +35,7 @@ class ModelStep:
 
 
 def unmarked(function: Callable) -> Callable:
-    """Return the function inside a `ModelStep`; others unchanged."""
+    """Return the function inside a `ModelStep`; return others unchanged."""
     return function.function if isinstance(function, ModelStep) else function
 
 
@@ -44,10 +44,10 @@ def mark_steps(
     is_for: Callable[[tf.distribute.Strategy], bool],
     with_rounds: Callable[[keras.Model, Callable], Callable],
 ) -> None:
-    """Make Keras pass steps to strategies as `ModelStep`s, permanently.
+    """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
 
-    Otherwise a step that is a lambda, or that a decorator returns, would not
-    refer to its model, and could have any name.
+    A step that is a lambda, or that a decorator returns, does not refer to its
+    model, and may have any name. A `ModelStep` has a reference to the model.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
@@ -74,14 +74,14 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
     """Return the model of a step, the step's function, and the step's kind.
 
     `fit` and `evaluate` run a `ModelStep`, and custom loops run a method.
-    `predict` runs a function of Keras that refers to the model. Any of them may
-    be wrapped.
+    `predict` runs a function of Keras that refers to the model. Any of these
+    functions may be wrapped.
 
     Returns:
-        None if the function is no step. For a `tf.function`, the step is its
-        Python function, since TensorFlow cannot update variables in a function
-        inside a replica. The kind is "train_step", "test_step" or
-        "predict_step", independently of the function's name.
+        None if the function is not a step. If the step is a `tf.function`, its
+        Python function is returned, since a `tf.function` inside a replica
+        cannot update variables. The kind is "train_step", "test_step" or
+        "predict_step", whatever the name of the function is.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -104,8 +104,8 @@ def _wrapped(function: Any) -> Iterator[Any]:
 def _model_of_step(function: Any) -> keras.Model | None:
     """Return the model of a method that is a step, None for other functions.
 
-    The function is a step if it has a step's name, or is the model's attribute
-    of such a name.
+    A method of a model is a step if the method has the name of a step, or is
+    assigned to the model's attribute of such a name.
     """
     owner = getattr(function, "__self__", None)
     # TensorFlow binds methods to an object that has the model as `target`.
@@ -121,8 +121,8 @@ def _model_of_step(function: Any) -> keras.Model | None:
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
     """Return how a model uses a step: as "train_step" or "test_step".
 
-    If the step is not the model's own, for example that of a base class, the
-    name of the function decides.
+    If neither attribute of the model is the step, the name of the function
+    decides. An example is the step of a base class.
 
     Args:
         model: The model.
@@ -147,7 +147,7 @@ def _is_same(function: Any, other: Any) -> bool:
 
 
 def traced_by(function: Any) -> Callable | None:
-    """Return the Python function of a `tf.function`, None for others."""
+    """Return the Python function of a `tf.function`, None for other objects."""
     python: Any = getattr(function, "python_function", None)
     # TensorFlow binds methods to an object that has the owner as `target`.
     owner = getattr(getattr(python, "__self__", None), "target", None)
@@ -156,12 +156,15 @@ def traced_by(function: Any) -> Callable | None:
 
 def asks_for_xla(function: Any) -> bool | None:
     """Return the `jit_compile` argument of a `tf.function`."""
-    # It has no public accessor.
+    # The argument has no public accessor.
     return function._jit_compile
 
 
 def _untraced(function: Any) -> Callable:
-    """Return a `tf.function`'s Python function, converted; others unchanged."""
+    """Return a `tf.function`'s Python function, converted by AutoGraph.
+
+    Other functions are returned unchanged.
+    """
     traced = traced_by(function)
     if traced is None:
         return function
@@ -172,7 +175,7 @@ def _untraced(function: Any) -> Callable:
 
 
 def _predicts(function: Callable) -> keras.Model | None:
-    """Return the model of Keras's predict function, None for others."""
+    """Return the model of Keras's predict function, or None."""
     if getattr(function, "__module__", None) != keras.Model.predict.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()

@@ -29,7 +29,7 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Check a cluster resolver, and return it; None reads `TF_CONFIG`.
+    """Check and return a cluster resolver; None reads `TF_CONFIG`.
 
     An evaluator gets a resolver without a cluster, since it exchanges nothing
     with workers. In TensorFlow's documentation, the `TF_CONFIG` of an evaluator
@@ -82,8 +82,8 @@ def restore_sigterm() -> None:
     """Restore Python's handler of SIGTERM, which ends the process by default.
 
     A server of TensorFlow (2.21) treats the signal as a notice that the machine
-    will be shut down, and only records it. Forked processes inherit that
-    server's handler. So SIGTERM would not end a worker that waits in a
+    will be shut down, and only records this notice. Forked processes inherit
+    the server's handler. So SIGTERM would not end a worker that waits in a
     collective, or the worker's children.
     """
     if threading.current_thread() is threading.main_thread():
@@ -94,12 +94,12 @@ def restore_sigterm() -> None:
 
 def _restore_handler() -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None:  # None: it was not set by Python.
+    if handler is not None:  # None: Python has not set the handler.
         signal.signal(signal.SIGTERM, handler)
 
 
 def check_options(options: Any) -> Any:
-    """Return the options, or TensorFlow's default ones for None."""
+    """Check and return the options; None means TensorFlow's defaults."""
     if options is None:
         return tf.distribute.experimental.CommunicationOptions()
     # The public constructor returns an object of another, private class.
@@ -177,7 +177,7 @@ def versions() -> dict[str, str]:
     """Return the versions that must be the same on all workers, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
-    # Python's patch number is left out: it only counts fixes.
+    # Python's patch number is left out, since it only counts fixes.
     return {
         "tf_optimizers": package.__version__,
         "tensorflow": tf.__version__,

@@ -1,4 +1,4 @@
-"""Checks that optimizers, weights and rates are the same on all workers."""
+"""Checks that all workers have the same optimizers, weights and rates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -64,7 +64,8 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 def _without_names(settings: Any) -> Any:
     """Return settings without the names of optimizers and inner optimizers.
 
-    Keras numbers these names in the order in which a worker creates optimizers.
+    Keras numbers optimizers in the order of their creation, which may differ
+    between workers.
     """
     if isinstance(settings, (list, tuple)):
         return [_without_names(each) for each in settings]
@@ -101,8 +102,8 @@ def check_same_training(
         "the weights and the learning rate after an epoch",
         statements,
         hint,
-        # Errors show paths, but paths are not compared: they depend on how many
-        # models a worker has created.
+        # Errors show paths, but paths are not compared: a path depends on the
+        # number of models that a worker has created.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )
 
@@ -110,7 +111,8 @@ def check_same_training(
 def compared_weights(model: keras.Model) -> list[Any]:
     """Return the weights that must have the same values on all workers.
 
-    After local steps the list is empty, since weights differ intentionally.
+    After local steps, the list is empty, since the weights of replicas
+    intentionally differ.
     """
     if not has_common_weights(model):
         return []

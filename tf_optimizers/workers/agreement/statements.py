@@ -23,12 +23,12 @@ START_THE_SAME = (
     "See the output of all workers, and start the same script with the same "
     "arguments on every worker, from the same checkpoint."
 )
-# The interval between health checks of a silent worker, and a check's timeout.
+# Seconds between health checks of a silent worker, and a check's timeout.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# The seconds for reading statements once all workers have made theirs.
+# Seconds for reading the statements once all workers have made a statement.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -47,7 +47,7 @@ def gather_statements(
     """Return the statements of all workers, by worker.
 
     Every worker must make the same calls, in the same order. The first worker
-    collects the statements, and passes them on to all.
+    collects the statements, and sends them to all workers.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -59,8 +59,8 @@ def gather_statements(
             reach the subject.
 
     Raises:
-        RuntimeError: If a worker makes no statement in time, or one about
-            another subject.
+        RuntimeError: If a worker makes no statement in time, or makes a
+            statement about another subject.
         tf.errors.OpError: If a worker has died.
     """
     if strategy.extended.workers == 1:
@@ -104,7 +104,7 @@ def acting_alone(name: str) -> Iterator[None]:
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
-    """Return the notes of all workers, None for a worker without one."""
+    """Return the notes of all workers, None for a worker without a note."""
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds
     serial = next(_serial)
@@ -122,7 +122,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             for other in range(len(tasks))
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
-        if serial:  # All workers are here, so they have read the last notes.
+        if serial:  # All workers are here, and have read the previous notes.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
     # Write and read at the same time, which takes one round trip.
@@ -131,7 +131,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
         answer = wait_for("all workers", "all", 0, until)
         written.result()
     if answer is None:
-        # If the first worker was late, it is still waiting for others.
+        # If the first worker was late, it is still waiting for other workers.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
             return [None]
         until += timeout + _LISTENING_SECONDS
@@ -148,7 +148,7 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         if text is not None or left <= _ASKING_SECONDS:
             return text
         coordination.check_alive(task, ANSWERING_SECONDS)
-        if time.monotonic() > patience:  # Python shows a warning once.
+        if time.monotonic() > patience:  # Python shows it once.
             warnings.warn(warning, stacklevel=2)
 
 
@@ -168,8 +168,8 @@ def check_equal(
         hint: The end of an error.
         rule: The beginning of an error. Defaults to `None`: all workers must
             agree on the subject.
-        shown: The names that errors show instead of names in `statements`.
-            Defaults to `None`.
+        shown: The names for errors, by the names in `statements`. Defaults to
+            `None`: errors show the names in `statements`.
     """
     rule = rule or f"All workers must agree on {subject}."
     first, *others = statements

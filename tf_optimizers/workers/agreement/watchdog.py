@@ -5,8 +5,8 @@
 
 Both workers have begun their third collective. The two collectives differ, so
 neither will end. A stalled worker publishes its position in the coordination
-service, and reads the position of its neighbor. If workers differ, some worker
-differs from its neighbor, and detects the difference. The watchdog also ends a
+service, and reads the position of its neighbor. If positions differ, at least
+one worker differs from its neighbor, and detects this. The watchdog also ends a
 collective that has waited for longer than the strategy's `timeout_seconds`.
 """
 
@@ -26,8 +26,8 @@ from tf_optimizers.workers.collectives.progress import (
     is_waiting,
 )
 
-# Seconds between two checks. A worker that makes no progress in between has
-# stalled.
+# Seconds between two checks. A worker that makes no progress between two checks
+# has stalled.
 _LOOKING_SECONDS = 3.0
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
@@ -89,7 +89,7 @@ class Watchdog:
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Publish a position; return the next worker's, or None if unknown."""
+        """Publish a position; return the next worker's position, if known."""
         written = self._written.get(i)
         if written != now:
             if written:

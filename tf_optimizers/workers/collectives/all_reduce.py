@@ -7,12 +7,12 @@
     [a b.values b.indices c]          one int32 buffer each
         └───────────── all-gather ────────┘
         ▼ unpack: the same on both
-    a: 4 entries, b: up to 4 rows, worker 0 first; rows of both are added
+    a: 4 entries, b: up to 4 rows, worker 0 first; common rows are added
     c: dense and small, the sum of both
 
 Rows are padded to the largest number of rows on any replica. If there are
-`IndexedSlices`, a small all-gather exchanges these numbers first. Large dense
-values are summed separately, in one collective for each dtype.
+`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Large
+dense values are summed separately, in one collective for each dtype.
 """
 
 from collections.abc import Sequence
@@ -152,8 +152,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             options: The communication options.
 
         Returns:
-            The entries; and a dictionary of the sums by dtype, like `groups`,
-            but without the groups that are too large to be gathered.
+            The entries; and the sums by dtype, like `groups`. Groups that are
+            too large to be gathered are missing.
         """
         slices = groups.get(None, [])
         small = {

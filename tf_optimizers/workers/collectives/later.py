@@ -7,8 +7,8 @@ result:
     step       starts a call                              waits for it
     thread     ....[ the call, on a separate channel ]....
 
-Calls run one after another. Steps start calls in the same order on all workers,
-and calls run in this order.
+Steps start calls in the same order on all workers. Calls run one after another,
+in this order.
 """
 
 import collections
@@ -24,15 +24,15 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-# The capacity of a queue. Programs wait long before it is full.
+# The capacity of a queue. Steps wait for calls long before a queue is full.
 _QUEUE_SIZE = 1 << 16
 
 
 class Later:
-    """Runs calls in a thread, and keeps the channel on which they exchange.
+    """Runs calls in a thread, which exchange values on a separate channel.
 
     Args:
-        owner: When this object is deleted, the thread ends.
+        owner: The thread ends when this object is deleted.
         channel: The collectives that the calls run.
     """
 
@@ -56,7 +56,7 @@ class Later:
     def call(
         self, function: Callable[[tf.Tensor], object], replicas: int = 1
     ) -> "Call":
-        """Return a call for `replicas` replicas of this process to start."""
+        """Return a call that `replicas` replicas of this process start."""
         call = Call(function, self._started, len(self._calls), replicas)
         self._calls.append(weakref.ref(call))
         return call

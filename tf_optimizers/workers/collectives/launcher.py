@@ -3,9 +3,9 @@
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
 as many. On CPUs, TensorFlow's all-to-all sends all messages at once. There, a
 gather by all-to-all takes one round, and a sum takes two. Both send as many
-bytes as the rings. Many replicas would send too many messages this way. They
-gather in two levels: first within a group of neighbors, then with one replica
-of every other group.
+bytes as the rings. A large number of replicas would send too many messages this
+way. They gather in two levels: first within a group of neighbors, then with one
+replica of every other group.
 
 Workers that enter different collectives wait for each other forever. So each
 replica records its progress, which `watchdog.py` compares.
@@ -42,7 +42,7 @@ _NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
 
 
 class Group(NamedTuple):
-    """Replicas that exchange among themselves."""
+    """A group of replicas that exchange values with each other."""
 
     key: int
     size: int
@@ -96,7 +96,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         *args: The arguments of TensorFlow's launcher.
         local_replicas: The number of replicas in this process.
         ranks: The place of every replica in the result of a collective.
-        replica: The index of this replica among all.
+        replica: The index of this replica among all replicas.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         self._ranks = list(ranks)
         self._has_at_once = (
             "CPU" in self._device
-            and self._group_size > 2  # A ring of two has as few rounds.
+            and self._group_size > 2  # A ring of two takes no more rounds.
             and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
         )
         self.progress = Progress(
@@ -147,7 +147,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     ) -> tf.Tensor:
         """Concatenate the replicas' tensors along the first axis.
 
-        `instance_key` documents the argument `layout`.
+        For `layout`, see `instance_key`.
         """
         tensor = tf.convert_to_tensor(input_tensor)
         shape, flat = _shape(tensor), tf.reshape(tensor, [-1])
@@ -169,7 +169,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
         """Send row i to replica i; return the received rows in replica order.
 
-        TensorFlow has this collective, but no launcher or strategy uses it.
+        TensorFlow has this collective, but none of its launchers or strategies
+        uses the collective.
         """
         by_rank = np.argsort(self._ranks).tolist()
         rows = tf.reshape(tensor, [self._group_size, -1])
@@ -205,9 +206,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
-        """Sum a vector over replicas, by letting each replica sum one part.
+        """Sum a vector over replicas: each replica sums one part.
 
-        Parts are summed in the order of `tf.add_n`, and then gathered.
+        Each replica sums its part by `tf.add_n`, then all sums are gathered.
         """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.
@@ -236,9 +237,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         Args:
             operation: The name of the operation.
             tensor: The input of the operation.
-            signature: The kind of the collective to which the operation
-                belongs, and the number and the layout of the elements passed to
-                the collective. The signature determines the shape of `tensor`.
+            signature: The kind of the collective, its number of elements, and
+                their layout. The operation may be one of several rounds of the
+                collective. The signature determines the shape of `tensor`.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all replicas.
             **attributes: Attributes of the operation.
@@ -270,9 +271,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         """Return the seconds after which TensorFlow ends a collective.
 
         Return None if `watchdog.py` enforces the strategy's timeout instead.
-        When TensorFlow (2.21) ends a collective, it frees memory still in use,
-        and the process may crash. TensorFlow also keeps a thread for each
-        timeout.
+        When TensorFlow (2.21) ends a collective, TensorFlow frees memory that
+        is still in use, and the process may crash. TensorFlow also keeps a
+        thread for each timeout.
         """
         seconds = options.timeout_seconds
         is_usual = seconds == self._options.timeout_seconds

@@ -1,14 +1,18 @@
 """Packs a replica's values into one message of 32-bit words for all replicas.
 
-entries | values and indices of rows | dense values, by dtype
+The order of values in a message is
+
+    entries | values and indices of rows | dense values, by dtype
+
+Two workers exchange
 
     worker 0                       worker 1
     entries, biases                entries, biases
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-Dense values need no separate round this way, but each replica sends N - 1 times
-their bytes.
+This way, dense values need no separate round, but each replica sends their
+bytes N - 1 times.
 """
 
 import zlib
@@ -155,8 +159,8 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
 
 # The cost of a round, in bytes: a network of 1 Gbit/s carries this many bytes
 # in a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
-# The network is not measured, since a wrong choice costs little: sending twice
-# these bytes, or waiting for two rounds.
+# The network is not measured, since a wrong choice costs little: it sends twice
+# these bytes, or waits for two rounds.
 ROUND_BYTES = 1 << 17
 
 

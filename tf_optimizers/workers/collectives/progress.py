@@ -1,23 +1,25 @@
 """Numbers collectives, and tracks how far a replica has come.
 
-Workers find each other in a collective by its number, its "instance key".
-TensorFlow itself counts these keys up, and asks the first worker about every
-new key. This takes a round trip before anything is exchanged, and leaves a
-record that is never deleted. Here, the key depends only on the collective's
-kind, dtype, number of elements and layout. TensorFlow requires collectives with
-the same key to have the same kind, dtype and number of elements. The key does
-not depend on how often a worker has traced, which may differ between workers.
+Workers find each other in a collective by the collective's number, its
+"instance key". TensorFlow itself numbers collectives consecutively, and asks
+the first worker about every new key. The question takes a round trip before
+anything is exchanged, and leaves a record that is never deleted. Here, the key
+depends only on the collective's kind, dtype, number of elements and layout.
+TensorFlow requires collectives with the same key to have the same kind, dtype
+and number of elements. The key does not depend on the number of traces, which
+may differ between workers.
 
 Keys may repeat, within a step and in later steps. The ordering token makes a
 replica run its collectives one after another, and all workers run them in the
 same order. A collective ends only when all values that it sends have been read,
-and all values that it receives have arrived. A worker that is ahead finds no
+and all values that it receives have arrived. So a worker that is ahead finds no
 partner under its key, and waits.
 
 Because keys repeat in every step, a worker that continues after a failed step
 would exchange values with other workers in the wrong collective, undetected. So
 each replica records whether it is in a collective, and whether it is in a run
-of a step. If either has not ended when another begins, the replica has failed:
+of a step. If a collective or a run has not ended when the next one begins, the
+replica has failed:
 
               idle    in a collective    in a run    in both
     enter     run     failed             failed      failed
@@ -105,7 +107,7 @@ _LEAVE = (_FAILED, _FAILED, _IDLE, _FAILED, _FAILED)
 
 
 def has_failed(progress: Sequence[int]) -> bool:
-    """Return whether a step began before the previous one had ended."""
+    """Return whether a step began before the previous step had ended."""
     return progress[-1] == _FAILED
 
 

@@ -1,9 +1,9 @@
 """Tracks runs of steps, and calls functions in the background.
 
 When a step fails on a worker, this worker may be between two collectives, or
-may have updated only some weights. The other workers wait for this worker or
-have gone on. They must not exchange values with its next step. So every run
-records its start and its end.
+may have updated only some weights. The other workers wait for this worker, or
+have gone on. They must not exchange values with this worker's next step. So
+every run records its start and its end.
 
 Workers exchange some notes while a step runs. In a `tf.function`, TensorFlow
 runs this exchange in parallel, since no other operation needs the result. In
@@ -27,8 +27,8 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# The time to wait for the last call at exit. All workers have made this call by
-# then, unless a worker has failed.
+# Seconds to wait at exit for the last call. By then, all workers have made this
+# call, unless a worker has failed.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
@@ -37,8 +37,9 @@ class BackgroundCall:
     """Calls functions in a thread, one at a time.
 
     Args:
-        owner: An object such as a strategy. The thread ends at exit. If the
-            owner was deleted before, other workers may still need the thread.
+        owner: The object that uses the thread, such as a strategy. If the
+            owner is deleted, a running call goes on until exit at the latest,
+            since other workers may still need the call.
         is_at_once: Whether to call functions directly instead of in a thread,
             for example if there are no other workers. Callers that cannot call
             `wait` before each step may set this attribute later.
@@ -52,7 +53,7 @@ class BackgroundCall:
         weakref.finalize(owner, self._end)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in a thread, after the previous one has ended."""
+        """Call a function in a thread, once the previous function has ended."""
         self.wait()
         if self.is_at_once:
             function()
@@ -76,12 +77,13 @@ class BackgroundCall:
             raise self._errors.pop()
 
     def _end(self) -> None:
-        """End the thread: TensorFlow crashes if a thread is left at exit."""
+        """End the thread at exit: TensorFlow crashes if a thread is left."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
         if self._owner() is None:
-            # Do not abort collectives that the process still uses.
+            # The owner was deleted before exit. Do not abort collectives that
+            # the process still uses.
             atexit.register(_join, thread)
         else:
             _join(thread)
@@ -111,9 +113,9 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         run: A function without arguments that calls all local replicas.
-        arguments: The arguments of the replicas. The run starts when they are
-            known, so that the end of an iterator does not count as a failed
-            run.
+        arguments: The arguments of the replicas. The run starts when the
+            arguments are known, so that the end of an iterator does not count
+            as a failed run.
     """
     if strategy.extended.workers == 1 or in_xla():
         return run()
@@ -125,8 +127,8 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 def after_its_arguments(fn: Callable) -> Callable:
     """Return a replica's function that starts when its arguments are known.
 
-    At the end of data of unknown length, no arguments arrive. Otherwise,
-    operations that need no batch might still run, such as weight decay or the
+    At the end of data of unknown length, no arguments arrive. Then operations
+    that need no batch must not run either, such as weight decay or the
     increment of `iterations`.
     """
     converted = convert(fn)

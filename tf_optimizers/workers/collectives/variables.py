@@ -40,7 +40,7 @@ def _converting(kind: Any) -> Any:
 
 
 class VariablesExtended(CollectiveAllReduceExtended):
-    """Gives variables the first worker's initial value on all workers."""
+    """Gives each variable the first worker's initial value on all workers."""
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
@@ -90,8 +90,9 @@ def _of_first_worker(
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
                 # TensorFlow crashes in a broadcast without elements, so send
-                # one element instead, of a higher rank than the value. So a
-                # worker whose value has elements gets an error.
+                # one element instead. Its rank is higher than the rank of the
+                # value, so that a worker whose value has elements gets an
+                # error.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:

@@ -18,8 +18,8 @@ from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
-# If a worker's only replica is its host, batches need no copy to a device.
-# Creating and using an iterator that copies batches would take twice as long.
+# If a worker's only replica runs on the CPU, batches need no copy to a device.
+# An iterator that copies batches takes twice as long to create and to use.
 # Strategies accept these options only in the methods for datasets.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
@@ -65,7 +65,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def __iter__(self) -> AheadIterator:
-        """Return an iterator, whose first draw waits for an exchange."""
+        """Return an iterator. Its first draw waits for an exchange."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
             unknown = tf.constant(batch_digests.UNKNOWN)
@@ -126,8 +126,8 @@ def look_ahead(
 ) -> AheadDataset:
     """Make the iterators of a distributed dataset look one batch ahead.
 
-    TensorFlow constructs the dataset without a way to choose its class, so this
-    changes the class of the object.
+    TensorFlow constructs the dataset, and offers no way to choose its class. So
+    this function changes the class of the object.
 
     Args:
         distributed: The result of `distribute_datasets_from_function`, for
@@ -136,7 +136,8 @@ def look_ahead(
             or infinite number.
         endless: This worker's dataset, continued without end. Eager iterators
             draw from this dataset instead of `distributed`. Iterators in a
-            function do not: it would wait for an endless iterator to end.
+            `tf.function` do not: the function would wait for the end of the
+            iterator.
         begin: Called before an epoch with a function that makes an iterator.
             Returns the iterator.
     """

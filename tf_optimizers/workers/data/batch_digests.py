@@ -12,7 +12,8 @@ sample.
 
 With random augmentation, the images of a batch differ between workers although
 the rows are the same. In this case, equal labels show that the rows are the
-same, if the labels are informative: if they differ between rows of the batch.
+same, if the labels are informative. Labels are informative if they differ
+between rows of the batch.
 """
 
 import enum
@@ -30,7 +31,7 @@ _PATIENCE = 64
 
 
 class Comparison(enum.IntEnum):
-    """What must be the same in the batches that workers draw."""
+    """The content of batches that must be the same on all workers."""
 
     NOT = 0  # Nothing, since each worker has its own data.
     SOME = 1  # The rows: random augmentation may differ.
@@ -144,7 +145,10 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 
 def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
-    """Return a tensor's rows and columns as a matrix, as ints if static."""
+    """Return a tensor's numbers of rows and columns, as ints if static.
+
+    All axes but the first count as columns.
+    """
     if tensor.shape.rank == 0:
         return 1, 1
     shape = tf.shape(tensor, out_type=tf.int64)
@@ -220,7 +224,7 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """Return the summary of the last of several batches.
 
-    If workers differ in a batch, return the summary of this batch.
+    If workers differ in an earlier batch, return the summary of that batch.
 
     Args:
         notes: The notes, an int32 [replicas, batches, 19]. A batch that no

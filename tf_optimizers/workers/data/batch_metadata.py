@@ -39,7 +39,7 @@ def note_next(
     is_endless: bool = False,
     may_lack: bool = False,
 ) -> tf.data.Dataset:
-    """Return a dataset of parts, with notes on this batch and the next.
+    """Return a dataset of parts, with notes on their batch and the next batch.
 
     To yield a part, the dataset reads `replicas` parts ahead.
 

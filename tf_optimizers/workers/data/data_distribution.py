@@ -85,13 +85,13 @@ def split_arguments(
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         args: The argument of a Keras model's step, in a sequence.
-        seen: A variable for each number of tensors in a batch. It holds the
-            summary of the model's last batch with this number of tensors, and
-            the number of such batches so far.
+        seen: Variables, by the number of tensors in a batch. Each variable
+            holds the summary of the model's last batch with this number of
+            tensors, and the number of such batches so far.
 
     Raises:
         tf.errors.InvalidArgumentError: If batches differ between workers. A
-            function raises it when it runs.
+            `tf.function` raises the error when the function runs.
     """
     distributed = tf.distribute.DistributedValues
     if any(isinstance(leaf, distributed) for leaf in tf.nest.flatten(args)):
@@ -123,7 +123,7 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
             seen[size].read_value(), [len(batch_digests.UNKNOWN), 1]
         )
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
-        # Random augmentation may make equal rows differ between workers.
+        # Random augmentation may change the same rows differently on workers.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)

@@ -81,7 +81,7 @@ class EpochStart:
         return iterator
 
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
-        """Return an iterator; its shuffles have then drawn `most` times."""
+        """Return an iterator, and leave its shuffles at `most` draws."""
         _set(self._draws, most)
         make()
         steps = [

@@ -1,4 +1,4 @@
-"""Finds the steps of `fit` in which a model with local steps exchanges.
+"""Finds the steps of `fit` that exchange values, for models with local steps.
 
 `SparseLoCo(sync_every=H)` makes rounds of H steps, and exchanges entries in the
 last step of each round. `fit` exchanges logs and notes on batches in the same
@@ -34,7 +34,7 @@ _training = _Training()
 
 
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
-    """Return a train function of Keras in which `round_of_fit` finds rounds.
+    """Return Keras's train function, wrapped so that `round_of_fit` has rounds.
 
     If an optimizer of the model makes no local steps, the function is returned
     unchanged.

@@ -1,8 +1,8 @@
 """Exchanges metadata of the next batch during a step, so that no step waits.
 
-Before every step, TensorFlow asks all workers whether any of them has a batch,
-and the step waits for the answer. This iterator exchanges this information, and
-more, during the previous step.
+TensorFlow's own iterators ask all workers before every step whether any worker
+has a batch, and the step waits for the answer. An `AheadIterator` exchanges
+this information, and more, during the previous step.
 """
 
 import functools
@@ -45,10 +45,10 @@ class AheadIterator(DistributedIterator):
     notes of all replicas on the next batch, and keep a summary of these notes
     in a variable.
 
-    In a round of local steps (`local_rounds.py`), workers gather notes only in
-    the last step, if each note also holds the number of rows of the whole
-    batch. Before that, each worker makes the summaries from its own notes. In
-    the variable, the notes of the round so far follow the summary.
+    If each note also holds the number of rows of the whole batch, workers
+    gather notes only in the last step of a round (`local_rounds.py`). Until
+    then, each worker makes summaries from its own notes. The variable holds the
+    summary, followed by the notes of the round so far.
     """
 
     variable: Any  # This reference keeps the variable alive.
@@ -126,10 +126,10 @@ class AheadIterator(DistributedIterator):
     def _exchange(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Return this batch's summary, and start the exchange for the next one.
+        """Return this batch's summary, and exchange notes on the next batch.
 
         In a function, TensorFlow runs the exchange in parallel with every op
-        that does not depend on it. In eager mode, a thread runs the exchange.
+        that does not need its result. In eager mode, a thread runs it.
 
         Args:
             this: The notes of this worker's replicas on this batch.
@@ -165,8 +165,8 @@ class AheadIterator(DistributedIterator):
 
         def summarize_next() -> None:
             # At the end of the data, no worker may exchange: the error at the
-            # end cancels pending ops, and messages that were already sent would
-            # be mistaken for a later exchange's.
+            # end cancels pending ops, and a later exchange would receive the
+            # messages that were already sent.
             with tf.device("CPU:0"):
                 later = tf.cond(
                     batch_digests.goes_on(known),
@@ -199,14 +199,15 @@ class AheadIterator(DistributedIterator):
 
         Args:
             known: The summary of this batch.
-            waiting: The notes on batches of this round, not exchanged yet.
+            waiting: The notes on batches of this round that were not exchanged
+                yet.
             following: The notes of this worker's replicas on the next batch.
             current: The round.
 
         Raises:
             tf.errors.InvalidArgumentError: If data end on some workers only, or
-                if they end and differ between workers. A function raises it
-                when it runs.
+                if data end after batches that differ between workers. A
+                `tf.function` raises the error when the function runs.
         """
         extended, count = self._strategy.extended, len(following)
         own = batch_digests.of_own(following[0], extended.replicas, known)
@@ -336,8 +337,8 @@ def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _or_abort(function: Callable[[], None]) -> None:
     """Call a function; if it raises an error, end all collectives.
 
-    Otherwise, a step in the main thread could wait for a worker whose data have
-    ended.
+    If collectives went on, a step in the main thread could wait for a worker
+    whose data have ended.
     """
     try:
         function()

@@ -139,9 +139,9 @@ def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
 def align_generators(digests: Sequence[Sequence[int]]) -> None:
     """Reseed Python's and NumPy's generators if they differ between workers.
 
-    A `PyDataset` or a Python generator may use them to shuffle. They are not
-    changed if their states are the same on all workers, or if the user has
-    seeded TensorFlow.
+    The user's data may be shuffled by these generators, for example in a
+    `PyDataset`. A generator is not changed if its state is the same on all
+    workers, or if the user has seeded TensorFlow.
     """
     if tensorflow_seed() is not None:
         return

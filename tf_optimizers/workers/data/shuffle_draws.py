@@ -3,8 +3,8 @@
 Every iterator over a shuffled dataset draws a pair of seeds. If only one worker
 makes an iterator, this worker has another order in all later epochs. TensorFlow
 has no API for the number of draws, but saves it in the state of an iterator. So
-this module compares such a state with the states of a second generator, whose
-draws it counts.
+this module compares such a state with the states of a second generator, and
+counts the draws of that generator.
 """
 
 import functools
@@ -38,7 +38,7 @@ class _Probe:
         self._iterator = tf.raw_ops.AnonymousIteratorV3(**kind)
 
     def draw(self) -> bytes:
-        """Draw once, and return the state after it."""
+        """Draw once, and return the state after this draw."""
         tf.raw_ops.MakeIterator(dataset=self._dataset, iterator=self._iterator)
         return self.save()
 
@@ -56,7 +56,7 @@ class _Probe:
 
 
 class ShuffleDraws:
-    """Counts the draws of a shuffle, and sets their number, except to 0.
+    """Counts the draws of a shuffle, and can set their number to 1 or more.
 
     Attributes:
         seeds: The two seeds of the generator.
@@ -118,7 +118,7 @@ class ShuffleDraws:
         self._numbers[saved] = len(self._saved)
 
     def set(self, number: int) -> None:
-        """Continue as after `number` draws, at least 1."""
+        """Continue as if the shuffle had drawn `number` times, at least 1."""
         with tf.device("CPU:0"):
             while len(self._saved) < number:
                 self._draw_counted()
@@ -169,7 +169,7 @@ def count_draws(
 
 
 def _of_function(chosen: int | None) -> ShuffleDraws | None:
-    """Return the draws of a shuffle in a function; None if the user seeds it.
+    """Return the draws of a function's shuffle; None if the user sets a seed.
 
     An example is a function of `flat_map` that makes a dataset for each file.
     TensorFlow gives each of these datasets its own generator. With one seed,

@@ -108,9 +108,9 @@ def replace_shuffles(
 ) -> None:
     """Change how data are shuffled, permanently in this process.
 
-    TensorFlow's global seed would have other effects, too: random numbers in
-    `Dataset.map` would be the same in every epoch. Keras shuffles arrays by
-    such numbers, so their order would be the same, too.
+    To set TensorFlow's global seed instead would have side effects: random
+    numbers in `Dataset.map` would be the same in every epoch. Keras shuffles
+    arrays by such random numbers, so every epoch would have the same order.
 
     Args:
         choose_seed: Returns the seed for a `Dataset.shuffle` without a seed, or

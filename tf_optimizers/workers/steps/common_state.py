@@ -57,11 +57,11 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("the end of an epoch")
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Make state common before an evaluation, including those of `fit`."""
+        """Make state common before an evaluation, even during `fit`."""
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that the evaluation has changed no state of training."""
+        """Record that the evaluation keeps state that only training assigns."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -69,7 +69,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that the prediction has changed no state of training."""
+        """Record that the prediction keeps state that only training assigns."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -120,7 +120,7 @@ class CommonState:
         return self._reference()
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that a replica assigns a variable in a step being traced."""
+        """Record that the step being traced assigns a variable on a replica."""
         if variable.aggregation != "none":
             return  # The assignment is reduced over replicas.
         known = self._assigned.get(id(variable))
@@ -201,7 +201,7 @@ class CommonState:
         return [*found, *_variables_of_tensorflow(model)]
 
     def _warn(self, variables: Sequence[Any]) -> None:
-        """Warn once, on the first worker, about variables without a mean."""
+        """Warn once, on the first worker, about variables that have no mean."""
         new = [v for v in variables if id(v) not in self._warned]
         self._warned |= {id(variable) for variable in new}
         if new and self._strategy.extended.worker_index == 0:

@@ -56,7 +56,7 @@ class MetricReader:
         """From now on, read all metrics of a model together.
 
         Variables that were created outside of the scope become the strategy's.
-        Otherwise, they would count only this worker's rows.
+        Without this change, they would count only this worker's rows.
         """
         bring_in(self._strategy, model.metrics_variables)
         self._models[model] = None

@@ -23,7 +23,7 @@ from tf_optimizers._compat.keras_internals import attributes_of, path_of
 
 # Ops that return the value of their first operand.
 _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
-# Ops that add to their first operand.
+# Ops that add to their first operand, or subtract from it.
 _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 

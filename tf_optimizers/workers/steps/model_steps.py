@@ -111,7 +111,7 @@ class Step:
             result.
         metrics: The metrics of the model.
         rows: The rows of all replicas, or None if they are unknown.
-        row_variables: The `variables` for `share_of`.
+        row_variables: The argument `variables` of `share_of`.
         reduction: Reduces the results of replicas.
     """
 
@@ -145,8 +145,8 @@ class Step:
         """Run a replica's step.
 
         Returns:
-            Its outputs; the variables of metrics, to sum over replicas; and
-            the weight of the replica.
+            The outputs of the step; the variables of metrics, to be summed over
+            replicas; and the weight of the replica.
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
@@ -272,11 +272,11 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Return all outputs, and a list of the outputs common to replicas.
+        """Return all outputs, and a list of the outputs common to all replicas.
 
         Args:
-            strategy: The strategy, outside of its replicas.
-            outputs: The results of `__call__` of all replicas.
+            strategy: The strategy; call this method outside of its replicas.
+            outputs: The results of `__call__` on all replicas.
             of_rows: The result of `arrays_of_rows`.
         """
         returned, state, weight = outputs
@@ -322,10 +322,9 @@ class Step:
 def _weighted(weight: tf.Tensor, value: Any) -> Any:
     """Return a number times the replica's weight, for a mean over replicas.
 
-    A variable counts as if it were read outside of the step. The common value
-    of a variable is returned unscaled. If replicas add to their variables, the
-    result is the sum of the variables. Values that are not numbers are returned
-    unchanged.
+    For a variable, the mean over replicas is the value that the variable has
+    outside of the step: the common value of all replicas, or the sum of the
+    replicas' values. Values that are not numbers are returned unchanged.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

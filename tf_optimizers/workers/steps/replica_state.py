@@ -1,8 +1,8 @@
 """The state of the replica that is running, for functions that Keras calls.
 
-Functions that replace Keras's get only Keras's arguments. The code that runs a
-replica's function sets everything else here. Each replica is a thread with its
-own values.
+A function that replaces a function of Keras gets only Keras's arguments. The
+code that runs a replica sets everything else here. Each replica is a thread
+with its own values.
 
     field          set by                     read by
     share          model_steps                step_hooks, uneven_batches

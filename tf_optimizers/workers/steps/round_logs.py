@@ -109,7 +109,7 @@ class Reduction:
         _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
 
         def exchange() -> tf.Tensor:
-            # Drop older values that still travel.
+            # Discard older values that still travel.
             taken = [gather.take()] if gather else []
             with tf.control_dependencies(taken):
                 reduced = reduce(value)
@@ -135,7 +135,7 @@ class Reduction:
             kept.age.assign(0)
             return tf.identity(result)
 
-        # If the step does not use the optimizer, its round never ends.
+        # If the step does not use the optimizer, the round never ends.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
             return tf.cond(current.ends | is_old, exchange, repeat)

@@ -24,9 +24,9 @@ def gather_any(
     """Return the values of all replicas, of any dtype, joined along an axis.
 
     Args:
-        strategy: The strategy, outside of its replicas.
+        strategy: The strategy; call this function outside of its replicas.
         gather: TensorFlow's function, called with a value and an axis.
-        value: A value of each replica.
+        value: A per-replica value.
         axis: The axis along which values are joined.
     """
     local = strategy.experimental_local_results(value)[0]
@@ -50,9 +50,9 @@ def gather_any(
 
 
 def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
-    """Pad the values of all replicas to the largest number of rows, eagerly.
+    """Pad the values of all replicas with zeros to the same number of rows.
 
-    The padding consists of zeros.
+    Call this function in eager mode.
     """
     local = strategy.experimental_local_results(value)
     if len(local) < len(strategy.extended.worker_devices) or (
@@ -106,7 +106,7 @@ class ScalarsOfRun:
         Args:
             strategy: The strategy.
             outputs: The outputs of all replicas.
-            reduction: How to reduce them.
+            reduction: How to reduce the scalars.
             identical: Outputs of any shape that are the same on all replicas.
         """
         self._strategy, self._reduction = strategy, reduction
@@ -126,7 +126,7 @@ class ScalarsOfRun:
         return self._strategy.experimental_local_results(value)[0]
 
     def reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return the reduced value, or None if it is not one of the scalars."""
+        """Return a scalar's reduced value, or None for any other value."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
         if isinstance(reduce_op, str):  # Keras passes a string.

@@ -144,7 +144,8 @@ def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
 def without_padding(function: Callable, arguments: Any) -> Callable:
     """Return a function that removes padding rows from its arguments.
 
-    Do not use it for the step of a model, which counts rows itself.
+    Do not use this function for a model's step, since steps count rows
+    themselves.
 
     Args:
         function: Called on each replica with its part of the arguments.
@@ -186,7 +187,7 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
-    """Return a replica's part, but without padding if no replica has rows.
+    """Return a replica's part, without its padding if no replica has rows.
 
     A single process would get a batch without rows, too.
     """

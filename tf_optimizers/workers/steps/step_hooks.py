@@ -92,7 +92,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
-    """Raise if an optimizer would update variables from outside of the scope.
+    """Raise if an optimizer would update variables made outside of the scope.
 
     Replicas share such variables, and would wait for each other to update them.
     """

@@ -194,8 +194,8 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Return values whose gradients are multiplied by a factor.
 
     Through synchronized statistics, a replica gets gradients of all replicas.
-    In the user's own step, the receiving replica weights all its gradients by
-    its share when it gives them to an optimizer. So `_moments` multiplies
+    In the user's own step, the receiving replica multiplies all its gradients
+    by its share before an optimizer gets them. So `_moments` multiplies
     gradients by the sender's share, then by the inverse of the receiver's
     share.
     """
@@ -210,8 +210,9 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 def _check_alone() -> None:
     """Raise if a worker with several devices runs a step eagerly.
 
-    Its replicas take turns. A replica that waits for a sum in the middle of its
-    step would find another replica's `losses` in the model's layers.
+    The worker's replicas take turns. A replica that waits for a sum in the
+    middle of its step would find another replica's `losses` in the model's
+    layers.
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
