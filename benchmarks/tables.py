@@ -42,13 +42,17 @@ def spread(values: list[float], digits: int = 1) -> tuple[str, str]:
     return f"{median:.{digits}f}", f"{low:.{digits}f}-{high:.{digits}f}"
 
 
+def counted(variables: int) -> str:
+    return f"{variables:,} variable{'s' if variables > 1 else ''}"
+
+
 def step_time(name: str, result: dict) -> str:
     """Return medians, quartiles and ratios of one model's contenders."""
     unit = statistics.median(result["step_ms"][YARDSTICK])
     return table(
-        f"{name}: {result['variables']:,} variables, "
+        f"{name}: {counted(result['variables'])}, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
-        "| | median ms | quartiles | x yardstick | first call s |",
+        "| | median ms | quartiles, ms | times the yardstick | first call, s |",
         (
             [
                 key,
@@ -78,7 +82,7 @@ def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
     return table(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
-        "| | median ms a step | quartiles | kB per step and worker |",
+        "| | median ms a step | quartiles, ms | kB per step and worker |",
         (
             [key, *spread(contender["step_ms"]), kilobytes(contender)]
             for key, contender in result["contenders"].items()
@@ -93,10 +97,11 @@ def sharded_state(name: str, result: dict) -> str:
         return statistics.median(values)
 
     return table(
-        f"{name}: {result['variables']:,} variables, "
+        f"{name}: {counted(result['variables'])}, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
-        "| | state | median ms | bytes of state a parameter "
-        "| resident when built | and after steps | MB per step and worker |",
+        "| | state | median ms | bytes of state per parameter "
+        "| resident bytes per parameter, when built | after two steps "
+        "| MB sent per step and worker |",
         (
             [
                 f"{layout}, {optimizer}",
@@ -126,7 +131,7 @@ def fit(name: str, result: dict) -> str:
     unit = statistics.median(result["step_ms"]["custom loop"])
     return table(
         name,
-        "| | median ms a step | quartiles | x custom loop |",
+        "| | median ms a step | quartiles, ms | times the custom loop |",
         (
             [key, *spread(times, 2), f"{statistics.median(times) / unit:.2f}"]
             for key, times in result["step_ms"].items()
@@ -139,7 +144,7 @@ def gpu(name: str, result: dict) -> str:
     if "spans_ms" in result:
         return table(
             name,
-            "| | ms at work | first | last |",
+            "| | ms at work | from ms | to ms |",
             (
                 [
                     kind,
@@ -161,7 +166,7 @@ def gpu(name: str, result: dict) -> str:
         )
     return table(
         f"{name}, {result['gpu']}",
-        "| | median ms | quartiles | first call s | peak GPU memory, GB |",
+        "| | median ms | quartiles, ms | first call, s | peak GPU memory, GB |",
         (
             [
                 key,
@@ -186,7 +191,7 @@ def monitors(name: str, result: dict) -> str:
         share = f"{spent / (total - spent):.1%}"
         without = f"{1e3 * (total - spent) / steps:.2f}"
         rows.append([key, without, f"{measurement:.2f}", share])
-    header = "| | ms a step without | a measurement, ms | share of the time |"
+    header = "| | ms a step without monitor | ms a measurement | added time |"
     return table(f"{name} parameters", header, rows)
 
 
@@ -270,9 +275,9 @@ def overlap(name: str, result: dict) -> str:
 def messages(name: str, result: dict) -> str:
     """Return the times of a gather, by levels, workers and round trip."""
     return table(
-        f"{name}: a message takes {result['message_ms']:.2f} ms of a processor",
-        "| | workers | round trip, ms | median ms a gather | quartiles "
-        "| ms of a processor |",
+        f"{name}: a message takes {result['message_ms']:.2f} processor ms",
+        "| | workers | round trip, ms | median ms a gather | quartiles, ms "
+        "| processor ms a gather |",
         (
             [
                 *(levels, workers, key, *spread(each["ms"])),
@@ -298,7 +303,7 @@ def time_to_accuracy(name: str, result: dict) -> str:
         cells += [f"{seconds:.1f}", f"{100 * last:.1f} %"]
         rows.append([*cells, f"{run['bytes'] / 1e6:,.0f}"])
     return table(
-        f"{name}: seconds of training until a validation accuracy",
+        f"{name}: seconds of training until each validation accuracy",
         f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
         "| end of the run | final accuracy | MB sent by a host |",
         rows,
@@ -371,7 +376,7 @@ def run_bytes(name: str, result: dict) -> str:
         dense = run["steps"] * result["dense_bytes"]
         cells.setdefault(key, []).append(f"{dense / run['bytes']:,.0f}")
     return table(
-        f"{name}: times fewer bytes than a dense run, by steps of the run",
+        f"{name}: times fewer bytes than a dense run, by number of steps",
         f"| | {' | '.join(f'{steps:,}' for steps in lengths)} |",
         ([", ".join(key), *ratios] for key, ratios in cells.items()),
     )
