@@ -57,7 +57,7 @@ def write_report(
         f"{env['cpu_cores']}, GPUs: {env['gpus']}; Python {env['python']}, "
         f"TensorFlow {env['tensorflow']}, Keras {env['keras']}, NumPy "
         f"{env['numpy']}, tf_optimizers {env['tf_optimizers']}. All numbers, "
-        "with those behind the plots, are in [results.json](results.json)."
+        "including those of the plots, are in [results.json](results.json)."
     )
     text = "\n\n".join([*paragraphs, *sections])
     path.write_text(text + "\n", encoding="utf-8")

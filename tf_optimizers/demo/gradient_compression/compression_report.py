@@ -34,12 +34,12 @@ def section(result: dict[str, Any], folder: Path) -> str:
     return "\n\n".join(
         [
             "## Gradient compression",
-            f"How long does training take {place(result)}, dense and "
-            "compressed?",
+            f"How long does training take {place(result)}, with dense and with "
+            "compressed exchanges?",
             "\n".join(f"- {finding(pair)}" for pair in result["pairs"]),
             f"![{caption}]({name})",
             f"*{caption}.*",
-            f"Seconds of training, {place(result)}:",
+            f"Seconds of training to each test accuracy, {place(result)}:",
             markdown_table(rows(result)),
             _columns(result),
             *_other_links(result),
@@ -104,8 +104,8 @@ def finding(pair: dict[str, Any]) -> str:
     known = low > 0 or high < 0
     verdict = "is significant" if known else "is not significant"
     return (
-        f"{_speed(dense, sparse)} {_traffic(dense, sparse)}At the end, "
-        f"{names[1]} is {abs(mean):.1f} points {side} {names[0]} (points "
+        f"{_speed(dense, sparse)} {_traffic(dense, sparse)}The final accuracy "
+        f"of {names[1]} is {abs(mean):.1f} points {side} {names[0]} (points "
         f"behind, 95 % interval: {low:+.1f} to {high:+.1f}), which {verdict}."
     )
 
@@ -140,8 +140,8 @@ def _traffic(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
 
 def _columns(result: dict[str, Any]) -> str:
     counted = (
-        "MB: sent in the run by the first worker's TCP sockets, as counted by "
-        "the kernel (`TCP_INFO`)."
+        "MB: sent in the run by the first worker's TCP sockets, counted by the "
+        "kernel (`TCP_INFO`)."
     )
     if any(not row["bytes"] for row in _optimizers(result)):
         counted = (
@@ -152,9 +152,9 @@ def _columns(result: dict[str, Any]) -> str:
         "An accuracy is reached when the mean over "
         f"{len(result['settings']['seeds'])} seeds reaches it. Accuracy is "
         f"measured every {result['settings']['measured_every']} steps, while "
-        f"the clock is stopped. {counted} Points behind: the test accuracy of "
-        "the dense optimizer at the end minus that of the compressed one, seed "
-        "by seed, with Student's interval."
+        f"the clock is stopped. {counted} Points behind: the final accuracy of "
+        "the dense optimizer minus that of the compressed one, seed by seed, "
+        "with Student's interval."
     )
 
 
@@ -182,9 +182,9 @@ def _other_links(result: dict[str, Any]) -> list[str]:
     return [
         "The same over other links, **calculated, not measured**: the seconds "
         "of a step without a link, plus its bytes divided by the link's rate, "
-        f"plus round trips. Their number is fitted to this run: {trips}. For "
-        "the measured link, the calculated total seconds are "
-        f"{min(errors):+.0f} to {max(errors):+.0f} % off.",
+        "plus its round trips. The number of round trips in a step is fitted "
+        f"to this run: {trips}. For the measured link, the calculated total "
+        f"seconds are {min(errors):+.0f} to {max(errors):+.0f} % off.",
         markdown_table(rows_by_link(result)),
     ]
 
@@ -205,12 +205,12 @@ def _set_up(result: dict[str, Any]) -> str:
         f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
         "decay. Dense: `keras.optimizers.SGD`, momentum "
         f"{settings['momentum']}, and `keras.optimizers.AdamW`. Compressed: "
-        "`tfo.DGCMomentum`, the same momentum, and `tfo.SparseLoCo` around "
-        "AdamW, as `for_steps` recommends, with "
-        f'`value_dtype="{settings["value_dtype"]}"`: sparsity '
-        f"{', '.join(shares)} %, in reverse at the end; the last step sends "
-        "the whole residual. As in the paper, the compressed optimizer uses "
-        "the learning rate of the dense one, without tuning. "
+        "`tfo.DGCMomentum` with the same momentum, and `tfo.SparseLoCo` around "
+        "AdamW, both with the settings of `for_steps`: "
+        f'`value_dtype="{settings["value_dtype"]}"`, a sparsity of '
+        f"{', '.join(shares)} %, in reverse at the end, and a last step that "
+        "sends everything still unsent. As in the paper, the compressed "
+        "optimizer uses the learning rate of the dense one, without tuning. "
         + " ".join(_rate_note(pair, settings) for pair in result["pairs"])
     )
 
@@ -219,9 +219,9 @@ def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
     rates = settings["rates"][pair["tuned"]]
     splits = len(settings["tuning_seeds"])
     note = (
-        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the best of "
-        f"{len(rates)} from {rates[0]:.3g} to {rates[-1]:.3g} by mean accuracy "
-        f"on {splits} validation splits, with a seed each."
+        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the rate of "
+        f"{len(rates)} from {rates[0]:.3g} to {rates[-1]:.3g} with the best "
+        f"mean accuracy on {splits} validation splits, with a seed each."
     )
     if pair["at_edge_of_grid"]:
         note += " This rate is at an edge of the grid."
@@ -244,22 +244,24 @@ def _links(result: dict[str, Any]) -> str:
         f"the workers send each other. Set to: {settings['link']}. Measured "
         f"before the runs: {measured.rate / 1e6:.1f} Mbit/s, "
         f"{1e3 * measured.round_trip:.1f} ms. With the first seed, compressed "
-        "runs went over the link from the first step to the last, and dense "
-        f"runs for {settings['timed_steps']} steps. The table shows these "
-        "seconds. Later dense steps send as many bytes, so they are given the "
-        f"median time of the first ones. With the other {count - 1} seeds the "
-        "forwarders delayed nothing, since a link changes no result; these "
-        "runs give the time of a step alone. Accuracies are over all seeds."
+        "runs used the link in all steps, and dense runs in the first "
+        f"{settings['timed_steps']}. The table shows the seconds of this seed. "
+        "Later dense steps send as many bytes, so each counts as the median "
+        f"time of the first ones. With the other {count - 1} seeds, the "
+        "forwarders delayed nothing, since a link does not change results; "
+        "these runs measure steps without the link. Accuracies are means over "
+        "all seeds."
     )
 
 
 def _limits(result: dict[str, Any]) -> str:
     first = result["settings"]["seeds"][0]
     return (
-        f"Seeds from {first} on decide initial weights and the order of the "
-        "data, the same for all optimizers on every machine (`--first-seed` "
-        "chooses others). Seconds differ between machines. Accuracies differ a "
-        "little, since rounding depends on the processor and its threads. Both "
-        "workers share one machine's cores. Another network, another task or "
-        "more workers may behave differently."
+        f"Seeds from {first} on decide the initial weights and the order of "
+        "the data, which are the same for all optimizers and machines "
+        "(`--first-seed` chooses other seeds). Seconds differ between "
+        "machines. Accuracies differ a little, since rounding depends on the "
+        "processor and its threads. Both workers share the cores of one "
+        "machine. Another network, another task or more workers may behave "
+        "differently."
     )

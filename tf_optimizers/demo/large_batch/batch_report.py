@@ -62,8 +62,9 @@ def findings(result: dict[str, Any]) -> list[str]:
         ]
         lines.append(
             f"{heading}: {best['optimizer']} has the best mean, "
-            f"{100 * best['mean']:.1f} %; within one standard deviation of it "
-            f"(the larger of the two): {', '.join(close) or 'none'}."
+            f"{100 * best['mean']:.1f} %. Optimizers within one standard "
+            "deviation of it (the larger deviation of the two): "
+            f"{', '.join(close) or 'none'}."
         )
     return lines
 
@@ -95,13 +96,14 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"to test. Network: hidden layers of {widths} units (ReLU, He initial "
         "weights; a seed gives all optimizers the same weights). Schedule: "
         f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
-        "decay. Learning rate: per cell, the best mean validation accuracy of "
-        f"{len(settings['tuning_seeds'])} tuning seeds among {len(rates)} "
-        f"rates from {rates[0]:.3g} to {rates[-1]:.3g}, the same for all; the "
-        "test runs use other seeds. Weight decay "
+        "decay. Learning rate: for each cell of the table, that of "
+        f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g} with the "
+        "best mean validation accuracy over "
+        f"{len(settings['tuning_seeds'])} tuning seeds; test runs use other "
+        "seeds. Weight decay: "
         f"{settings['weight_decay']} (SGD: none). Muon steps the last layer "
-        "and biases by AdamW. `tfo` is this package. One dataset and one small "
-        "network: with others, the optimizers may rank differently."
+        "and biases by AdamW. `tfo` is this package. This is one dataset and "
+        "one small network: with others, the optimizers may rank differently."
     )
 
 

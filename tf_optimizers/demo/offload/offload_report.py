@@ -32,9 +32,9 @@ def section(result: dict[str, Any], folder: Path) -> str:
             markdown_table(memory_rows(result["memory"])),
             "Training loss:",
             markdown_table(loss_rows(result["losses"])),
-            f"Over all steps, {agreement(result)}. Both round to float32, and "
-            "Keras's bias corrections in the first steps are off by about "
-            "6e-6; training makes such differences grow.",
+            f"Over all steps, {agreement(result)}. Both optimizers round to "
+            "float32, and Keras's bias corrections are off by about 6e-6 in "
+            "the first steps. Training makes such differences grow.",
         ]
     )
 
@@ -68,8 +68,8 @@ def loss_rows(losses: dict[str, list[float]]) -> list[list[str]]:
 def agreement(result: dict[str, Any]) -> str:
     """Return the difference of the losses, as part of a sentence."""
     return (
-        "the losses differ by at most "
-        f"{result['largest_difference']:.1e}, relative"
+        "the relative difference of the losses is at most "
+        f"{result['largest_difference']:.1e}"
     )
 
 
@@ -79,12 +79,14 @@ def _set_up(result: dict[str, Any]) -> str:
     if result["device"].startswith("CPU"):
         stand_in = (
             " There was no GPU, so a second logical CPU device stands in for "
-            "it. A GPU would hold the same bytes; times would mean nothing."
+            "it. A GPU would hold the same bytes. No times are shown, since "
+            "they would mean nothing."
         )
     return (
-        "The same network, weights and batches as above, once with "
-        "`keras.optimizers.Adam` and once with `tfo.AdamOffload`, whose state "
-        f"and step are on the host: {settings['steps']} steps of batch "
-        f"{settings['batch_size']} at rate {settings['rate']:g}, the model on "
+        "The network of the large-batch study, trained twice from the same "
+        "weights on the same batches: with `keras.optimizers.Adam`, and with "
+        "`tfo.AdamOffload`, whose state and step are on the host. "
+        f"{settings['steps']} steps of batch {settings['batch_size']} at "
+        f"learning rate {settings['rate']:g}, with the model on "
         f"{result['device']}.{stand_in}"
     )
