@@ -62,8 +62,20 @@ def test_replicas_match_reference(ours, name):
             np.testing.assert_equal(first, second)
             assert rounds.error() < 1e-4
             assert rounds.run.optimizer.is_synchronized
+            assert not differing(rounds.run.optimizer)
     first, second = rounds.local()
     assert error(first, second) > 1e-3
+
+
+def differing(optimizer):
+    """Return the paths of common variables that differ between replicas."""
+    own = tf.VariableSynchronization.ON_READ
+    return [
+        variable.path
+        for variable in optimizer.variables
+        if getattr(variable.value, "synchronization", own) != own
+        and not np.array_equal(*map(np.array, variable.value.values))
+    ]
 
 
 def test_eager_matches_reference(ours):

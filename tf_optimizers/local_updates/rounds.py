@@ -169,14 +169,18 @@ class Rounds:
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return this replica's pseudo-gradients; reset weights to `start`."""
+        """Return this replica's pseudo-gradients; reset its weights.
+
+        Weights and base weights become the common weights of all replicas.
+        """
         starts, bases = self.kept(choice)
         pseudo_gradients = differences(bases, weights)
-        for start, weight in zip(starts, weights, strict=True):
+        for start, base, weight in zip(starts, bases, weights, strict=True):
             weight.assign(start)
-        own_component(self._taken).assign(0)
-        moved = own_component(self._moved)
-        moved.assign(tf.zeros_like(moved))
+            if self._overlaps:
+                base.assign(start)
+        for count in map(own_component, (self._taken, self._moved)):
+            count.assign(tf.zeros_like(count))
         return pseudo_gradients
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
