@@ -142,16 +142,19 @@ class Group:
         if self._process is None:
             return
         self._words = self.last_words()
-        self._process.terminate()  # The launcher ends its workers.
+        # Another thread may close the group at the same time.
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()  # The launcher ends its workers.
         try:
-            self._process.wait(timeout=20)
+            process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # Its watchdog ends the workers.
-            self._process.wait()
+            process.kill()  # Its watchdog ends the workers.
+            process.wait()
         # Pools that a program has not closed.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process = None
+            os.killpg(process.pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

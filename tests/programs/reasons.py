@@ -6,9 +6,11 @@ then, by the beginnings of their names, or "replicas".
 
 from .rules import (
     LOCAL,
+    OWN_METRICS,
     REFITTED,
     SHUFFLED,
     STATEFUL,
+    UNKNOWN,
     replicas_of,
     version_of,
 )
@@ -93,6 +95,14 @@ REASONS = {
     "One number is weighed by the mean of its rows' weights.": (
         lambda p: p["loss"] == "by hand: scalar" and p["weights"] != "none",
         EVERYTHING,
+    ),
+    # The count of the mean needs no batch, so the step without data adds to it.
+    "In one process, a mean of numbers counts the step at the end of data.": (
+        lambda p: (
+            p["custom"] in OWN_METRICS
+            and UNKNOWN & {*p["pipeline"], *p["actions"]}
+        ),
+        ("fit * loss", "logs * loss"),
     ),
     "A mean by the weights of a batch depends on who is in it.": (
         lambda p: (

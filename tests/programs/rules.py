@@ -71,7 +71,7 @@ OF_OTHER_KINDS = {
 # Data of unknown length.
 UNKNOWN = {
     *("filter", "flat_map", "unbatch", "interleave"),
-    "fit a dataset without length",
+    *("fit a dataset without length", "fit a generator"),
 }
 # Features of custom loops only, and of tests of conservation only.
 OF_LOOPS = ("args", "mean", "apply", "loop", "shared as", "built")
