@@ -144,7 +144,7 @@ def gpu(name: str, result: dict) -> str:
     if "spans_ms" in result:
         return table(
             name,
-            "| | ms at work | from ms | to ms |",
+            "| | ms at work | start, ms | end, ms |",
             (
                 [
                     kind,
