@@ -14,6 +14,7 @@ HOUSE_END = re.compile(r" Received\b|[.:] ")
 # How much larger than the effect of a rounding error in the data a difference
 # may be: a step makes many rounding errors.
 MANY = 10
+DIVERGED = 1e15  # Larger weights than `huge` data give without divergence.
 HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
 # For checks in a running graph, TensorFlow raises its own class.
 IN_GRAPH = re.compile(r"assertion failed: \[All workers must .* Received: ")
@@ -90,14 +91,19 @@ def judge(program, reference, results, nudged=()):
 def overflows_elsewhere(program, reference, result):
     """Return whether only one of two results has skipped steps.
 
-    This needs a scaled loss, and no value that overflows intentionally.
+    This needs a scaled loss, and no value that overflows intentionally. If
+    weights have diverged, they cause the overflow.
     """
+    weights = reference.get("left", {}).get("weights", [])
     scales, others = (
         part.get("left", {}).get("scales", []) for part in (reference, result)
     )
     return (
         program["precision"] == "mixed_float16"
-        and program["scale"] != "huge"
+        and (
+            program["scale"] != "huge"
+            or any(np.any(np.abs(each) > DIVERGED) for each in weights)
+        )
         and len(scales) == len(others)
         and scales != others
     )
