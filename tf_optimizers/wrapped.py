@@ -221,7 +221,7 @@ class LocalRound(NamedTuple):
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
-    """Return the optimizers' current round, outside of `strategy.run`.
+    """Return the optimizers' current round; call it outside of `strategy.run`.
 
     If the optimizers' rounds differ, the current round ends as soon as one of
     these rounds ends.

@@ -29,7 +29,8 @@ class GatheredExchange(Exchange):
     @property
     def bytes_for_one(self) -> float:
         """The bytes that a replica receives from each other replica."""
-        # A dense tensor counts half, because its sum needs no sorting.
+        # A dense sum moves twice the bytes counted here. It costs less per
+        # byte than entries, because it needs no sorting.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)

@@ -69,9 +69,9 @@ class Travel:
                 *(is_due, functools.partial(begin, choice)),
                 lambda: tf.constant(False),
             )
-            # This branch must have no collectives: the replicas of a process
-            # share the queue of calls, so the branch waits for the same branch
-            # of another replica.
+            # Collectives are not in this branch: to start a call, a replica
+            # waits for the other replicas of its process, and a collective
+            # here could wait for this replica.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(

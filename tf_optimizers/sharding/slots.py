@@ -22,8 +22,10 @@ class Slots:
     State created by `add_variable_from_reference` belongs to the referenced
     variable. State created in a loop over the variables belongs to the loop's
     current variable. Only the owners of a variable hold such state, each for
-    its own rows. All other state is replicated: every replica holds all of it.
-    Every replica also holds gradient accumulators, with its own sums.
+    its own rows. State that belongs to no variable is replicated: every replica
+    holds all of it. So is state whose shape differs from that of its variable,
+    if the variable is split by rows. Gradient accumulators are neither: every
+    replica holds its own sums.
 
     Args:
         strategy: The strategy.
@@ -33,10 +35,9 @@ class Slots:
 
     Attributes:
         owned: Pairs of a slot and a piece of the slot's variable.
-        replicated: Pairs of a state variable that is the same on every replica,
-            and the position of the model's variable that the state belongs to,
-            or None. State of a model's variable is replicated only if the
-            variable is split by rows and the state has another shape.
+        replicated: A pair for each replicated state variable: the state, and
+            the position of the model's variable that it belongs to. The
+            position is None if the state belongs to no variable.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # This scope must be called before the strategy's scope, and before the
-        # scopes of optimizers with state on the host.
+        # TensorFlow must call this creator before the strategy's creator, and
+        # before those of optimizers with state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)
@@ -122,9 +123,9 @@ class Slots:
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
-                f"the variable. Received: {name} of shape {tuple(shape)}, the "
-                "shape of a variable, created without a reference and outside "
-                "of a loop over the variables. Create it by "
+                f"the variable. Received: {name}, created without a reference, "
+                f"whose shape {tuple(shape)} is that of a variable. Create it "
+                "with "
                 "`self.add_variable_from_reference(variable, name)`, or use "
                 "the inner optimizer without `ShardedState`."
             )

@@ -139,9 +139,9 @@ class Archive:
             raise RuntimeError(
                 "A backup must be intact to be restored. Received: "
                 f"{'; '.join(damage)}. Replace the folder "
-                f"{str(self._folder.path)!r} by an intact copy, or delete the "
-                "folder to start from the beginning. Later runs with "
-                "`double_checkpoint=True` keep two backups."
+                f"{str(self._folder.path)!r} with an intact copy, or delete "
+                "the folder to start from the beginning. To keep two backups "
+                "in the future, pass `double_checkpoint=True`."
             )
         return None
 

@@ -112,9 +112,9 @@ class State:
         return list(map(array_of, self.components(variable)))
 
     def is_summed(self, variable: keras.Variable) -> bool:
-        """Return whether a variable's value is a sum over replicas."""
+        """Return whether the replicas' values add up to a variable's value."""
         # Keras leaves the aggregation of accumulators at "none". Accumulators
-        # on the host hold the sum already, and have another aggregation. Only
+        # on the host have another aggregation: each holds the sum already. Only
         # optimizers have accumulators, but a layer's variable may have the same
         # name.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (

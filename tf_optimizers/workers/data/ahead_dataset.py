@@ -65,7 +65,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def __iter__(self) -> AheadIterator:
-        """Return an iterator. Its first draw waits for an exchange."""
+        """Return an iterator; its first batch waits for the other workers."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
             unknown = tf.constant(batch_digests.UNKNOWN)

@@ -34,7 +34,7 @@ class Comparison(enum.IntEnum):
     """The content of batches that must be the same on all workers."""
 
     NOT = 0  # Nothing, since each worker has its own data.
-    SOME = 1  # The rows: random augmentation may differ.
+    SOME = 1  # The choice of rows. Random augmentation may differ.
     ALL = 2  # All components of a batch.
 
 

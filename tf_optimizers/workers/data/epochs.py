@@ -89,8 +89,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # The number of draws cannot be set to 0. If 0 is needed, all workers
-        # skip the first order.
+        # A shuffle cannot return to 0 draws. If it would have to, all workers
+        # leave out the first shuffled order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

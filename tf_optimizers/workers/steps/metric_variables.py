@@ -78,8 +78,8 @@ def warn_if_made_of(
                 "A step must return a metric's `result()` to count all rows. "
                 f"Received: `{name or 'a value'}`, which depends on "
                 f"`{path_of(read)}` but is not the `result()` of a metric that "
-                "the model knows. Keras shows the mean of the replicas' "
-                "values, weighted by their rows of the last batch. List the "
+                "the model knows. Keras shows a mean of the replicas' values, "
+                "and the last batch's rows are the weights. List the "
                 "metric in the model's `metrics`, and compute the value in the "
                 "metric's `result()`."
             )
