@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import types
 
 import keras
+import numpy as np
 import pytest
 import real_workers
 from backups import (
@@ -348,3 +350,23 @@ def test_callback_is_called_without_other_workers(tmp_path):
         tfo.callbacks.ChiefOnly([inner])
     with pytest.raises(TypeError, match=message):
         tfo.callbacks.ChiefOnly(list).set_model(make())
+
+
+def test_other_code_draws_the_same_as_without_a_tracker_that_starts():
+    def draw(logs=None):
+        return random.random(), np.random.rand()
+
+    def make_tracker():
+        draw()
+        return keras.callbacks.LambdaCallback(on_train_begin=draw)
+
+    model = make()
+    keras.utils.set_random_seed(1)
+    expected = [draw(), draw()]
+    keras.utils.set_random_seed(1)
+    callback = tfo.callbacks.ChiefOnly(make_tracker)
+    callback.set_model(model)
+    found = [draw()]
+    callback.on_train_begin()
+    found.append(draw())
+    assert found == expected

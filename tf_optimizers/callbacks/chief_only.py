@@ -1,10 +1,13 @@
 """Calls a callback on the first worker only."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from tf_optimizers.replicas import replicas_of
 
@@ -32,7 +35,7 @@ class ChiefOnly(keras.callbacks.Callback):
 
         def make_logger():
             wandb.init(project="demo")
-            return wandb.integration.keras.WandbMetricsLogger()
+            return WandbMetricsLogger()  # From `wandb.integration.keras`.
 
         tfo.callbacks.ChiefOnly(make_logger)
 
@@ -69,15 +72,19 @@ class ChiefOnly(keras.callbacks.Callback):
             # Set only the hooks that the callback overrides. Keras may run
             # callbacks in a thread if no callback overrides a batch hook.
             if getattr(method, "__func__", method) is not default:
-                setattr(self, name, functools.partial(self._call, name))
+                call: Callable = functools.partial(self._call, name)
+                if name == "on_train_begin":
+                    call = _keeping_generators()(call)
+                setattr(self, name, call)
 
     def set_model(self, model: keras.Model) -> None:
         """Pass the model to the callback, on the chief."""
         super().set_model(model)
         self._group = replicas_of(model.distribute_strategy)
-        if self.callback is None and self._group.worker == 0:
-            self.callback = _checked(self._make())
-        self._call("set_model", model)
+        with _keeping_generators():
+            if self.callback is None and self._group.worker == 0:
+                self.callback = _checked(self._make())
+            self._call("set_model", model)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Pass the parameters of `fit` to the callback, on the chief."""
@@ -101,6 +108,21 @@ class ChiefOnly(keras.callbacks.Callback):
                 f"`stop_training` from `{kind}` on the chief alone. Pass "
                 f"`{kind}` to `fit` on every worker, without `ChiefOnly`."
             )
+
+
+@contextlib.contextmanager
+def _keeping_generators() -> Iterator[None]:
+    """Restore Python's and NumPy's generators when the context ends.
+
+    MLflow draws the name of a run. Other workers do not draw, so data that one
+    of these generators shuffles would have another order on the chief.
+    """
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _checked(callback: Any) -> keras.callbacks.Callback:
