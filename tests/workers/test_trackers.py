@@ -1,0 +1,78 @@
+"""Weights & Biases and MLflow get one run of two workers, with all figures."""
+
+import json
+import struct
+
+import pytest
+import real_workers
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_trackers_hold_one_run_with_the_history_of_fit(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiments = {}
+    for name in ("all", "chief"):
+        place = tmp_path / name
+        place.mkdir()
+        experiments[name] = client.create_experiment(name, place.as_uri())
+    first, second = real_workers.results("trackers", tmp_path, 2, timeout=500)
+    assert first == second
+    for name, count in (("all", 2), ("chief", 1)):
+        history = first[name]
+        assert {"val_loss", "sparsity", "sent_bytes"} < set(history)
+        paths = list(tmp_path.glob(f"{name}/wandb/offline-run-*/*.wandb"))
+        runs = client.search_runs([experiments[name]])
+        assert len(paths) == len(runs) == count
+        for rows in map(rows_of_wandb, paths):
+            logged = {
+                key: [row[f"epoch/{key}"] for row in rows] for key in history
+            }
+            assert logged == history
+        for run in runs:
+            logged = {
+                key: [
+                    metric.value
+                    for metric in client.get_metric_history(
+                        run.info.run_id, key
+                    )
+                ]
+                for key in history
+            }
+            assert logged == history
+
+
+def rows_of_wandb(path):
+    """Return what a run has logged, from its file.
+
+    The file has LevelDB's log format: blocks of records, which may be cut.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, record, rows = path.read_bytes(), 7, b"", []
+    block, header = 32768, struct.Struct("<IHB")
+    while position + header.size <= len(data):
+        if block - position % block < header.size:
+            position += block - position % block
+            continue
+        _, length, kind = header.unpack_from(data, position)
+        position += header.size
+        record += data[position : position + length]
+        position += length
+        if kind in (1, 4):  # The whole of a record, or its last part.
+            items = Record.FromString(record).history.item
+            rows.append(
+                {
+                    item.key or "/".join(item.nested_key): json.loads(
+                        item.value_json
+                    )
+                    for item in items
+                }
+            )
+            record = b""
+    return [row for row in rows if row]
