@@ -36,7 +36,7 @@ SURVIVED |= {
 }
 FAILED = [
     "a step that has failed on worker 1",
-    "All workers must end a step before they begin the next",
+    "All workers must end a step before they begin the next step",
 ]
 LAST = {"model": ["Shape mismatch", "task:1", "[8,9]", "[8,8]"]}
 
