@@ -181,10 +181,19 @@ def is_in_house_form(error):
 
 
 def changes(results):
-    """Return the weights that changed despite an error, or nothing."""
-    for index, result in enumerate(results):
-        left = result.get("left", {"weights": []})["weights"]
-        first = results[0].get("left", {"weights": []})["weights"]
+    """Return the weights that changed despite an error, or nothing.
+
+    Integers may differ between workers: they cannot be averaged.
+    """
+    first, *_ = lefts = [
+        [
+            weight
+            for weight in result.get("left", {"weights": []})["weights"]
+            if weight.dtype.kind not in "iu"
+        ]
+        for result in results
+    ]
+    for index, (result, left) in enumerate(zip(results, lefts, strict=True)):
         if not _same(left, first):
             return f"Worker {index} is left with weights of its own.\n"
         notes = [

@@ -199,6 +199,9 @@ def test_rule_checked_in_a_graph_counts_as_refused():
     assert kind([refused, refused]) == "refused"
     parted = result(weight=2.0, error=refused["error"])
     assert kind([refused, parted]) == "changed before the error"
+    for each, used in (refused, 1), (parted, 2):
+        each["left"]["weights"] = [np.array([used], "int32")]
+    assert kind([refused, parted]) == "refused"
 
 
 @pytest.mark.parametrize(
