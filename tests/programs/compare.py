@@ -249,7 +249,7 @@ def warnings_of(results):
         text
         for result in results
         for text in result.get("warnings", ())
-        if text.startswith("Variables that steps assign must be")
+        if text.startswith("Variables to which replicas assign")
     )
 
 

@@ -145,8 +145,8 @@ def test_state_differs_if_never_averaged():
 def test_warning_that_names_a_variable_explains_a_difference():
     parted = result(local=2.0)
     parted["warnings"] = [
-        "Variables that steps assign must be floating-point, so that replicas "
-        "can average them. Received: `w` of dtype int32."
+        "Variables to which replicas assign different values must be "
+        "floating-point. Received: `w` of dtype int32."
     ]
     assert kind([result(), parted]) == "agreed"
     parted["warnings"][0] = parted["warnings"][0].replace("`w`", "`v`")

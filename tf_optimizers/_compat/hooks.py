@@ -167,10 +167,11 @@ _IS_AUTO = "_tfo_jit_compile_is_auto"
 def agree_on_overflow() -> None:
     """Make all replicas skip the same steps in dynamic loss scaling.
 
-    Before gradients are summed, Keras (3.15) tests only whether the first
-    replica's gradients are finite. Under strategies without merge calls, every
-    replica tests its own gradients. There, a step runs inside a `tf.cond`,
-    where `iterations` cannot be assigned, even with one replica.
+    Keras (3.15) tests whether gradients are finite before they are summed.
+    Under strategies with merge calls, it tests only the first replica's
+    gradients. Under other strategies, each replica tests its own, and the step
+    runs inside a `tf.cond`, which cannot assign to `iterations`, even with one
+    replica.
 
     `compile` wraps optimizers in `LossScaleOptimizer`, and accepts no other
     class. So this function replaces a method of `LossScaleOptimizer` until the

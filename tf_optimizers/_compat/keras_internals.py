@@ -237,7 +237,8 @@ def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
-    # Without a strategy, Keras creates them when it traces the first step.
+    # Without a strategy, Keras would create them only when it traces the first
+    # step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch

@@ -23,8 +23,8 @@ def in_xla() -> bool:
 def eager_context() -> Any:
     """Return the object that holds TensorFlow's devices and functions.
 
-    The object has no public name. Tests may replace the object, as Keras's
-    tests of strategies do to start with other devices.
+    The object has no public name. Tests may replace the object, to start with
+    other devices.
     """
     return context.context()
 

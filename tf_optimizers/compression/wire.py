@@ -63,7 +63,7 @@ class Wire(NamedTuple):
         """Return the unit of sent values, or None if the values have no unit.
 
         The values are proportional to `rate`. The unit is the largest power of
-        two up to the rate, or 1 if there is none. Division by the unit is
+        two up to the rate, or 1 if the rate is 0. Division by the unit is
         exact, and all replicas compute the same unit. Only half-precision
         values need a unit: at a low rate, they would become 0.
         """

@@ -73,7 +73,7 @@ class HostOptimizer(Optimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
-        # Each replica reads the whole value, not a part of a sum.
+        # The host holds one complete value: replicas do not sum it.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)

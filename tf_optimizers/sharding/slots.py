@@ -23,9 +23,9 @@ class Slots:
     variable. State created in a loop over the variables belongs to the loop's
     current variable. Only the owners of a variable hold such state, each for
     its own rows. State that belongs to no variable is replicated: every replica
-    holds all of it. So is state whose shape differs from that of its variable,
-    if the variable is split by rows. Gradient accumulators are neither: every
-    replica holds its own sums.
+    holds all of it. State whose shape differs from that of its variable is
+    replicated, too, if the variable is split by rows. Gradient accumulators are
+    neither: every replica holds its own sums.
 
     Args:
         strategy: The strategy.

@@ -86,8 +86,8 @@ def check_same_training(
     """Raise unless all workers made the same statement about a model.
 
     Workers differ permanently if a callback sets a weight or the learning rate
-    on one worker only, or if a step computes weights from a replica's rows. No
-    step would detect the difference.
+    on one worker only, or if a step assigns to a weight, without an optimizer,
+    a value computed from a replica's rows. No step would detect the difference.
 
     Args:
         statements: The results of `statement_of` on all workers.

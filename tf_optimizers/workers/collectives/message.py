@@ -143,7 +143,7 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Read the rows of all replicas, without padding."""
+    """Read the rows of all replicas, and drop the padding."""
     most = _most(counts)
     tensor = words.read(like.dtype, [most, *like.shape[1:]])
     return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
@@ -159,8 +159,9 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
 
 # The cost of a round, in bytes: a network of 1 Gbit/s carries this many bytes
 # in a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
-# The network is not measured, since a wrong choice costs little: it sends twice
-# these bytes, or waits for two rounds.
+# The constant decides whether values are gathered or summed. The network is not
+# measured, since a wrong decision costs little: at most twice these bytes, or
+# two rounds.
 ROUND_BYTES = 1 << 17
 
 

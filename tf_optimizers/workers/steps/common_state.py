@@ -210,9 +210,9 @@ class CommonState:
                 for v in new
             )
             warnings.warn(
-                "Variables that steps assign must be floating-point, so that "
-                f"replicas can average them. Received: {shown}, with values "
-                "that differ between replicas, so each worker saves its own. "
+                "Variables to which replicas assign different values must be "
+                f"floating-point, so that they can be averaged. Received: "
+                f"{shown}, so each worker saves its own value. "
                 "Use float32, or assign a value that is the same on all "
                 "replicas, such as `tf.distribute.get_replica_context()."
                 "all_reduce('SUM', value)`.",

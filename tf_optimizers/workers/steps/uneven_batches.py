@@ -216,8 +216,8 @@ def _check_alone() -> None:
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
-            "A loss divided by a sum over all replicas, such as the sum of a "
-            "mask, cannot run eagerly if workers have several devices. "
+            "A loss that divides by a sum over all replicas, such as the sum "
+            "of a mask, cannot run eagerly if workers have several devices. "
             "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
             "`compile`, or call the loss in a `tf.function`."
         )
