@@ -4,8 +4,10 @@ import gc
 import threading
 
 import pytest
+import tensorflow as tf
 
 from tf_optimizers.workers.collectives import runs
+from tf_optimizers.workers.collectives.later import Later
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
 
@@ -72,3 +74,19 @@ def test_abandoned_calls_are_ended_at_exit(monkeypatch, is_deleted):
     else:
         asking._end()
     assert aborted.is_set()
+
+
+def test_owner_deleted_while_a_function_is_traced_leaves_no_op_in_it():
+    """Python may delete the owner at any time."""
+    owners = [Owner()]
+    queue = Later(owners[0], None)._started
+
+    @tf.function(autograph=False)
+    def trace():
+        owners.clear()
+        gc.collect()
+        return tf.constant(1)
+
+    operations = trace.get_concrete_function().graph.get_operations()
+    assert "QueueCloseV2" not in {each.type for each in operations}
+    assert queue.is_closed()

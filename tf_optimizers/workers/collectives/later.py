@@ -50,7 +50,7 @@ class Later:
         )
         # At exit, this closes the queue before `BackgroundCall` joins the
         # thread.
-        weakref.finalize(owner, started.close, True)
+        weakref.finalize(owner, _close, started)
         thread.call(lambda: _run(started, calls))
 
     def call(
@@ -137,6 +137,13 @@ class Call:
             )
         for queue in self._ended:
             queue.enqueue(error)
+
+
+def _close(queue: tf.queue.QueueBase) -> None:
+    # Python may delete the owner while a `tf.function` is traced. The function
+    # must not close the queue.
+    with tf.init_scope():
+        queue.close(cancel_pending_enqueues=True)
 
 
 def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
