@@ -14,7 +14,7 @@ from tf_optimizers._compat.patches import PATCHES
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = [name for patch in PATCHES for name in patch.names]
-HOOKING = "setattr(self, name, functools.partial(self._call, name))"
+HOOKING = "setattr(self, name, call)"
 SETTING = "setattr(owner, attribute, make(getattr(owner, attribute)))"
 # Keras's own optimizers need these.
 NEEDED = {
