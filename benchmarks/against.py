@@ -21,8 +21,7 @@ from unittest import mock
 
 import far_hosts
 import latency
-import numpy as np
-import scipy.stats
+import tables
 import tqdm
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -70,12 +69,6 @@ def ratios(arguments: argparse.Namespace) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in found.items()}
 
 
-def interval(values: list[float]) -> str:
-    """Return the mean with the half of its 95 % interval, as text."""
-    half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
-    return f"{np.mean(values):.3f} +- {half:.3f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
@@ -97,7 +90,7 @@ def main() -> None:
     for name in arguments.contenders:
         values = [each[name] for each in starts]
         listed = " ".join(f"{value:.3f}" for value in values)
-        print(f"{name}: {interval(values)} ({listed})", flush=True)
+        print(f"{name}: {tables.interval(values, 3)}; {listed}", flush=True)
 
 
 if __name__ == "__main__":
