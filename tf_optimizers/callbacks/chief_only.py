@@ -116,6 +116,9 @@ def _keeping_generators() -> Iterator[None]:
 
     MLflow draws the name of a run. Other workers do not draw, so data that one
     of these generators shuffles would have another order on the chief.
+
+    Use this only before the first batch is drawn: afterwards, threads that load
+    data may draw at the same time, and restoring would undo their draws.
     """
     states = random.getstate(), np.random.get_state()
     try:
