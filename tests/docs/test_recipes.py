@@ -153,6 +153,35 @@ def test_train_job_gives_every_pod_its_place():
         assert found.hosts == [f"{name}-node-0-{j}.{name}" for j in range(2)]
 
 
+def test_custom_job_starts_the_launcher_on_all_machines():
+    job = yaml.safe_load((MANIFESTS / "custom_job.yaml").read_text())
+    assert {*job} == {"workerPoolSpecs"}
+    first, others = job["workerPoolSpecs"]
+    assert first["replicaCount"] == 1
+    assert {*first} == {"replicaCount", "machineSpec", "containerSpec"}
+    assert {*first["containerSpec"]} == {"imageUri", "command"}
+    for part in ("machineSpec", "containerSpec"):
+        assert first[part] == others[part]
+    options = options_of(first["containerSpec"]["command"])
+    pools = [["a:2222"], ["b:2222"] * others["replicaCount"]]
+    cluster = {f"workerpool{i}": hosts for i, hosts in enumerate(pools)}
+    for i, job in enumerate(cluster):
+        spec = {"cluster": cluster, "task": {"type": job, "index": 0}}
+        variables = {"CLUSTER_SPEC": json.dumps(spec)}
+        found = find_place(options.cluster, variables, options.machines)
+        assert (found.rank, len(found.hosts)) == (i, 2)
+
+
+def test_commands_of_sagemaker_are_those_of_the_launcher():
+    commands = re.findall(r"python -m \S+ --cluster sagemaker \S+py", RECIPES)
+    assert len(commands) == 2
+    for command in commands:
+        options = options_of(command.split())
+        variables = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"}
+        found = find_place(options.cluster, variables, options.machines)
+        assert (found.rank, found.hosts) == (1, ["a", "b"])
+
+
 def test_failures_are_those_that_are_tested():
     tests = "".join(
         (ROOT / "tests" / path).read_text()
