@@ -153,6 +153,31 @@ def test_train_job_gives_every_pod_its_place():
         assert found.hosts == [f"{name}-node-0-{j}.{name}" for j in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("indexed_job", "spec template spec containers 0 resources"),
+        ("train_job", "spec trainer resourcesPerNode"),
+    ],
+)
+def test_pods_get_gpus_by_uncommenting_a_line(name, path):
+    text = (MANIFESTS / f"{name}.yaml").read_text()
+    assert text.count("# resources") == 1
+    *_, job = yaml.safe_load_all(text.replace("# resources", "resources"))
+    for key in path.split():
+        job = job[int(key) if key.isdecimal() else key]
+    assert job == {"limits": {"nvidia.com/gpu": 1}}
+
+
+def test_machines_of_a_custom_job_get_gpus_by_uncommenting_lines():
+    text = (MANIFESTS / "custom_job.yaml").read_text()
+    job = yaml.safe_load(text.replace("# accelerator", "accelerator"))
+    for pool in job["workerPoolSpecs"]:
+        assert {*pool["machineSpec"]} == {
+            *("machineType", "acceleratorType", "acceleratorCount")
+        }
+
+
 def test_custom_job_starts_the_launcher_on_all_machines():
     job = yaml.safe_load((MANIFESTS / "custom_job.yaml").read_text())
     assert {*job} == {"workerPoolSpecs"}
