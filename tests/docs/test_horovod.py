@@ -21,6 +21,7 @@ HOROVOD = """
     BestModelCheckpoint load_model SyncBatchNormalization elastic.KerasState
     CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback
     elastic.run join barrier shutdown mpirun HOROVOD_TIMELINE
+    HOROVOD_GPU_OPERATIONS=NCCL
 """.split()
 PYTORCH = """
     init_process_group DistributedDataParallel torchrun deepspeed

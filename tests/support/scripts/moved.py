@@ -81,6 +81,10 @@ EFFECTS = {
         "communication_options=result).num_replicas_in_sync",
         2,
     ),
+    'tf.distribute.experimental.CommunicationOptions(implementation="NCCL")': (
+        "result.implementation.name",
+        "NCCL",
+    ),
     "strategy.run(train_step, (x[:32], y[:32]))": (
         "changed(space_of_loop['model'])",
         True,
