@@ -3,6 +3,8 @@
 Also runs the rows of the page on Horovod that train.
 """
 
+import re
+
 import numpy as np
 import pytest
 import real_workers
@@ -75,6 +77,16 @@ def test_page_on_fine_tuning_runs(results):
     }
     assert found["loss"][-1] < found["loss"][0]
     assert found["has_file"]
+
+
+def test_preset_of_the_page_exists():
+    models = pytest.importorskip("keras_hub").models
+    text = keras_tools.PAGE.read_text()
+    (preset,) = re.findall(r'^preset = "(.+)"$', text, re.M)
+    names = re.findall(r"models\.(\w+)\.from_preset\(preset", text)
+    assert len(names) == 2
+    for name in names:
+        assert preset in getattr(models, name).presets
 
 
 @each
