@@ -25,7 +25,7 @@ COUNT = "must be an integer of at least 1. Received: {}."
 SECONDS = "must be a finite number of seconds >= 0. Received: {}."
 HOST = "must be an address of this machine. Received: {}"
 FILE = "the script must be a file. Received: {}"
-MODULE = "the module must be one that `python -m` can run from this folder. "
+MODULE = "`python -m` must be able to run the module from this folder. "
 NOTHING = "a script or `-m module` must follow the options. Received: {}."
 START = "`--workers` or `--cluster` must be given. Received: neither."
 BAD = {

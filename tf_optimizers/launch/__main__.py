@@ -1,4 +1,4 @@
-"""Parses the command line of the launcher, and checks it."""
+"""Parses and checks the launcher's command line."""
 
 import argparse
 import functools
@@ -56,7 +56,7 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
     return None
 
 
-def problem_of_restarts(options: argparse.Namespace) -> str | None:
+def problem_of_standby(options: argparse.Namespace) -> str | None:
     """Return the reason why `--standby` cannot be used, or None."""
     if options.standby is None or options.max_restarts:
         return None
@@ -68,17 +68,18 @@ def problem_of_restarts(options: argparse.Namespace) -> str | None:
 
 
 def use_environment(options: argparse.Namespace) -> None:
-    """Replace the options of the cluster and of GPUs by `place` and `gpus`.
+    """Replace the cluster and GPU options with `place` and `gpus`.
 
     Raises:
-        ValueError: If the environment does not fit the options.
+        ValueError: If the environment contradicts the options.
     """
     options.workers = options.workers or 1
     options.host = options.host or LOOPBACK
     options.port = options.port or PORT
     kind, machines = vars(options).pop("cluster"), vars(options).pop("machines")
     options.place = kind and find_place(kind, os.environ, machines)
-    # On a machine with several launchers, each takes the GPUs of its workers.
+    # Several launchers may share this machine. Each takes the GPUs of its own
+    # workers.
     local, count = (
         (options.place.local_index, options.place.local_count)
         if options.place
@@ -102,9 +103,9 @@ def problem_of_command(command: list[str]) -> str | None:
     if command[0] == "-m":
         if not is_runnable_module(command[1]):
             return (
-                "the module must be one that `python -m` can run from this "
-                f"folder. Received: -m {command[1]}. Check its name, and that "
-                "a package has a `__main__.py`."
+                "`python -m` must be able to run the module from this folder. "
+                f"Received: -m {command[1]}. Check its name. A package needs a "
+                "`__main__.py`."
             )
     elif not os.path.isfile(command[0]):
         found = "is a folder" if os.path.isdir(command[0]) else "does not exist"
@@ -121,7 +122,7 @@ def problem_of_command(command: list[str]) -> str | None:
 
 
 def is_runnable_module(name: str) -> bool:
-    """Return whether `python -m name` finds a module; import no module."""
+    """Return whether `python -m name` finds a module, without importing any."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
@@ -165,7 +166,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(own, argparse.Namespace(command=command))
     problem = (
         problem_of_options(options)
-        or problem_of_restarts(options)
+        or problem_of_standby(options)
         or problem_of_command(command)
     )
     if problem:
@@ -281,7 +282,7 @@ def _count(text: str, minimum: int = 1) -> int:
     except ValueError:
         count = minimum - 1
     if count < minimum:
-        hint = "Start with one per core." if minimum else "0 means none."
+        hint = "Pass a number such as 2." if minimum else "0 means none."
         raise argparse.ArgumentTypeError(
             f"must be an integer of at least {minimum}. Received: {text}. "
             f"{hint}"

@@ -1,6 +1,7 @@
 """Runs a worker, or the watchdog over all workers, as a child of the launcher.
 
-The launcher starts this file by its path, so that no other module is loaded.
+The launcher starts this file by its path, so that Python loads no other module
+of the package.
 """
 
 import importlib
@@ -12,7 +13,7 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import NoReturn
 
-# The modules that a process imports while it stands by.
+# The modules that a standby process imports.
 LIBRARIES = (
     *("tensorflow", "keras"),
     *("tf_optimizers.callbacks", "tf_optimizers.workers.strategy"),
@@ -22,10 +23,10 @@ LIBRARIES = (
 def watch() -> None:
     """Kill all worker groups that are left when the launcher is gone.
 
-    Stdin is the lifeline, a pipe. Every worker first writes `+pid` to the pipe.
-    The launcher writes `-pid` once that worker's group has ended, because the
-    system may then give the number to another process. Stdin ends when the
-    launcher has ended and every worker has written its line.
+    Stdin is a pipe, the lifeline. Every worker first writes `+pid` to the pipe,
+    then closes its end. The launcher writes `-pid` once that worker's group has
+    ended, because the system may then give the number to another process. Stdin
+    ends once the launcher has ended and every worker has closed the pipe.
     """
     groups: set[int] = set()
     for line in sys.stdin.buffer:
@@ -35,15 +36,15 @@ def watch() -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # The group has ended, or another user has its number.
+            continue  # The group has ended; another user may have its number.
 
 
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
     """Run `python *command` in this process, at once or after standing by."""
-    # Register before the user's code runs, so that the watchdog misses no
-    # process.
+    # Register before the user's code can start processes, so that the watchdog
+    # misses none.
     os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1 and not stands_by:
@@ -54,7 +55,7 @@ def work(
         script_folder = os.path.dirname(os.path.realpath(command[0]))
         sys.path[0] = os.getcwd() if is_module else script_folder
     if stands_by:
-        is_ready = has_loaded_keras()
+        is_ready = import_libraries()
         wait_for_turn()
         if not is_ready and devices == 1:
             run_in_new_python(command)
@@ -71,15 +72,16 @@ def run_in_new_python(command: list[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-u", *command])
 
 
-def has_loaded_keras() -> bool:
+def import_libraries() -> bool:
     """Import `LIBRARIES`; return whether the command can use them."""
     try:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # A command that needs them will raise the error.
+    except Exception:  # The command raises this error if it needs the library.
         return False
-    # If Keras has another backend, the command may still choose TensorFlow.
+    # If Keras has loaded another backend, the command can still choose
+    # TensorFlow, but only in a new Python.
     return backend == "tensorflow"
 
 
@@ -87,7 +89,7 @@ def wait_for_turn() -> None:
     """Wait for a byte on stdin; exit if stdin ends without a byte.
 
     The launcher closes stdin without a byte if it does not need this process.
-    Otherwise, the command gets an empty stdin.
+    After a byte, stdin becomes empty for the command.
     """
     if not os.read(0, 1):
         sys.exit()
@@ -97,7 +99,7 @@ def wait_for_turn() -> None:
 
 
 def split_cpu(devices: int) -> None:
-    """Give TensorFlow `devices` logical CPUs, before any tensor exists."""
+    """Split the CPU into logical devices, before any tensor exists."""
     import tensorflow as tf
 
     tf.config.set_logical_device_configuration(

@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Mapping
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# How long NVIDIA's tool may take to list GPUs, in seconds.
-_LISTING = 60
+# How long `nvidia-smi` may take to list the GPUs.
+_LISTING_SECONDS = 60
 
 
 def divide_gpus(
@@ -31,7 +31,7 @@ def divide_gpus(
         return [{}] * workers
     if chosen is None:
         gpus = list_gpus()
-    else:  # CUDA ignores a negative number and everything after it.
+    else:  # CUDA ignores a negative index and all indices after it.
         gpus = [g for g in re.sub(r"(^|,)\s*-.*", "", chosen).split(",") if g]
     if per_worker is None:
         if not gpus:
@@ -57,9 +57,9 @@ def list_gpus() -> list[str]:
             ["nvidia-smi", "--list-gpus"],
             capture_output=True,
             text=True,
-            timeout=_LISTING,
+            timeout=_LISTING_SECONDS,
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return []  # No tool, or no driver: TensorFlow will find no GPU either.
+        return []  # Without the tool or the driver, TensorFlow finds no GPU.
     return [str(i) for i in range(len(re.findall("^GPU ", listing, re.M)))]

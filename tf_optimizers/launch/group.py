@@ -24,7 +24,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Waits for a signal, such as a worker's SIGCHLD, or for `wake`."""
+    """Waits for a signal, such as a worker's SIGCHLD, or a call of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -32,15 +32,15 @@ class Events:
             self._requests.append(signal.SIGHUP)
 
     def __enter__(self) -> "Events":
-        """Catch signals from now on, so that each signal ends `wait`."""
+        """Catch signals until `__exit__`, so that each signal ends `wait`."""
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._receiver, False)
         os.set_blocking(self._sender, False)
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # Python writes a signal to the pipe only if the signal has a handler.
-        # The handler may do nothing.
+        # Python writes a signal to the pipe only if the signal has a handler,
+        # even a handler that does nothing.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -68,7 +68,7 @@ class Events:
         return None
 
     def wait_for_request(self, seconds: float) -> signal.Signals | None:
-        """Wait at most `seconds` for a request to end the launcher."""
+        """Wait up to `seconds` for a request to end; return its signal."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             received = self.wait(left)
@@ -117,10 +117,10 @@ def launch(
 ) -> int:
     """Run `python *command` in several processes; return the exit code.
 
-    The command is a script with its arguments, or `-m`, a module and its
-    arguments. `gpus` holds the environment variables of each worker, and
-    `place` is the launcher's place in a cluster, or None. The rest are the
-    options that `tf_optimizers.launch` documents.
+    The command is a script or `-m module`, followed by arguments. `gpus` holds
+    the environment variables that show each worker its GPUs. `place` is the
+    launcher's place in a cluster, or None. `tf_optimizers.launch` documents the
+    other arguments, which are command line options.
     """
     first = place.rank * workers if place else 0
     with (
@@ -195,10 +195,9 @@ def pauses(first: float) -> Iterator[float]:
 def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
     """Return addresses that stay reserved until `stack` is closed.
 
-    While a socket is bound, even without listening, the system gives its port
-    to no other program. TensorFlow's server can still listen on the port,
-    because the server sets SO_REUSEADDR, as we do. So the port stays reserved
-    from our choice until the server uses it.
+    While a socket is bound to a port, even without listening, the system gives
+    the port to no other program. TensorFlow's server can still listen on the
+    port, because both sockets set SO_REUSEADDR.
     """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     family, kind, protocol, _, any_port = found[0]
@@ -217,10 +216,10 @@ def environment(
 ) -> dict[str, str]:
     """Return a worker's environment, with its `TF_CONFIG`.
 
-    Workers must not reach each other through an internet proxy (`http_proxy`).
-    The `local` workers of this machine divide its cores, so that their threads
-    do not compete. A string has the same hash on all workers and after a
-    restart, so that the elements of a set have the same order.
+    Connections between workers bypass an internet proxy (`http_proxy`). The
+    `local` workers of this machine divide its cores, so that their threads do
+    not compete. A fixed hash seed gives the elements of a set the same order on
+    all workers, and after a restart.
     """
     config = {
         "cluster": {"worker": addresses},
@@ -250,9 +249,9 @@ def follow(
     output: Output,
     standbys: Standbys,
 ) -> Failure | None:
-    """Watch the workers until they end, or a second request to end arrives.
+    """Watch the workers until they end or a second request to end arrives.
 
-    Returns the reason why the workers were stopped, or None if they ended by
+    Returns the reason why the workers were stopped, or None if all ended by
     themselves.
     """
     failure, is_asked = None, False
@@ -273,13 +272,14 @@ def follow(
                 output.say(failure.reason)
         elif received is not None and not is_asked:
             output.say(f"Received {received.name}. {NO_RESTART}")
-        # When a terminal closes, the kernel and the shell both send SIGHUP.
+        # A second SIGHUP kills no workers: when a terminal closes, the kernel
+        # and the shell both send SIGHUP.
         elif received not in (None, signal.SIGHUP):
             output.say(f"Received {received.name} again. Killing all workers.")
             break
         if failure is not None and received is not None:
             failure, is_asked = failure._replace(may_restart=False), True
-            # Only output is left, and perhaps no process reads it.
+            # Only output is left to write, but its reader may be gone.
             if all(worker.is_gone for worker in group):
                 break
     return failure

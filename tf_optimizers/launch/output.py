@@ -1,4 +1,4 @@
-"""Forwards the workers' output: whole lines, each with its worker's prefix."""
+"""Forwards the workers' output in whole lines, prefixed with the worker."""
 
 import os
 import select
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 CHUNK_BYTES = 1 << 16
-# After a worker is gone, its output ends at a pause of this length, in
+# The pause after which the output of a worker that is gone counts as ended, in
 # milliseconds.
 PAUSE = 200
-# How long to wait for the launcher's own last line, in seconds.
+# How long to wait until the launcher's own last line is written, in seconds.
 LAST_LINE = 2
 
 
 class Output:
     """The launcher's stdout and stderr, which all workers share line by line.
 
-    After a failed write, later lines to the same stream are read and dropped: a
-    worker would block forever if nothing read its output.
+    After a failed write, later lines to the same stream are dropped, but still
+    read: otherwise, the workers would block in their next writes.
 
     Args:
         wake: Called when a worker's stream has ended, and when a line cannot be
@@ -32,7 +32,8 @@ class Output:
         self._lost: set[IO[str]] = set()
         out, err = sys.stdout, sys.stderr
         lock = threading.Lock()
-        # With `2>&1`, two locks could let a long line split another line.
+        # With `2>&1`, both streams are one file. With two locks, a line could
+        # be written into the middle of another line.
         same = os.path.sameopenfile(out.fileno(), err.fileno())
         self._locks = {out: lock, err: lock if same else threading.Lock()}
         reader, self._own = os.pipe()
@@ -57,18 +58,19 @@ class Output:
                 self.wake()
 
     def close(self) -> None:
-        """Wait for a short time until the launcher's own lines are written."""
+        """Wait briefly until the launcher's own lines are written."""
         os.close(self._own)
         self._forwarder.join(LAST_LINE)
 
 
 class Forwarder(threading.Thread):
-    """Forwards one stream of a worker, in a thread that starts at once."""
+    """A thread that forwards one stream; the constructor starts the thread."""
 
     def __init__(
         self, source: IO[bytes], prefix: str, output: Output, stream: IO[str]
     ) -> None:
-        # A daemon, since a terminal that accepts no output must not block exit.
+        # A daemon thread, since a terminal that accepts no output must not
+        # prevent the launcher's exit.
         super().__init__(daemon=True)
         self.is_done = False
         self._source = source
@@ -90,7 +92,7 @@ class Forwarder(threading.Thread):
             self._output.wake()
 
     def finish(self) -> None:
-        """Forward the output that is left, then stop waiting for more."""
+        """Let the thread forward the output that is left, and end."""
         self._no_more.set()
 
     def _chunks(self) -> Iterator[bytes]:
@@ -110,8 +112,8 @@ class Forwarder(threading.Thread):
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     r"""Yield the lines of a stream without their ends: \n, \r or \r\n.
 
-    The last line may lack its end. An empty line that ends in \r is skipped,
-    since some progress bars write \r before each state, and others after it.
+    The last line may lack an end. An empty line that ends in \r is skipped,
+    since a progress bar may write \r before each state instead of after it.
     """
     line = bytearray()
     after_return = False
@@ -134,5 +136,5 @@ def _write_all(file: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(file, view) :]
-        except BlockingIOError:  # A program made our stdout non-blocking.
+        except BlockingIOError:  # Another program made the file non-blocking.
             select.select([], [file], [])

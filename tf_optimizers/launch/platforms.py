@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# The first port of a machine, unless `--port` or the scheduler gives one.
+# The first port of a machine, unless `--port` or the scheduler sets another.
 PORT = 12345
 # How many addresses a message shows.
 _MOST_SHOWN = 4
@@ -98,8 +98,8 @@ def _detect(environment: Mapping[str, str]) -> str:
         for kind, names in _SIGNS.items()
         if any(environment.get(name) for name in names)
     ]
-    # `TF_CONFIG` wins over other variables: Vertex AI, TFJob and Ray Train set
-    # it intentionally.
+    # `TF_CONFIG` wins over other variables. Vertex AI, TFJob and Ray Train set
+    # it for TensorFlow. Schedulers set the other variables for every job.
     if "tf-config" in found:
         return "tf-config"
     if len(found) == 1:
@@ -124,8 +124,10 @@ def _from_tf_config(
     environment: Mapping[str, str], machines: int | None
 ) -> Place:
     """Read the `TF_CONFIG` of TFJob, Ray Train, Vertex AI or the user."""
-    text = _get(environment, "TF_CONFIG", "TF_CONFIG", "Set it.")
-    return _of_jobs(text, "TF_CONFIG", ("chief", "worker"))._replace(given=text)
+    hint = "Set it, or pass another `--cluster`."
+    text = _get(environment, "TF_CONFIG", "this machine", hint)
+    place = _place_in_jobs(text, "TF_CONFIG", ("chief", "worker"))
+    return place._replace(given=text)
 
 
 def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
@@ -136,12 +138,15 @@ def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
         *(environment, "CLUSTER_SPEC", "Vertex AI"),
         "Vertex AI sets it, or TF_CONFIG, in jobs with more than one replica.",
     )
-    place = _of_jobs(text, "CLUSTER_SPEC", ("workerpool0", "workerpool1"))
+    place = _place_in_jobs(text, "CLUSTER_SPEC", ("workerpool0", "workerpool1"))
     return place._replace(found="Vertex AI (CLUSTER_SPEC)")
 
 
-def _of_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
-    """Return the place among the tasks of all jobs, in the order of `jobs`."""
+def _place_in_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
+    """Return the place of the task in `text`, the JSON of a cluster.
+
+    Indices count through all jobs, in the order of `jobs`.
+    """
     try:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
@@ -217,7 +222,7 @@ def _pods_of_job(name: str, index: int, count: int, source: str) -> list[str]:
         raise ValueError(
             f"{source} must be NAME-{index}.SUBDOMAIN. Received: {name}. Set "
             "the pods' `subdomain` to the name of a headless Service that "
-            "selects them; see docs/launch/indexed_job.yaml."
+            "selects the pods; see docs/launch/indexed_job.yaml."
         )
     return [f"{match[1]}-{i}{match[2]}" for i in range(count)]
 

@@ -13,7 +13,7 @@ Start = Callable[[int, ExitStack, bool], list[Worker]]
 
 
 class Standbys:
-    """The workers of the next attempt, on standby until an attempt fails.
+    """The workers of the next attempt, on standby until this attempt fails.
 
     Args:
         start: Starts the workers of an attempt.
@@ -36,7 +36,7 @@ class Standbys:
         self._stack = ExitStack()
 
     def plan(self, attempt: int) -> None:
-        """Plan the next attempt's workers; call this when `attempt` begins."""
+        """Plan when the next attempt's workers start, as `attempt` begins."""
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
             self._due = time.monotonic() + self._delay
@@ -61,9 +61,10 @@ class Standbys:
             self._stack = stack.pop_all()
 
     def take(self, stack: ExitStack) -> list[Worker]:
-        """Let the workers begin, and return them; `stack` will end them.
+        """Let the standby workers begin, and return them.
 
-        Returns an empty list if no workers stand by, or if a worker has ended.
+        Closing `stack` ends the workers. Returns an empty list if no workers
+        stand by, or if one of them has ended.
         """
         self._due = None
         group, self._group = self._group, []

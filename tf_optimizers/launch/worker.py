@@ -14,7 +14,7 @@ from tf_optimizers.launch.output import Forwarder, Output
 CHILD = str(Path(__file__).with_name("child.py"))
 # Linux's list of all processes; macOS has none.
 PROCESSES = Path("/proc")
-# The exit code of workers after a backup, when one of them received SIGTERM.
+# The exit code of all workers after one received SIGTERM and all backed up.
 PREEMPTED = 128 + signal.SIGTERM
 # Seconds from a request to end until SIGKILL, unless the user sets a grace
 # period. `BACKUP_GRACE` leaves time for a backup. After a failure, workers
@@ -28,8 +28,8 @@ class Watchdog:
     """A process that kills the workers' groups once the launcher is gone.
 
     `lifeline` is the write end of a pipe. The pipe closes when the launcher
-    ends, even if the launcher is killed. `child.watch` documents the lines that
-    are written to the pipe.
+    ends, even if the launcher is killed. `child.watch` documents the lines in
+    the pipe.
     """
 
     def __enter__(self) -> "Watchdog":
@@ -53,7 +53,7 @@ class Watchdog:
             os.write(self.lifeline, b"-%d\n" % group)
 
     def __exit__(self, *_: object) -> None:
-        """Let the process kill the groups that it still knows, and exit."""
+        """Let the process kill all groups that have not ended, and exit."""
         os.close(self.lifeline)
         self._process.wait()
 
@@ -61,8 +61,8 @@ class Watchdog:
 class Worker:
     """A worker: a process, the process group that it leads, and its output.
 
-    A worker has ended once `exit_code` is known. It is gone once its group has
-    no process left, and done once its output is written.
+    A worker has ended once `exit_code` is set. The worker is gone once its
+    group has no process left, and done once its output is written too.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Worker:
     ) -> None:
         """Start a process that runs `child.work`.
 
-        If this method fails halfway, `end` still cleans up. A worker that
-        stands by waits for `begin`.
+        If this method fails halfway, `end` still cleans up. A standby worker
+        waits for `begin`.
         """
         lifeline = self._watchdog.lifeline
         mode = "stand-by" if stands_by else "work"
@@ -115,9 +115,9 @@ class Worker:
                 )
 
     def begin(self) -> None:
-        """Let a worker that stands by run its command."""
+        """Let a standby worker run its command."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # It was killed.
+            with suppress(BrokenPipeError):  # The worker was killed.
                 os.write(self._process.stdin.fileno(), b"\n")
             self._process.stdin.close()
 
@@ -157,13 +157,13 @@ class Worker:
             self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Find processes that have ended; kill the group if it is overdue."""
+        """Check whether the group has ended; kill an overdue group."""
         if self.is_gone:
             return
         code = self._process.poll()
         if code is not None and self.exit_code is None:
             self.exit_code = 128 - code if code < 0 else code
-            # The worker's children end with it.
+            # End the worker's children too.
             self.stop(signal.SIGTERM, FAILURE_GRACE)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._signal_group(signal.SIGKILL)
@@ -184,8 +184,8 @@ class Worker:
     def _is_alive(self) -> bool:
         """Return whether a process of the group is alive.
 
-        A zombie, which stays in its group until its parent reads its exit code,
-        does not count.
+        Zombies do not count: a zombie stays in its group until its parent reads
+        its exit code.
         """
         if not PROCESSES.exists() or not self._signal_group(0):
             return self._signal_group(0)
